@@ -378,13 +378,6 @@ def command(
     their whole path below the URL. Existing objects are not sent again. Uploads need boto3:
     pip install 'ioshape[s3]'. With --to hsm, Lustre archives them as by "ioshape archive".
 
-    Examples:
-
-    \b
-    ioshape drain /local/nvme
-    ioshape drain /local/nvme --watch --to s3://bucket/cluster7
-    ioshape drain /local/nvme --json | jq '.[] | select(.error)'
-    ioshape drain /local/nvme --forget /scratch/model.pt
 
     With --forget nothing is drained. It removes the copy that waits for that destination, as
     "ioshape ls" shows it. Use it for copies that can never be drained, because the destination's
@@ -392,6 +385,14 @@ def command(
 
     If several nodes have saved a checkpoint, each node drains its own files. The checkpoint appears
     when all of them are drained.
+
+    Examples:
+
+    \b
+    ioshape drain /local/nvme
+    ioshape drain /local/nvme --watch --to s3://bucket
+    ioshape drain /local/nvme --json | jq '.[] | select(.error)'
+    ioshape drain /local/nvme --forget model.pt
 
     Exit code: 0 if nothing waits, except for other nodes, also if nothing was saved there; 1 if
     something could not be drained. With --watch: 0 after Ctrl-C.

@@ -64,6 +64,8 @@ def command(
     byte of a file that is kept is verified. Links, damaged files and files of other formats are
     neither removed nor counted.
 
+    Examples:
+
     \b
     ioshape prune checkpoints --keep-last 3
     ioshape prune checkpoints --keep-last 3 --keep-every 10000 --yes

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of a run, as the setting "trace" and C programs write them: a JSON object for each line.
+"""Reads the reports of a run, which the setting "trace" and C programs write as JSON lines.
 
-The files may be anybody's: every line is checked before anything of it is used.
+The files are untrusted: every line is checked before it is used. "trace" and "advise" use this
+module.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from ioshape._core.family import numbered
 _MOST_FILES = 100_000
 _MOST_LINE_BYTES = 64 << 10
 _MOST_SAVES = 2_000_000
-_MOST_BAD_LINES = 1000  # of a file: one of other things is not read to its end
-_MOST_PROBLEMS = 20  # on stderr
+_MOST_BAD_LINES = 1000  # bad lines after which the rest of a file is not read
+_MOST_PROBLEMS = 20  # problems that are printed on stderr
 _MOST_SECONDS = 1e9
 _LATEST_S = 1e11
-#: saves that are further apart have nothing to do with each other
+#: gap between saves that ends a storm
 _APART_S = 1.0
 
-#: of a report, in the order in which they happen: the field, and the name of the phase
+#: time members of a report in the order in which they happen, each with the name of its phase
 PARTS = (
     ("pickle_s", "stage"),
     ("stage_s", "stage"),
@@ -57,12 +58,12 @@ _DETAILS = (
 
 
 class BadLineError(ValueError):
-    """Says what is wrong with a line."""
+    """A line of a file is not a valid report. The message says why."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One save of a run; times are seconds, and since 1970."""
+    """One save of a run. Times are in seconds, points in time are since 1970."""
 
     host: str
     rank: int
@@ -82,17 +83,17 @@ class Recorded:
 
     @property
     def held_s(self) -> float:
-        """How long its caller waited."""
+        """The seconds for which the caller waited."""
         if not self.background:
             return self.total_s
         return self.parts["pickle_s"] + self.parts["stage_s"]
 
 
 def parse(line: bytes) -> Recorded:
-    """One line.
+    """Parse one line.
 
     Raises:
-        BadLineError: it is not one of ours.
+        BadLineError: it is not a valid report of a save.
     """
     try:
         found = json.loads(line)
@@ -122,7 +123,7 @@ def parse(line: bytes) -> Recorded:
 
 
 def _value(found: dict[str, Any], name: str, otherwise: Any) -> Any:
-    """What a line may lack, or have as null, has a value otherwise."""
+    """Return a member of a report; `otherwise` if it is missing or null."""
     value = found.get(name)
     return otherwise if value is None else value
 
@@ -132,7 +133,7 @@ def _seconds(
 ) -> float:
     value = _value(found, name, otherwise)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-        raise BadLineError(f'its "{name}" is not a number of seconds')  # a NaN neither
+        raise BadLineError(f'its "{name}" is not a number of seconds')  # the range excludes NaN
     return float(value)
 
 
@@ -152,15 +153,15 @@ def _text(found: dict[str, Any], name: str, otherwise: str | None = None) -> str
 
 @dataclass
 class Run:
-    """All that was recorded."""
+    """All saves of a run, in the order in which they began, and problems with its files."""
 
     saves: list[Recorded] = field(default_factory=list)
-    #: sentences, each about a line or a file
+    #: messages, each about a line or a file
     problems: list[str] = field(default_factory=list)
 
 
 def read(folder: Path) -> Run:
-    """All files *.jsonl of a folder.
+    """Read all files *.jsonl of a folder.
 
     Raises:
         OSError: the folder cannot be read.
@@ -189,7 +190,7 @@ def read(folder: Path) -> Run:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """With their numbers; of a line that is too long the beginning."""
+    """Yield the lines of a file with their numbers. A line that is too long is cut."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(_MOST_LINE_BYTES + 1):
@@ -201,7 +202,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _take(run: Run, path: Path, number: int, line: bytes) -> bool:
-    """Add what a line says; whether it is a good one."""
+    """Add the report in a line to the run. Return False, and add a problem, if it is bad."""
     try:
         if len(line) > _MOST_LINE_BYTES:
             raise BadLineError(f"it has more than {_MOST_LINE_BYTES:,} bytes")
@@ -213,7 +214,11 @@ def _take(run: Run, path: Path, number: int, line: bytes) -> bool:
 
 
 def read_run(folder: str) -> Run:
-    """Read the reports in a folder, and name on stderr what is wrong with them."""
+    """Read the reports in a folder. Print problems with them on stderr.
+
+    Raises:
+        SentenceError: the folder cannot be read or has no reports.
+    """
     try:
         run = read(Path(folder))
     except OSError as error:
@@ -237,13 +242,13 @@ def read_run(folder: str) -> Run:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of them that so many percent do not exceed; nothing is interpolated."""
+    """Return the smallest value that `percent` of the values do not exceed, uninterpolated."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 def by_process(saves: Iterable[Recorded]) -> dict[tuple[str, int, int], list[Recorded]]:
-    """Return the saves of each process: by host, rank and pid."""
+    """Return the saves of each process, by host, rank and pid."""
     found: dict[tuple[str, int, int], list[Recorded]] = {}
     for save in saves:
         found.setdefault((save.host, save.rank, save.pid), []).append(save)
@@ -252,7 +257,7 @@ def by_process(saves: Iterable[Recorded]) -> dict[tuple[str, int, int], list[Rec
 
 @dataclass
 class Gust:
-    """Saves that had to do with each other: from the first that begins until nobody saves."""
+    """A storm, or one checkpoint of it: saves that overlap or follow each other closely."""
 
     saves: list[Recorded]
 
@@ -266,7 +271,7 @@ class Gust:
 
     @property
     def mean_s(self) -> float:
-        """Of how long each took."""
+        """The mean duration of a save."""
         return fmean(save.total_s for save in self.saves)
 
     @property
@@ -279,7 +284,7 @@ class Gust:
 
     @property
     def stall_s(self) -> float:
-        """Return how long training stands still: the slowest rank holds up all."""
+        """The seconds for which training stalls: all ranks wait for the slowest."""
         if not any(save.background for save in self.saves):
             return self.makespan_s
         return max(sum(save.held_s for save in own) for own in by_process(self.saves).values())
@@ -309,7 +314,7 @@ class Gust:
         return len(by_process(self.saves))
 
     def by_host(self) -> dict[str, Gust]:
-        """Its saves, taken apart."""
+        """Return the saves of each host, by the name of the host."""
         found: dict[str, list[Recorded]] = {}
         for save in self.saves:
             found.setdefault(save.host, []).append(save)
@@ -317,7 +322,10 @@ class Gust:
 
 
 def gusts(saves: Iterable[Recorded]) -> list[Gust]:
-    """In the order in which they began; the saves are in theirs."""
+    """Return the storms of a run, in the order in which they began.
+
+    `saves` must be in the order in which they began. A storm ends if no save runs for a second.
+    """
     found: list[Gust] = []
     until = -math.inf
     for save in saves:
@@ -329,9 +337,10 @@ def gusts(saves: Iterable[Recorded]) -> list[Gust]:
 
 
 def checkpoints(saves: Iterable[Recorded]) -> list[Gust]:
-    """Take the saves of each storm apart: a process that saves a file again saves the next one.
+    """Return the checkpoints of a run: each storm is split where a process saves a file again.
 
-    A checkpoint may be several files of a process, whose names differ in more than a step.
+    Two paths are the same file if they differ only in the step. A process may save several files of
+    one checkpoint.
     """
     found: list[Gust] = []
     for gust in gusts(saves):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape run."""
+"""Command "ioshape run": runs a script with torch.save replaced."""
 
 from __future__ import annotations
 
@@ -26,28 +26,31 @@ from ioshape._run import run as _run
 def command(
     is_module: bool, no_load: bool, tier: str | None, script: str, arguments: tuple[str, ...]
 ) -> None:
-    """Runs a script as "python SCRIPT" does, with torch.save and torch.load replaced by ioshape's.
+    """Run a script as "python SCRIPT" does, with torch.save and torch.load replaced by ioshape's.
 
-    The script need not know. Python programs that it starts are treated alike: processes of
-    multiprocessing, data loaders, launchers. Everything behind the script's name belongs to the
-    script. A script that never imports torch runs as ever.
+    The script needs no change. The replacement also applies to Python processes that it starts:
+    multiprocessing, data loaders, launchers. All arguments after the script's name belong to the
+    script. A script that never imports torch runs unchanged.
+
+    Examples:
 
     \b
     ioshape run train.py --lr 1e-3
-    ioshape run --tier /local/nvme train.py
-    ioshape run -m package.train --lr 1e-3
-    torchrun --nproc-per-node 8 -m ioshape run train.py --lr 1e-3
-    python -X dev -m ioshape run train.py         options for Python itself
+    ioshape run --tier /local/nvme train.py  - save to a local disk first
+    ioshape run -m package.train
+    torchrun --nproc-per-node 8 -m ioshape run train.py
+    python -X dev -m ioshape run train.py    - pass options to Python itself
     """
     from ioshape._core import config  # noqa: PLC0415
 
     if tier is not None:
         os.environ[config.SETTINGS["tier"].variable] = os.path.abspath(tier)  # noqa: PTH100
-    # Now, and not at the first save, hours from here.
+    # Wrong settings are reported now. The first save would be too late.
     wrong = config.mistakes()
     if wrong:
         raise UsageSentenceError("\n".join(wrong))
     try:
         _run.run(script, arguments, is_module=is_module, load=not no_load)
     except _run.CannotRun as error:
-        raise UsageSentenceError(str(error)) from None  # as Python's own code for a missing script
+        # Exit code 2 is also Python's for a missing script.
+        raise UsageSentenceError(str(error)) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape settings."""
+"""Command "ioshape settings": prints all settings with their values and origins."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ioshape._cli.output import Table, UsageSentenceError, columns, json_option,
 @click.command(short_help="Show the settings, and where each comes from.")
 @json_option
 def command(as_json: bool) -> None:
-    """Shows the settings as a program that starts here and now would have them.
+    """Show the settings that a program would have if it started here and now.
 
-    Each is the default, or comes from its variable. A variable that cannot be used is an error, and
-    so is one that is no setting. A program can set them, too, by
-    ioshape.configure(), which takes the same names without IOSHAPE_ and in small letters; variables
-    win over that, and keywords of a single call over both.
+    Each value is the default, or comes from its environment variable. An invalid variable is an
+    error, and so is a variable with the prefix IOSHAPE_ that is no setting.
+
+    A program can also set them by ioshape.configure(), which takes the names in lowercase without
+    IOSHAPE_. Variables override configure(). Keyword arguments of a call override both.
 
     \b
     IOSHAPE_ENGINE=threads ioshape settings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape slots."""
+"""Command "ioshape slots": shows pools of slots, changes their settings, and revokes slots."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def _show(status: PoolStatus) -> None:
 
 @click.group(cls=Group, short_help="Show and set who may write now.", no_args_is_help=False)
 def command() -> None:
-    """Shows the pools whose slots writers wait for, and sets how many may write.
+    """Show the pools of slots that writers wait for, and set how many may write.
 
     \b
-    ioshape slots status                          all pools
-    ioshape slots status --path /scratch          the one of a filesystem
+    ioshape slots status                  - all pools
+    ioshape slots status --path /scratch  - the pool of a filesystem
     ioshape slots set lustre:scratch --capacity 8
 
-    What the operator sets wins over what jobs ask for, and stays until it is
-    cleared. "ioshape slots COMMAND --help" tells more about each command.
+    Settings of the operator override those of jobs, and stay until they are
+    cleared. "ioshape slots COMMAND --help" explains a command.
 
     Exit code: 0; 1 if there is no such pool or id; 3 if the coordinator is
     unreachable.
@@ -101,15 +101,17 @@ def command() -> None:
 @json_option
 @coordinator_option
 def status(pool: str | None, path: str | None, as_json: bool, coordinator: str | None) -> None:
-    """Shows a pool, or all that the coordinator knows: who holds slots, and who waits.
+    """Show a pool, or all pools that the coordinator knows: slot holders and waiting writers.
+
+    Examples:
 
     \b
     ioshape slots status
     ioshape slots status lustre:scratch
     ioshape slots status --path /scratch/run7 --json
 
-    Without a name it shows the first 128 pools by name. A pool for which the
-    coordinator does not answer has a line with the reason; in JSON "pool" and "error".
+    Without a name it shows the first 128 pools by name. If the coordinator does not
+    answer for a pool, a line gives the reason; in JSON "pool" and "error".
 
     Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable, or
     answers for none of the pools.
@@ -188,22 +190,25 @@ def set_(
     new: bool,
     coordinator: str | None,
 ) -> None:
-    """Sets what is named, for jobs that run and jobs to come; the rest stays as it is.
+    """Set the named values for current and future jobs. Other values stay unchanged.
+
+    Examples:
 
     \b
     ioshape slots set lustre:scratch --capacity 8
     ioshape slots set lustre:scratch --rate 20G --job-rate 5G
     ioshape slots set lustre:scratch --job 4711 --share 0.5 --rate 1G
 
-    It wins over what jobs ask for, and stays until "ioshape slots clear". Holders keep
-    their slots. You can set a pool before the first job uses it: "ioshape slots status
-    --path DIRECTORY" names the pool of a directory. If the name is nearly that of a known
-    pool, it may be mistyped and is refused; --new sets it. Sizes are bytes, such as 500M.
-    This needs a Redis: with "local", each job sets its capacity (IOSHAPE_SLOTS).
+    They override values of jobs. They stay until "ioshape slots clear". Holders keep
+    their slots. You can set a pool before the first job uses it: "ioshape slots
+    status --path DIRECTORY" names the pool of a directory. If the name is almost that
+    of a known pool, it may be mistyped: the command fails, unless you give --new.
+    Sizes are bytes, such as 500M. This needs a Redis: with "local", each job sets its
+    capacity (IOSHAPE_SLOTS).
 
-    With --job or --user it limits that one, whatever it asks for itself: its share,
-    and its rate, which all jobs of a user have together. It takes effect with the
-    next request, and within ten seconds for bandwidth.
+    With --job or --user it limits the share and the rate of that job or user,
+    whatever the job sets itself. All jobs of a user share the user's rate. Limits
+    take effect with the next request; limits of bandwidth within ten seconds.
 
     Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
     """
@@ -238,7 +243,9 @@ def set_(
 @click.option("--user", default="", metavar="NAME", help="Only the limit of this user.")
 @coordinator_option
 def clear(pool: str, job: str, user: str, coordinator: str | None) -> None:
-    """Forgets what "ioshape slots set" set for a pool: jobs and defaults decide again.
+    """Clear the settings that "ioshape slots set" made for a pool: jobs and defaults decide again.
+
+    Examples:
 
     \b
     ioshape slots clear lustre:scratch
@@ -261,7 +268,10 @@ _ASKS_AGAIN = "asks again, and comes last"
 
 
 def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
-    """Who that is, what it has, and what becomes of it."""
+    """Return phrases for a kick: the member's name, what it holds, and what happens to its save.
+
+    Name and holding are "" if the status does not list the member.
+    """
     state = operator.status(pool)
     for one in state.holders:
         if one.id == member:
@@ -272,7 +282,7 @@ def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
         if one.id == member:
             waits = f"waits for a slot of {pool} since {human_seconds(one.since_s)}"
             return who(one), waits, _ASKS_AGAIN
-    # Perhaps it stands behind those that are listed.
+    # It may wait further back in the queue than the status lists.
     return "", "", _ASKS_AGAIN
 
 
@@ -282,15 +292,16 @@ def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @coordinator_option
 def kick(pool: str, member: str, yes: bool, coordinator: str | None) -> None:
-    """Takes a slot, or the place in the queue, away from who has this id.
+    """Revoke the slot, or the position in the queue, of the writer with this id.
 
     \b
     ioshape slots kick lustre:scratch 9f86d081884c7d65-3
 
-    "ioshape slots status" shows ids. The next in the queue gets the slot. The save
-    that had it goes on without one, and its report says so: nothing is lost, but
-    one more writes at the same time. Who waits has to ask again, and comes last. It
-    asks first. This needs a Redis: with "local", end the process that the status names.
+    "ioshape slots status" shows ids. The next writer in the queue gets the slot. The
+    save that had it continues without a slot, and its report says so. No data is
+    lost, but one more save writes at the same time. A waiting writer has to ask
+    again, and comes last. The command asks for confirmation. It needs a Redis: with
+    "local", end the process that the status names.
 
     Exit code: 0; 1 if there is no such pool or id, or the answer was no; 3 if the
     coordinator is unreachable.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suggestions for words that were mistyped."""
+"""Suggestions for mistyped names of commands and pools."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-#: how alike two words are, at most 1, of which one is mistyped rather than another name
+#: likeness of two words, at most 1, from which one is taken for a mistyped form of the other
 MISTYPED = 0.85
 
 
 def did_you_mean(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """Return the end of a sentence that names the nearest known word; "" if none is so alike."""
+    """Return the end of a sentence that suggests the nearest known word; "" if none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
 class Group(click.Group):
-    """Names the nearest of its commands for one that it lacks. Old versions of click do not."""
+    """A click group that suggests the nearest command for an unknown one, as new clicks do."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape top."""
+"""Command "ioshape top": shows the state of pools, or of tiers, live or once."""
 
 from __future__ import annotations
 
@@ -43,34 +43,37 @@ if TYPE_CHECKING:
     from ioshape._cli.output import Table
     from ioshape._slots.pools import Member, Operator, PoolFailure, PoolStatus
 
-# Of each pool, where nobody's window is the limit.
+# Half of the rows of a pool that are printed when there is no terminal window.
 _MOST_LISTED = 20
-# Lines around a pool's table: a blank one, titles that may be broken, the rest.
+# Lines around a pool's table: a blank line, titles that may wrap, and the line about the rest.
 _AROUND = 7
 _LEAST_ROWS = 4
 _EXIT_TERMINATED = 143
-# Longer than the usual time between two heartbeats.
+# Window of a pool's rate. It is longer than the usual time between two heartbeats.
 _WINDOW_S = 10.0
 
 
 class Rates:
-    """Bytes per second of each holder, from successive samples.
+    """Bytes per second of each holder, computed from successive samples.
 
-    Holders tell how far they are with each heartbeat, less often than somebody looks: it
-    is the time between two tellings that counts, or since the last one if that is longer.
+    Holders report their bytes with each heartbeat, which is less often than samples are taken. So a
+    rate covers the time between the last two reports, or since the last one if that is longer.
     """
 
     def __init__(self) -> None:
-        #: by id: when `passed` last changed and what it was, and the same before that
+        #: by id: time and value of the last change of `passed`, time and value of the one before
         self._seen: dict[str, tuple[float, int, float, int]] = {}
 
     def sample(self, pools: Sequence[PoolStatus], now: float) -> dict[str, float]:
-        """The rate of each holder, by id; of one seen the first time that of its whole slot."""
+        """Return the rate of each holder, by id.
+
+        At the first sample of a holder, the rate covers all the time for which it held its slot.
+        """
         rates: dict[str, float] = {}
         seen: dict[str, tuple[float, int, float, int]] = {}
         for pool in pools:
             for one in pool.holders:
-                # Before the first sample it had nothing when it began.
+                # A new holder had written nothing when it got its slot.
                 began = now - one.since_s
                 at, passed, before, passed_before = self._seen.get(one.id, (began, 0, began, 0))
                 if one.passed != passed:
@@ -83,25 +86,26 @@ class Rates:
 
 
 def _written(pool: PoolStatus) -> int:
-    """Return what was written in slots of a pool so far, also in those that are held now."""
+    """Return the bytes that were written in slots of a pool so far, including slots held now."""
     if pool.written_bytes:
         return pool.written_bytes + sum(one.passed for one in pool.holders)
-    return sum(job.written_bytes for job in pool.jobs)  # these have both; with `local`
+    # With the local coordinator, the figures of jobs include the slots held now.
+    return sum(job.written_bytes for job in pool.jobs)
 
 
 class PoolRates:
-    """Bytes per second of each pool, from successive samples.
+    """Bytes per second of each pool, computed from successive samples.
 
-    A writer reports its bytes with each heartbeat and with its release. A short save has no
-    heartbeat: what it wrote counts when it releases its slot.
+    A writer reports its bytes with each heartbeat and with its release. A short save sends no
+    heartbeat, so its bytes count when it releases its slot.
     """
 
     def __init__(self) -> None:
-        #: by pool: times and bytes of the samples in the window, and of the one before it
+        #: by pool: times and bytes of the samples in the window, and of the last one before it
         self._seen: dict[str, list[tuple[float, int]]] = {}
 
     def sample(self, pools: Sequence[PoolStatus], now: float) -> dict[str, float]:
-        """Return the rate of each pool over the window; 0 for a pool seen the first time."""
+        """Return the rate of each pool over the window; 0 at the first sample of a pool."""
         rates: dict[str, float] = {}
         seen: dict[str, list[tuple[float, int]]] = {}
         for pool in pools:
@@ -116,7 +120,7 @@ class PoolRates:
 
 
 class _View:
-    """What there is to show."""
+    """The state to show: pools with their rates, and lines about tiers and problems."""
 
     def __init__(self, operator: Operator, wanted: Sequence[str], tiers: Sequence[str]) -> None:
         self._operator = operator
@@ -127,7 +131,7 @@ class _View:
         self._totals: dict[str, float] = {}
         self.pools: list[PoolStatus] = []
         self.rates: dict[str, float] = {}
-        #: pools that cannot be shown, and lines about them
+        #: pools for which the coordinator does not answer, and lines about them
         self.failed: tuple[PoolFailure, ...] = ()
         self.missing: list[str] = []
         self.left_out: list[str] = []
@@ -136,12 +140,16 @@ class _View:
         self.tiers: list[str] = []
 
     def begin(self) -> None:
-        """A mistake in the names is told at once."""
+        """Raise SentenceError now if the coordinator does not know one of the named pools."""
         with sentences():
             existing(self._operator, self._wanted)
 
     def look(self, *, once: bool = False) -> None:
-        """Take a sample. `once`: the only one; else a coordinator that is away may come back."""
+        """Take a sample.
+
+        With `once` it is the only sample, so an error for all pools is raised. Otherwise the
+        coordinator may answer later.
+        """
         self.tiers = [line for folder in self._tiers for line in _tier_lines(folder)]
         try:
             with sentences():
@@ -159,20 +167,20 @@ class _View:
             self.failed, self.missing = (), []
 
     def _activity(self, pool: PoolStatus) -> tuple[object, ...]:
-        """Sorts first where most goes on: queues, then those that write, then the rest by name."""
+        """Return a sort key: pools with long queues first, then by rate, used slots and name."""
         return (-pool.waiter_count, -self.total(pool), -pool.used, pool.pool)
 
     def holders(self, pool: PoolStatus) -> list[Member]:
-        """The fastest first."""
+        """Return the holders of a pool, the fastest first."""
         return sorted(pool.holders, key=lambda one: -self.rates.get(one.id, 0.0))
 
     def total(self, pool: PoolStatus) -> float:
-        """Return the bytes per second of a pool: of its holders, and of those that have ended."""
+        """Return the bytes per second of a pool, including saves that have ended."""
         held = sum(self.rates.get(one.id, 0.0) for one in pool.holders)
         return max(held, self._totals.get(pool.pool, 0.0))
 
     def as_json(self) -> list[dict[str, Any]]:
-        """As "slots status" has it, and the rates."""
+        """Return the JSON of "ioshape slots status", with rates added."""
         out = []
         for pool in self.pools:
             value = asdict(pool)
@@ -183,7 +191,7 @@ class _View:
         return [*out, *map(asdict, self.failed)]
 
     def titles(self, pool: PoolStatus) -> list[str]:
-        """The lines above a pool's table."""
+        """Return the lines above a pool's table."""
         return [headline(pool), f"{human_size(self.total(pool))}/s now; {limits(pool)}"]
 
 
@@ -216,7 +224,10 @@ def _is_idle(pool: PoolStatus) -> bool:
 
 
 def _table(view: _View, pool: PoolStatus, most: int) -> tuple[Table, str]:
-    """So many rows at most, of which those that wait get a third; and a line about the rest."""
+    """Return a table of at most `most` holders and waiters, and a line about the rest.
+
+    Waiters get a third of the rows, or more if there are few holders.
+    """
     waiters = pool.waiters[: max(most // 3, most - len(pool.holders))]
     holders = view.holders(pool)[: most - len(waiters)]
     rest = not_shown(pool, len(holders), len(waiters))
@@ -248,7 +259,10 @@ def _print_json(view: _View) -> None:
 
 
 def _rendered(view: _View) -> Any:
-    """For rich. The screen cuts what does not fit, at its end: idle pools come last."""
+    """Return the screen as an object of the package rich.
+
+    rich cuts lines that do not fit at the end of the screen. So idle pools come last.
+    """
     from rich.console import Group  # noqa: PLC0415 - takes longer than most commands
     from rich.text import Text  # noqa: PLC0415
 
@@ -283,7 +297,7 @@ def _sleep(seconds: float) -> bool:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """A function that waits for so many seconds; True, and at once, if q was pressed."""
+    """Yield a function that sleeps for some seconds. It returns True at once if q is pressed."""
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -310,7 +324,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
 
 def _terminate(_signal: int, _frame: object) -> None:
-    sys.exit(_EXIT_TERMINATED)  # which leaves the terminal as it was
+    sys.exit(_EXIT_TERMINATED)  # raises SystemExit, so that the terminal is restored
 
 
 def _watch_on_terminal(view: _View, interval: float) -> None:
@@ -364,7 +378,9 @@ def command(
     tiers: tuple[str, ...],
     coordinator: str | None,
 ) -> int:
-    """Shows pools as they are now, again and again: capacity, who writes and how fast, who waits.
+    """Show the current state of pools live: capacity, writers and their speed, waiting writers.
+
+    Examples:
 
     \b
     ioshape top
@@ -372,17 +388,21 @@ def command(
     ioshape top --once --json | jq '.[].used'
     ioshape top --tier /local/nvme
 
-    Without names it shows all pools that the coordinator knows: those with a queue
-    first, then those that write, idle ones last; of a pool the fastest first. On a
-    terminal the screen is redrawn, until q or Ctrl-C. Narrow windows have fewer
-    columns, but ids in full, for "ioshape slots kick". In a pipe each look is
-    printed below the last one. With --tier a line tells what waits there to be
-    drained; "ioshape ls FOLDER" tells it as JSON. Without names it looks at the first
-    128 pools by name. A pool for which the coordinator does not answer has a line of
-    its own; in JSON it has "pool" and "error".
+    Without names it shows the first 128 pools by name. Pools with a queue come
+    first, then pools with writers, then idle ones. In each pool the fastest writers
+    come first.
 
-    Exit code: 0, also after Ctrl-C; 1 if there is no such pool; 3 if the
-    coordinator is unreachable, or answers for none of the pools (later it is waited for).
+    On a terminal the screen is redrawn until you press q or Ctrl-C. Narrow windows
+    have fewer columns, but always full ids, for "ioshape slots kick". In a pipe, each
+    state is printed below the previous one.
+
+    With --tier a line shows the checkpoints that wait on that tier to be drained;
+    "ioshape ls FOLDER" prints them as JSON. If the coordinator does not answer for a
+    pool, a line says so; in JSON the pool has "pool" and "error".
+
+    Exit code: 0, also after Ctrl-C; 1 if there is no such pool; 3 if the coordinator
+    is unreachable at the start, or answers for none of the pools. If that happens
+    later, the command waits for the coordinator.
     """
     with sentences():
         view = _View(operator_of(coordinator), pools, tiers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape trace."""
+"""Command "ioshape trace": summarises the reports of a run, and converts them for Perfetto."""
 
 from __future__ import annotations
 
@@ -99,19 +99,20 @@ def _as_json(run: Run, found: list[Gust]) -> dict[str, Any]:
     }
 
 
-# ---- For Perfetto -------------------------------------------------------------------------------
+# ---- The trace for Perfetto ---------------------------------------------------------------------
 #
 # torch's profiler writes microseconds since "baseTimeNanoseconds", which is the last multiple of a
-# quarter of a year since 1970. With the same base, slices of both are right in one view.
+# quarter of a year since 1970. This trace uses the same base, so that Perfetto can show both in one
+# view.
 
 _QUARTER_S = 7_889_238
-#: threads of ours, beside those that the profiler shows of the same process
+#: first thread id of saves; the profiler's threads of the process have lower ids
 _FIRST_THREAD = 1_000_000_001
-#: more than a kernel counts up to
+#: offset between pids of different hosts; larger than any pid
 _NEXT_HOST = 10_000_000
-_LEAST_REST = 0.01  # of a save
+_LEAST_REST = 0.01  # share of a save from which the time of no phase is shown
 
-#: what each phase is
+#: description of each phase, for the trace
 PHASES = {
     "stage": "copies",
     "wait": "waits for its slot",
@@ -126,7 +127,7 @@ PHASES = {
 
 
 class Span(NamedTuple):
-    """A part of a save."""
+    """A phase of a save, with its begin and end."""
 
     phase: str
     begin_s: float
@@ -134,7 +135,7 @@ class Span(NamedTuple):
 
 
 def spans_of(report: Mapping[str, Any], begin_s: float, end_s: float) -> list[Span]:
-    """Return the parts of a save one after another, without those below a thousandth of it."""
+    """Return the phases of a save in order, without those shorter than a thousandth of it."""
     spans: list[Span] = []
     at = begin_s
     least = (end_s - begin_s) / 1000
@@ -147,14 +148,17 @@ def spans_of(report: Mapping[str, Any], begin_s: float, end_s: float) -> list[Sp
             else:
                 spans.append(Span(phase, at, until))
         at = until
-    # The time of no part, such as starting a thread: the last part ends when its save does.
+    # Time of no phase, such as starting a thread. It becomes a last phase, if it is long enough.
     if end_s - at > _LEAST_REST * (end_s - begin_s):
         spans.append(Span("rest", at, end_s))
     return spans
 
 
 def chrome(saves: Sequence[Recorded]) -> str:
-    """Return the saves, in the order in which they began, as a trace in Chrome's format."""
+    """Return a trace of the saves in Chrome's JSON format.
+
+    `saves` must be in the order in which they began, and not empty.
+    """
     base_s = int(saves[0].started_s) // _QUARTER_S * _QUARTER_S
     several = len({save.host for save in saves}) > 1
     hosts: dict[int, str] = {}
@@ -191,7 +195,7 @@ def chrome(saves: Sequence[Recorded]) -> str:
 
 
 def _threads(saves: list[Recorded]) -> Iterator[tuple[int, Recorded]]:
-    """Yield each save with the first thread that has nothing more to do by then."""
+    """Yield each save with a thread id: the first whose earlier saves have ended."""
     ends: list[float] = []
     for save in saves:
         lane = next((i for i, end in enumerate(ends) if end <= save.started_s), len(ends))
@@ -200,7 +204,7 @@ def _threads(saves: list[Recorded]) -> Iterator[tuple[int, Recorded]]:
 
 
 def _slices(save: Recorded, base_s: int, common: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the save, and its parts below it."""
+    """Yield the trace events of a save: the whole save, then its phases."""
     begin_s = save.started_s - base_s
     end_s = begin_s + save.total_s
     parts = [
@@ -236,20 +240,20 @@ def command(
     chrome_path: str | None,
     as_json: bool,
 ) -> None:
-    """Shows what the saves of a run did, from the reports that it has left in FOLDER.
+    """Summarise the saves of a run, from the reports that it left in FOLDER.
 
-    A program leaves them there if it runs with IOSHAPE_TRACE=FOLDER, or has called
-    ioshape.configure(trace=FOLDER): each process writes a line for each save.
+    A program writes reports if it runs with IOSHAPE_TRACE=FOLDER, or has called
+    ioshape.configure(trace=FOLDER). Each process writes a line for each save.
 
-    A storm is what goes on from a moment when a save begins until nobody has saved for a second.
-    Times of different hosts are by their own clocks.
+    A storm begins with a save, and ends when no save has run for a second. Times of each host are
+    those of its own clock.
 
     \b
     IOSHAPE_TRACE=/scratch/reports torchrun train.py
     ioshape trace /scratch/reports
     ioshape trace /scratch/reports --chrome storm.json
 
-    Exit code: 0; 1 if a line is not a report, which is said on stderr.
+    Exit code: 0; 1 if a line is not a report (the line is named on stderr).
     """
     run = read_run(folder)
     found = gusts(run.saves)

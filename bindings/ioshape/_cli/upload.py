@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape upload."""
+"""Command "ioshape upload": uploads checkpoints to an object store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 
 def _sources(source: str, newest: int | None, every_one: bool) -> list[str]:
-    """What is to be uploaded, oldest first."""
+    """Return the paths to upload, oldest first.
+
+    Args:
+        source: the path that the user gave.
+        newest: number of newest checkpoints in a directory; None if not given.
+        every_one: whether all checkpoints in a directory are uploaded.
+    """
     if newest is None and not every_one:
         return [source]
     if newest is not None and every_one:
@@ -78,24 +84,25 @@ def command(
     endpoint: str | None,
     as_json: bool,
 ) -> int:
-    """Uploads a checkpoint to s3://BUCKET/KEY: a file, a generation, a checkpoint of
-    torch.distributed.checkpoint, or any other directory.
+    """Upload a checkpoint to s3://BUCKET/KEY.
 
-    What has checksums is verified while it is read, and the server compares a checksum of each part
-    that arrives. It is a checkpoint there only when all of it is. If an upload that was interrupted
-    is called again, objects that are there already are not sent again. A URL that ends with a slash
-    is what the checkpoint goes below, with its name.
+    SOURCE is a file, a checkpoint of save_group() or torch.distributed.checkpoint, or any other
+    directory. Files with checksums are verified while they are read, and the server compares a
+    checksum of each part that arrives. The checkpoint becomes visible only when all of it is
+    uploaded. If you repeat an interrupted upload, existing objects are not sent again. If the URL
+    ends with a slash, the checkpoint keeps its name below it.
+
+    Examples:
 
     \b
-    ioshape upload model.pt s3://bucket/run/model.pt
+    ioshape upload model.pt s3://bucket/model.pt
     ioshape upload checkpoints/step-0000001000 s3://bucket/run/
     ioshape upload checkpoints s3://bucket/run --newest 2
-    ioshape upload checkpoints s3://bucket/run --all --endpoint https://minio:9000
 
-    Credentials come from where boto3 looks for them: AWS_PROFILE, AWS_ACCESS_KEY_ID, ~/.aws, or the
-    machine's role. Needs boto3: pip install 'ioshape[s3]'.
+    boto3 finds the credentials: AWS_PROFILE, AWS_ACCESS_KEY_ID, ~/.aws, or the machine's role. The
+    command needs that package: pip install 'ioshape[s3]'.
 
-    Exit code: 0; 1 if something could not be uploaded.
+    Exit code: 0; 1 if an upload failed.
     """
     upload = s3().upload
     done = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape verify."""
+"""Command "ioshape verify": compares the checksums in files and checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Share(click.ParamType):  # type: ignore[type-arg] # older versions of click have none
-    """A share in percent."""
+    """The type of an option whose value is a percentage."""
 
     name = "share"
 
@@ -38,7 +38,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # older versions of cli
 
 
 def _open_step(directory: str, step: int | None) -> Generation:
-    """The generation of a step, or the newest one."""
+    """Return the checkpoint of a step; None: the newest one."""
     from ioshape._core.config import tier_folder  # noqa: PLC0415
     from ioshape._group.generations import generations, nearest  # noqa: PLC0415
 
@@ -51,17 +51,21 @@ def _open_step(directory: str, step: int | None) -> Generation:
 
 
 class _Way(NamedTuple):
-    """How it is verified."""
+    """The way of verification."""
 
-    #: of the data that is read
+    #: share of the data that is read, from 0 to 1
     share: float
+    #: whether a progress bar is shown
     with_bar: bool
 
 
 def _outcome(
     path: str, verify: Callable[[Callable[[Progress], object] | None], int], way: _Way
 ) -> dict[str, Any]:
-    """What came of one file or generation, as in the JSON. `verify` returns its bytes."""
+    """Verify one file or checkpoint. Return its result for JSON.
+
+    `verify` does the work, and returns the size in bytes.
+    """
     import ioshape  # noqa: PLC0415
 
     begin = time.perf_counter()
@@ -126,7 +130,7 @@ def _verify_generation(directory: str, step: int | None, way: _Way) -> dict[str,
 def _generations(
     directory: str, step: int | None, every_one: bool, way: _Way
 ) -> Iterator[dict[str, Any]]:
-    """Of a directory of generations, or of one generation in it."""
+    """Yield the results for a directory of checkpoints, or for one checkpoint directory."""
     import ioshape  # noqa: PLC0415
 
     absolute = Path(directory).absolute()
@@ -184,16 +188,17 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Reads files of torch.save or ioshape completely, and compares every checksum in them.
+    """Read files of torch.save or ioshape completely, and compare every checksum in them.
 
-    A directory is one of generations, or of checkpoints of torch.distributed.checkpoint: its newest
-    complete one is read, or the one of --step, or with --all every one. A path that ends in
-    step-... is that generation. A directory with a .metadata is one such checkpoint: all of it is
-    read. Of a file whose name ends in .safetensors the header is checked, and the checksums beside
-    it, if there are some.
+    If a path is a directory of checkpoints, the newest complete one is verified, or the one of
+    --step, or with --all every one. A path that ends in step-... is one checkpoint. A directory
+    with a .metadata is one checkpoint of torch.distributed.checkpoint. For a file whose name ends
+    in .safetensors, the header is checked, and the checksums beside the file, if there are any.
 
-    Prints a line for each file: that it is ok, or what is damaged, in which tensor, and where in
-    the file. On a terminal a bar shows how far it is.
+    It prints a line for each file: "ok", or the damaged tensor and its position in the file. On a
+    terminal a bar shows the progress.
+
+    Examples:
 
     \b
     ioshape verify checkpoints/*.pt
