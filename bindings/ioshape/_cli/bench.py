@@ -182,8 +182,8 @@ def _scratch(parent: Path) -> Iterator[Path]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        # An NFS client keeps a file that was removed while it was open for a moment. So the removal
-        # is repeated.
+        # If a file was open when it was removed, an NFS client keeps it for a moment under another
+        # name. So the removal is repeated.
         end = time.monotonic() + _LINGERS_S
         while folder.exists() and time.monotonic() < end:
             shutil.rmtree(folder, ignore_errors=True)
