@@ -169,7 +169,8 @@ class _Command:
             try:
                 tier.drain(path, ended=ended, progress=bar.progress if bar else None)
             except OSError as error:
-                # An error of one copy was already reported by ended().
+                # The library has logged the errors of copies, and ended() has recorded them. EAGAIN
+                # says that only files of other nodes are missing.
                 if not is_told and error.errno != errno.EAGAIN:
                     raise
 

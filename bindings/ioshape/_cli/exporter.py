@@ -242,7 +242,7 @@ class PoolCollector:
 
 
 class TierCollector:
-    """A Prometheus collector for tiers of this node. Each request reads their journals."""
+    """A Prometheus collector for tiers of this node. Each request examines their folders."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = folders

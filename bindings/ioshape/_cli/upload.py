@@ -97,7 +97,8 @@ def command(
     \b
     ioshape upload model.pt s3://bucket/model.pt
     ioshape upload checkpoints/step-0000001000 s3://bucket/run/
-    ioshape upload checkpoints s3://bucket/run --newest 2
+    ioshape upload checkpoints s3://bucket/run --newest 2  - the two newest
+    ioshape upload checkpoints s3://bucket/run --all --endpoint https://minio:9000
 
     boto3 finds the credentials: AWS_PROFILE, AWS_ACCESS_KEY_ID, ~/.aws, or the machine's role. The
     command needs that package: pip install 'ioshape[s3]'.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launcher of "ioshape run": replaces this process by Python running the user's program.
 
-The only trace of ioshape is the folder startup/ in PYTHONPATH. Python runs its sitecustomize before
-the program; that waits for the import of torch. So the program has the sys.argv, sys.path,
+The only trace of ioshape is the folder startup/ in PYTHONPATH. Python runs its sitecustomize, which
+waits for the import of torch, before the program. So the program has the sys.argv, sys.path,
 __main__, exit code and tracebacks of "python train.py". Its child processes inherit the folder.
 """
 
