@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes torch.save ours as soon as the program has imported torch, and what frameworks write as
-soon as it has imported those; without them, does nothing.
+"""Patch torch and the frameworks when the program imports them. Without them, do nothing.
 
-Every Python below "ioshape run" loads this before the program's first line, so it imports nothing
-that is not there already.
+Every Python process below "ioshape run" loads this module before the program's first line.
+Therefore it imports no other module at its top.
 """
 
 import os
@@ -16,13 +15,16 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-#: what "ioshape run" has found in the entry points of its Python: module=package.module:function,
-#: which is called with that module when it has been imported
+#: The integrations that "ioshape run" found in entry points: MODULE=PACKAGE.MODULE:FUNCTION,
+#: separated by spaces. The function is called with MODULE once the program has imported it.
 VARIABLE = "IOSHAPE_INTEGRATIONS"
 
 
 class _Finder:
-    """First among the finders: what the others find for these modules gets a sequel."""
+    """The first finder in sys.meta_path. It calls a function after one of its modules was imported.
+
+    The functions are called sequels. The other finders find the modules.
+    """
 
     def __init__(self, sequels: "dict[str, Callable[[ModuleType], None]]") -> None:
         self._sequels = sequels
@@ -35,7 +37,7 @@ class _Finder:
         for finder in sys.meta_path:
             if finder is self:
                 continue
-            # Finders from before Python 3.4 have no such method, and are skipped by Python as well.
+            # Python, too, skips finders without this method, which is new in Python 3.4.
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
@@ -44,10 +46,10 @@ class _Finder:
         return None
 
     def _follow(self, name: str, spec: "ModuleSpec") -> None:
-        """Sees to it that the sequel is called when the module's code has run.
+        """Make the loader call the sequel when the module's code has run.
 
-        The loader stays the loader that it is, for whoever asks it for sources or data: only this
-        one, and only for this once, has another exec_module().
+        The program may ask the loader for sources or data, so the loader object is not replaced.
+        This one object gets another exec_module(), which removes itself after its first call.
         """
         loader = spec.loader
         try:
@@ -70,7 +72,7 @@ class _Finder:
 
 
 def install() -> None:
-    """Patches what this process imports."""
+    """Patch torch and the frameworks in this process."""
     sequels: dict[str, Callable[[ModuleType], None]] = {"torch": _patch}
     for line in os.environ.get(VARIABLE, "").split():
         name, _, function = line.partition("=")
@@ -79,7 +81,7 @@ def install() -> None:
 
 
 class _Integration:
-    """A function of somebody's, by its name; it is imported when it is called."""
+    """The function of an entry point, given as MODULE:NAME. A call imports it."""
 
     def __init__(self, function: str) -> None:
         self._module, _, self._name = function.partition(":")
@@ -90,9 +92,9 @@ class _Integration:
 
 
 def follow(sequels: "Mapping[str, Callable[[ModuleType], None]]") -> None:
-    """Calls these now for modules that are there, and for the rest when they have been imported."""
+    """Call the sequels of imported modules now, and the others after their modules' import."""
     later = {}
-    # Two finders would ask each other for one name without end.
+    # Two finders with the same name would ask each other for it forever.
     followed = [finder._sequels for finder in sys.meta_path if isinstance(finder, _Finder)]
     for name, sequel in sequels.items():
         if name in sys.modules:
@@ -104,7 +106,7 @@ def follow(sequels: "Mapping[str, Callable[[ModuleType], None]]") -> None:
 
 
 def _loads() -> bool:
-    """Whether loading is ours as well."""
+    """Return whether ioshape also loads files."""
     return os.environ.get("IOSHAPE_RUN") != "no-load"
 
 
@@ -124,7 +126,7 @@ def _try(module: "ModuleType", name: str, sequel: "Callable[[ModuleType], None]"
 
 
 def _complain(name: str, error: Exception) -> None:
-    # The program is worth more than our part in it. But nobody shall believe that it was there.
+    # The program goes on without ioshape, and the user must know it.
     what = "torch.save stays torch's own" if name == "torch" else f"{name} writes by itself"
     try:  # noqa: SIM105 - contextlib has not been imported yet, as a rule
         sys.stderr.write(

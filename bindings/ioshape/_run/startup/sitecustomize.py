@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs when a Python starts below "ioshape run", which puts this folder first in PYTHONPATH.
+"""Install the import hook. Each Python process below "ioshape run" runs this file at its start.
 
-Any Python may meet this file, also an old one that is no business of ours: nothing here is newer
-than what that one reads. And nothing that goes wrong here may stop the program.
+"ioshape run" puts this folder first in PYTHONPATH. An old Python may also run this file, so it uses
+no new syntax. No error here may stop the program.
 """
 
 import os
@@ -17,8 +17,8 @@ try:
 except Exception as error:
     sys.stderr.write("ioshape: torch.save stays torch's own: " + repr(error) + "\n")
 
-# From here on it is as if this folder were not there: the program sees its own sys.path, and the
-# sitecustomize that this one hides has its turn. What that one raises is Python's to report.
+# The program must see its own sys.path, and the sitecustomize that this file hides must run. Python
+# reports what that module raises.
 if _folder in sys.path:
     sys.path[:] = [entry for entry in sys.path if entry != _folder]
     _this = sys.modules.pop(__name__)
