@@ -160,6 +160,7 @@ def sentences(prose: str) -> Iterator[str]:
     """Yield the sentences of a piece of prose."""
     text = re.sub(r"\]\([^)]*\)|https?://\S+", "", _plain(prose))
     text = re.sub(r"`[^`]*`", "CODE", text)
+    text = re.sub(r"\s@(?:param|return)\b", ". @", text)  # each is a sentence of its own
     yield from re.split(
         r"(?<=[.!?:;])[\s\"')]+(?=[A-Z\"'(`0-9-])|(?<=\))\s(?=[A-Z])|\n\s*\n| - ", text
     )
