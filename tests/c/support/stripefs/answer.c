@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Answers to metadata operations: they are counted, and wait until the metadata server is done. */
+/*
+ * Answers to metadata operations. Counts each operation, and sends the answer when the metadata
+ * server of the model is done with it.
+ */
 #include "stripefs.h"
 
 #include <errno.h>
@@ -8,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The headers of older kernels and libraries lack some. */
+/* Headers of older kernels and of older libfuse lack these flags. */
 #ifndef FOPEN_PARALLEL_DIRECT_WRITES
 #define FOPEN_PARALLEL_DIRECT_WRITES (1 << 6)
 #endif
@@ -16,7 +19,10 @@
 #define FUSE_HANDLE_KILLPRIV_V2 (1 << 28)
 #endif
 
-/* Lustre's client caches under locks. Where there is no other client, the kernel may as well. */
+/*
+ * Validity of names and attributes. Lustre's client caches them under locks; with a single client
+ * the kernel may cache them, too.
+ */
 #define CACHED_S 3600.0
 
 enum what { ERROR, ENTRY, ATTRIBUTES, OPEN, CREATE, BYTES, SIZE, STATFS, IOCTL, SYNCED };
@@ -33,7 +39,7 @@ struct answer {
 	char bytes[];
 };
 
-/* What the next answer to an open is to say as well. */
+/* Flags to add to the next answer to an open. */
 static uint32_t more_open_flags;
 
 double answer_valid_s(void)
@@ -46,7 +52,10 @@ ssize_t answer_send(int device, struct iovec *parts, int count, void *mount)
 	bool *const initialized = &((struct mount *)mount)->initialized;
 
 	if (!*initialized && count > 1 && parts[1].iov_len >= sizeof(struct fuse_init_out)) {
-		/* Otherwise each write asks for an attribute with capabilities first. */
+		/*
+		 * Without this flag the kernel asks for the attribute with capabilities before each
+		 * write.
+		 */
 		((struct fuse_init_out *)parts[1].iov_base)->flags |= FUSE_HANDLE_KILLPRIV_V2;
 		*initialized = true;
 	}
@@ -71,7 +80,7 @@ static void fill_entry(struct fuse_entry_param *entry, struct node *node)
 	};
 }
 
-/* The kernel counts a name only if it hears of it. */
+/* Takes back the lookup that was counted for a name if the answer did not reach the kernel. */
 static void unless_heard(int result, struct node *node)
 {
 	if (!result)
@@ -97,7 +106,7 @@ static void send_open(const struct answer *answer)
 	more_open_flags = 0;
 	if (!result)
 		return;
-	/* Nobody heard of it, and nobody will close it. */
+	/* The kernel did not receive the answer, so it will not close the file. */
 	node->opens--;
 	node->lookups -= answer->what == CREATE;
 	node_settle(node);
@@ -112,7 +121,10 @@ static void send_ioctl(const struct answer *answer)
 				 answer->count ? answer->bytes : NULL, answer->count);
 }
 
-/* Of a write that was answered before it failed: told once. */
+/*
+ * Returns the error of a write that was answered before it failed, and clears it: it is reported
+ * once.
+ */
 static int late_error(const struct answer *answer)
 {
 	const int error = answer->node->late_error;

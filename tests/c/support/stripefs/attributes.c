@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Extended attributes: those of users, and those that tell of the filesystem. */
+/* Extended attributes: those of users, and those that describe layouts. */
 #include "stripefs.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@ static struct attribute **find(struct node *node, const char *name)
 	return at;
 }
 
-/* Whether it means nothing to the filesystem. */
+/* Returns whether an attribute of this name is only stored, without a meaning to the filesystem. */
 static bool is_plain(const char *name)
 {
 	return strncmp(name, "user.", 5) == 0 || strncmp(name, "trusted.", 8) == 0 ||
@@ -41,7 +41,7 @@ static void do_getxattr(fuse_req_t request, fuse_ino_t ino, const char *name, si
 		return;
 	}
 	if (!is_plain(name)) {
-		/* Also access control lists, which the kernel asks for. */
+		/* The kernel also asks for access control lists, which stripefs lacks. */
 		fuse_reply_err(request, EOPNOTSUPP);
 		return;
 	}

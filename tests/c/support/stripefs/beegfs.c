@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* BeeGFS's ioctls: what a file's stripes are, and new files with other ones than their directory's.
+/*
+ * BeeGFS's ioctls: they report a file's stripes, and create files with other stripes than their
+ * directory's default.
  */
 #include "play.h"
 
@@ -13,7 +15,7 @@
 enum { PATTERN_RAID0 = 1, NAME_BYTES = 256 };
 
 struct hints {
-	uint64_t name; /* an address of the caller */
+	uint64_t name; /* an address in the caller's memory */
 	uint32_t mode, targets, chunk;
 };
 
@@ -43,7 +45,7 @@ static int read_name(fuse_req_t request, uint64_t address, char name[static NAME
 {
 	size_t length = 0;
 
-	/* Byte by byte: what is behind it may be nobody's memory. */
+	/* Read byte by byte: the memory behind the string may not be mapped. */
 	while (caller_read(request, name + length, address + length, 1)) {
 		if (!name[length])
 			return strchr(name, '/') || !length ? -EINVAL : 0;
@@ -70,7 +72,7 @@ static int make_file(fuse_req_t request, struct node *directory, uint64_t addres
 		return result;
 	if (entry_find(directory, name))
 		return -EEXIST;
-	/* 0: as the directory's. */
+	/* A chunk size of 0 means the directory's. */
 	if (hints.chunk & (hints.chunk - 1) || (hints.chunk && hints.chunk < CHUNK_BYTES))
 		return -EINVAL;
 	node = node_create(directory, S_IFREG | (hints.mode & 07777), fuse_req_ctx(request));
@@ -87,7 +89,7 @@ static int make_file(fuse_req_t request, struct node *directory, uint64_t addres
 
 bool beegfs_ioctl(fuse_req_t request, struct node *node, unsigned int command, uint64_t address)
 {
-	/* Longer than the number of the ioctl says, as the real one. */
+	/* The answer is longer than the size in the ioctl's number, as with the real client. */
 	static const char test[] = "_FhGFS_";
 
 	if (command == TEST_IS_BEEGFS)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CephFS's layouts: text in extended attributes, as a whole or field by field. */
+/* CephFS's layouts: text in extended attributes, the whole layout or one field. */
 #include "play.h"
 
 #include <errno.h>
@@ -10,8 +10,11 @@
 static const char fields[][16] = { "stripe_unit", "stripe_count", "object_size", "pool" };
 static const char data_pool[] = "cephfs_data";
 
-/* Of "ceph.file.layout.stripe_unit" what is behind the layout, "" for the whole one; NULL: no
- * layout. */
+/*
+ * Returns the name of the field that this attribute holds, such as "stripe_unit" for
+ * "ceph.file.layout.stripe_unit"; "" for the whole layout; NULL if the attribute describes no
+ * layout.
+ */
 static const char *field_of(const struct node *node, const char *name)
 {
 	const char *prefix = S_ISDIR(node->stat.st_mode) ? "ceph.dir.layout" : "ceph.file.layout";
@@ -52,7 +55,7 @@ ssize_t ceph_get(const struct node *node, const char *name, char *text)
 {
 	const char *field = field_of(node, name);
 
-	/* A directory without one of its own does not tell. */
+	/* A directory without a layout of its own does not report its parent's. */
 	if (!field || !node->layout || !node->layout->count || options.traps & TRAP_NO_LAYOUT)
 		return -ENODATA;
 	return tell(&node->layout->components[0], field, text);
@@ -103,7 +106,10 @@ static int set_fields(struct component *component, char *text)
 	return result;
 }
 
-/* The rules of the real one, and this one's: a unit is a multiple of 64 KiB in both. */
+/*
+ * Returns whether the layout obeys the rules of CephFS and those of stripefs. Both need units that
+ * are multiples of 64 KiB.
+ */
 static bool makes_sense(const struct component *component)
 {
 	return component->stripe_size && component->stripe_size % CHUNK_BYTES == 0 &&

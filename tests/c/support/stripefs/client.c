@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client's cache of its own, as nodes of a cluster have it: a write is answered when the bytes
- * are in the client's memory, and they leave in whole stripes, at most a window of requests at a
- * time for each file. The kernel's page cache is no such client here: it is one for all processes
- * of this machine, and writes file after file.
+ * A client's write-back cache, separate for each file as on the nodes of a cluster. A write is
+ * answered when the bytes are in the client's memory. They leave in whole stripes, with a limited
+ * number of requests in flight for each file.
+ *
+ * The kernel's page cache cannot simulate this: all processes of this machine share it, and it
+ * writes file after file.
  */
 #include "stripefs.h"
 
@@ -20,7 +22,7 @@ uint64_t client_oldest(const struct node *node)
 	return node->leaving->sequence;
 }
 
-/* Requests that may leave now, do. */
+/* Sends queued requests until the file's in-flight limit is reached. */
 void client_send(struct node *node)
 {
 	while (node->leaving && node->in_flight < options.window) {
@@ -49,7 +51,10 @@ static void put_leaving(struct node *node, uint64_t offset, uint32_t bytes)
 	*end = last;
 }
 
-/* Where a request that begins there must end: with its stripe, and it has at most BLOCK_BYTES. */
+/*
+ * Returns the offset at which a request that begins at `offset` must end: at the end of its stripe,
+ * and after at most BLOCK_BYTES.
+ */
 static uint64_t end_of_request(const struct node *node, uint64_t offset)
 {
 	const struct component *component = layout_component(node->layout, offset);

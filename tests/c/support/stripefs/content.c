@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is in files: blocks of the store, by offset in the file. */
+/* Contents of files: blocks of the store, by offset in the file. */
 #include "stripefs.h"
 
 #include <errno.h>
@@ -13,7 +13,10 @@ static uint16_t chunk_bits(uint32_t first, uint32_t end)
 	return (uint16_t)((1u << end) - (1u << first));
 }
 
-/* Of the part of [offset, offset + bytes) that lies in one block: its bounds in there. */
+/*
+ * Clips [offset, offset + bytes) to the block in which it begins. Stores the beginning within the
+ * block in `from` and returns the end.
+ */
 static uint32_t in_block(uint64_t offset, uint64_t bytes, uint32_t *from)
 {
 	*from = (uint32_t)(offset % BLOCK_BYTES);
@@ -82,7 +85,7 @@ int content_reserve(struct node *node, uint64_t offset, uint64_t bytes)
 	return result;
 }
 
-/* What a chunk that is written for the first time has besides what is written is zero. */
+/* Zeroes the rest of the first and the last chunk if they are written for the first time. */
 static void clear_around(struct block *block, char *memory, uint32_t from, uint32_t to)
 {
 	const uint32_t first = from / CHUNK_BYTES, last = (to - 1) / CHUNK_BYTES;
@@ -103,7 +106,7 @@ int content_write(struct node *node, uint64_t offset, const char *buffer, uint32
 		const uint32_t to = in_block(offset, bytes, &from);
 
 		if (*staged && to - from == BLOCK_BYTES && buffer == store_block(*staged)) {
-			/* Nothing is copied: what the kernel filled becomes the file's. */
+			/* No copy: the block that the kernel filled becomes the file's. */
 			store_give(block->index);
 			block->index = *staged;
 			*staged = 0;
@@ -151,7 +154,7 @@ int content_read(struct node *node, uint64_t offset, uint32_t bytes, struct iove
 	return count;
 }
 
-/* Whole chunks are given back; of others, the bytes become zero. */
+/* Frees whole chunks and zeroes the bytes in partly punched ones. */
 static void punch_block(struct node *node, uint64_t offset, uint32_t from, uint32_t to)
 {
 	struct block *block = &node->blocks[offset / BLOCK_BYTES];
@@ -197,7 +200,7 @@ int content_truncate(struct node *node, uint64_t size)
 	const uint64_t held = (uint64_t)node->block_count * BLOCK_BYTES;
 
 	hsm_changed(node);
-	/* Space that was reserved beyond the end goes, too. */
+	/* Space that was reserved beyond the new end is freed, too. */
 	if (size < held) {
 		const uint64_t whole = (size + CHUNK_BYTES - 1) / CHUNK_BYTES * CHUNK_BYTES;
 

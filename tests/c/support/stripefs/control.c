@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Orders while it is mounted: one sentence each, through the socket "control" in the backing
- * folder, which is there also while nothing else answers.
+ * Orders to a running stripefs: one line each, through the socket "control" in the backing folder.
+ * The socket works also while stripefs is frozen.
  *
- *	reset                  statistics begin anew
- *	statistics             answers with them
- *	target N full|failing|slow FACTOR|well
- *	archive well|off|refused|stuck|failing
- *	freeze                 nothing is answered, until
- *	restore                all is well again
+ *   reset                  begin the statistics again
+ *   statistics             answer with the statistics
+ *   target N full|failing|slow FACTOR|well
+ *   archive well|off|refused|stuck|failing
+ *   freeze                 stop answering requests of the kernel, until
+ *   restore                end this and all faults
  */
 #include "stripefs.h"
 

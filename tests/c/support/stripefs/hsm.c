@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The archive of Lustre (HSM): its ioctls, a coordinator that takes every request, and a copytool
- * that does each file at the speed of one target, all of them side by side.
+ * Lustre's archive (HSM): its ioctls, a coordinator that accepts every request, and a copytool. The
+ * copytool copies all files concurrently, each at the speed of one target.
  */
 #include "play.h"
 
@@ -21,11 +21,11 @@ enum {
 	ARCHIVE = 10,
 	WAITING = 1,
 	RUNNING = 2,
-	/* Of a request with more items. */
+	/* most items in a request */
 	MOST_ITEMS = 1024,
 };
 
-/* What comes in front of the numbers of files: any sequence but 0. */
+/* First half of a FID, in front of the file's number. Any value but 0 does. */
 static const uint64_t sequence = 0x200000401;
 
 struct fid {
@@ -77,7 +77,7 @@ static uint64_t bytes_done(const struct node *node)
 	return bytes < size ? bytes : size;
 }
 
-/* What has become of it by now. */
+/* Updates the state of a file's archive request to the current time. */
 static void settle(struct node *node)
 {
 	struct archive *archive = &node->archive;
@@ -141,7 +141,7 @@ static int want(struct node *node)
 	if (!node)
 		return -ENOENT;
 	settle(node);
-	/* What is there need not be archived, and what is asked for not again. */
+	/* A request is ignored if the file is archived already, or is being archived. */
 	if (archive->wanted || (archive->flags & (ARCHIVED | DIRTY)) == ARCHIVED)
 		return 0;
 	archive->wanted = true;

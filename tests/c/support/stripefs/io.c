@@ -13,7 +13,10 @@
 #define FALLOC_FL_ZERO_RANGE 0x10
 #endif
 
-/* O_NOCTTY is gone when the kernel asks; of Lustre's O_LOV_DELAY_CREATE this is what is left. */
+/*
+ * Lustre's O_LOV_DELAY_CREATE includes O_NOCTTY, which the kernel removes before it asks. O_ASYNC
+ * is the flag that remains.
+ */
 #define DELAY_CREATE O_ASYNC
 
 uint32_t staged_block;
@@ -42,7 +45,10 @@ static bool refuses_direct(const struct fuse_file_info *file)
 
 static void set_open(struct node *node, struct fuse_file_info *file)
 {
-	/* Direct requests of one file go side by side only if the kernel keeps no pages of it. */
+	/*
+	 * The kernel runs direct requests to a file in parallel only if it keeps no pages of the
+	 * file.
+	 */
 	file->direct_io = file->flags & O_DIRECT ? 1 : 0;
 	file->keep_cache = node->read_by & asking ? 1 : 0;
 	node->read_by |= asking;
@@ -94,7 +100,7 @@ static void do_open(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *f
 		content_truncate(node, 0);
 		node_touch(node, true);
 	}
-	/* Whoever opens a file without objects to write gets the default ones. */
+	/* Opening a file without objects for writing creates the default objects, as on Lustre. */
 	if (!node->layout->count && (file->flags & O_ACCMODE) != O_RDONLY &&
 	    !(file->flags & DELAY_CREATE))
 		file_lay_out(node, NULL, false);
@@ -115,7 +121,7 @@ static void do_release(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info
 
 	(void)file;
 	client_flush(node);
-	/* Nobody waits for it, but the server has it to do. */
+	/* The caller does not wait for this operation, but the metadata server does the work. */
 	answer_error(request, OP_CLOSE, 0);
 	node->opens--;
 	node_settle(node);
@@ -152,7 +158,8 @@ static void do_read(fuse_req_t request, fuse_ino_t ino, size_t bytes, off_t offs
 	if ((off_t)bytes > node->stat.st_size - offset)
 		bytes = (size_t)(node->stat.st_size - offset);
 	statistics.bytes_read += bytes;
-	/* What was never written anywhere lies nowhere, but a component must be there to be asked.
+	/*
+	 * Bytes that were never written have no object, but reading them creates their component.
 	 */
 	layout_make(node->layout, (uint64_t)offset, bytes);
 	model_io(request, node, false, (uint64_t)offset, (uint32_t)bytes);
@@ -162,7 +169,7 @@ static int write_now(struct node *node, uint64_t offset, const char *buffer, uin
 {
 	int result;
 
-	/* "File without objects", says the real client. */
+	/* Lustre's client returns EBADF for a file without objects. */
 	if (!node->layout->count)
 		return -EBADF;
 	result = layout_make(node->layout, offset, bytes);

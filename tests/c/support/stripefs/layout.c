@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which bytes of a file lie in which object on which target. */
+/* Mapping from bytes of a file to objects on targets. */
 #include "stripefs.h"
 
 #include <errno.h>
 #include <string.h>
 
-/* Round robin over all files, as an allocator does that sees targets of one size. */
+/*
+ * Next target for a new file: round robin over all files, like an allocator whose targets all have
+ * one size.
+ */
 static unsigned int next_target;
 
 const struct pool *pool_find(const char *name)
@@ -54,7 +57,10 @@ static int make_component(struct component *component)
 	}
 	if (count == 0)
 		count = options.stripe_count;
-	/* More than there are is cut to what there is, unless it may lie more than once on one. */
+	/*
+	 * A stripe count above the number of targets is cut to that number, unless a target may
+	 * hold several stripes.
+	 */
 	if (count == UINT16_MAX || (count > there && !component->overstriped))
 		count = there;
 	if (count > MAX_TARGETS)
@@ -62,7 +68,7 @@ static int make_component(struct component *component)
 	if (first == UINT16_MAX) {
 		first = next_target++;
 	} else if (pool) {
-		/* The first is a number of the filesystem, not of the pool. */
+		/* The first target is numbered within the filesystem, not within the pool. */
 		for (first = 0; first < there; first++)
 			if (pool->targets[first] == component->first)
 				break;
@@ -117,10 +123,10 @@ const struct component *layout_component(const struct layout *layout, uint64_t o
 	return NULL;
 }
 
-/* Where a byte lies; of the piece, how much is contiguous from there on. */
+/* Returns the object that holds a byte, and how many bytes are contiguous in it from there on. */
 static struct piece locate(const struct component *component, unsigned int index, uint64_t offset)
 {
-	/* Stripes are counted from the beginning of the file, whatever the component. */
+	/* Stripes are counted from the beginning of the file in every component. */
 	const uint64_t stripe = offset / component->stripe_size;
 	const uint64_t within = offset % component->stripe_size;
 	const uint64_t column = stripe % component->count, row = stripe / component->count;
@@ -135,7 +141,7 @@ static struct piece locate(const struct component *component, unsigned int index
 		const uint64_t rows = component->object_size / component->stripe_size;
 		const uint64_t object = row / rows * component->count + column;
 
-		/* Its objects may be anywhere; here they go around. */
+		/* CephFS may store these objects anywhere; the model places them round robin. */
 		piece.target = component->targets[object % component->spread];
 		piece.object = (uint32_t)object;
 		piece.offset = row % rows * component->stripe_size + within;
@@ -169,7 +175,7 @@ int layout_split(const struct layout *layout, uint64_t offset, uint32_t bytes,
 			piece.bytes = bytes;
 		if (piece.bytes > component->end - offset)
 			piece.bytes = (uint32_t)(component->end - offset);
-		/* What is contiguous in the object is one request to the target. */
+		/* Pieces that are contiguous in an object are one request to the target. */
 		while (same < count && (pieces[same].object != piece.object ||
 					pieces[same].offset + pieces[same].bytes != piece.offset))
 			same++;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Layouts as Lustre tells and takes them: struct lov_user_md of versions 1 and 3, and composite
- * ones. In the order of bytes of this machine, or the other one.
+ * Encodes and decodes Lustre's layouts: struct lov_user_md of versions 1 and 3, and composite
+ * layouts, in this machine's byte order or the other one.
  */
 #include "play.h"
 
@@ -77,8 +77,7 @@ static uint64_t get64(const char *at)
 	return value;
 }
 
-/* ---- Told -------------------------------------------------------------------------------------
- */
+/* ---- Encoding -------------------------------------------------------------------------------- */
 
 static size_t put_component(char *blob, const struct component *component, uint64_t number,
 			    uint16_t generation)
@@ -96,7 +95,10 @@ static size_t put_component(char *blob, const struct component *component, uint6
 	put64(blob + 16, 0x200000401);
 	put32(blob + 24, (uint32_t)component->stripe_size);
 	put16(blob + 28, component->on_mds ? 0 : component->count);
-	/* A default tells where to begin; a file, which version of its layout this is. */
+	/*
+	 * In a directory's default this field is the first target; in a file, the version of its
+	 * layout.
+	 */
 	put16(blob + 30, component->made ? generation : component->first);
 	if (pool)
 		memcpy(blob + V1_BYTES, component->pool, POOL_NAME_BYTES);
@@ -158,10 +160,9 @@ ssize_t lustre_get(const struct node *node, char *blob)
 	return (ssize_t)put_layout(blob, &layout, 0);
 }
 
-/* ---- Taken ------------------------------------------------------------------------------------
- */
+/* ---- Decoding -------------------------------------------------------------------------------- */
 
-/* One chosen by hand lists them. */
+/* Reads the list of targets of a layout that names each target. */
 static int take_targets(struct component *component, const char *blob, size_t bytes)
 {
 	if (!component->count || component->count > MAX_TARGETS ||
@@ -207,7 +208,7 @@ static int take_component(struct component *component, const char *blob, size_t 
 	}
 	if (component->first != UINT16_MAX && component->first >= options.targets)
 		return -EINVAL;
-	/* Where the bytes are the metadata server's, there is one stripe: the whole component. */
+	/* A component on the metadata server has one stripe: the whole component. */
 	if (component->on_mds &&
 	    (component->start || component->stripe_size != component->end || component->count > 1))
 		return -EINVAL;
@@ -220,7 +221,7 @@ static int take_composite(struct layout *layout, const char *blob, size_t bytes)
 	uint64_t end = 0;
 	int result = 0;
 
-	/* No mirrors here. */
+	/* Mirrors are not supported. */
 	if (!count || count > MAX_COMPONENTS || get16(blob + 16) ||
 	    bytes < COMPOSITE_BYTES + (size_t)count * ENTRY_BYTES || get32(blob + 4) > bytes)
 		return -EINVAL;
@@ -315,11 +316,13 @@ static void do_setstripe(fuse_req_t request, struct node *node, uint64_t address
 		else if (!caller_read(request, blob, address, bytes))
 			result = -EFAULT;
 	}
-	/* Who may not set one is told that all went well. */
+	/* This trap simulates a server that ignores the request and returns success. */
 	if (!result && !(options.traps & TRAP_SETSTRIPE_IGNORED)) {
 		result = set_layout(node, blob, bytes);
-		/* Of a file, what came of it is told where the wish was: not in memory that is
-		 * constant. */
+		/*
+		 * For a file, the resulting layout is written back to the caller's buffer. The
+		 * caller must not pass constant memory.
+		 */
 		if (!result && S_ISREG(node->stat.st_mode) &&
 		    (lustre_get(node, blob) < 0 ||
 		     !caller_write(request, blob, address,
@@ -357,9 +360,12 @@ static void do_count(fuse_req_t request, uint64_t address)
 		answer_ioctl(request, -EFAULT, NULL, 0);
 		return;
 	}
-	/* Not 0: how many metadata servers there are. */
+	/*
+	 * The caller asks for the number of metadata servers if this is not 0, else for that of
+	 * targets.
+	 */
 	count = get32(answer) ? 1 : options.targets;
-	/* Four bytes are the caller's, whatever the number of the ioctl says. */
+	/* The caller's buffer has four bytes, whatever size the number of the ioctl says. */
 	if (caller_write(request, &count, address, sizeof(count)))
 		answer_ioctl(request, 0, NULL, 0);
 	else

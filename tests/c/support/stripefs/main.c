@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mounts, serves, unmounts. */
+/* Mounts the filesystem, serves requests and unmounts. */
 #include "stripefs.h"
 
 #include <errno.h>
@@ -14,10 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How many requests the kernel has under way. */
+/* most requests that the kernel has in flight */
 enum { MAX_BACKGROUND = 4096 };
 
-/* The head of a write request: its data come behind it. */
+/* size of the header of a write request; the data follow it */
 enum { WRITE_HEAD = sizeof(struct fuse_in_header) + sizeof(struct fuse_write_in) };
 
 static volatile sig_atomic_t told_to_end;
@@ -25,7 +25,10 @@ static volatile sig_atomic_t told_to_end;
 uint64_t asking;
 static struct mount mounts[MAX_MOUNTS];
 
-/* Signals come while it waits, never between a look at what they say and the waiting. */
+/*
+ * Signal mask while the server waits. Signals are blocked at all other times, so none arrives
+ * between the check of the flag and the wait.
+ */
 static sigset_t while_waiting;
 
 static void end(int signal_number)
@@ -44,7 +47,7 @@ static void do_init(void *unused, struct fuse_conn_info *connection)
 	connection->max_background = MAX_BACKGROUND;
 	connection->congestion_threshold = MAX_BACKGROUND;
 	connection->time_gran = 1;
-	/* What another client has changed is told when a file is opened. */
+	/* A change by another client becomes visible when a file is opened. */
 	connection->want &= ~(unsigned int)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS |
 					    FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_SPLICE_READ |
 					    FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
@@ -63,7 +66,7 @@ static ssize_t receive(int device, void *buffer, size_t room, void *unused)
 	return read(device, buffer, room);
 }
 
-/* One request; false: there is none. */
+/* Serves one request of a mount. Returns false if there is none. */
 static bool serve_request(const struct mount *mount)
 {
 	struct fuse_buf buffer = { 0 };
@@ -72,7 +75,7 @@ static bool serve_request(const struct mount *mount)
 	if (!staged_block)
 		staged_block = store_take();
 	if (!staged_block) {
-		/* Nothing is left: what is read now goes where nothing is kept. */
+		/* The store is full: the request is read into a buffer that is discarded. */
 		static char *spare;
 
 		if (!spare)
@@ -91,7 +94,7 @@ static bool serve_request(const struct mount *mount)
 	return true;
 }
 
-/* One request of each mount that has one; false: none has. */
+/* Serves one request of each mount that has one. Returns false if none has. */
 static bool serve_requests(void)
 {
 	bool served = false;
@@ -101,7 +104,10 @@ static bool serve_requests(void)
 	return served;
 }
 
-/* The first ones are the mounts. False: one of them, or whoever holds our input, is gone. */
+/*
+ * Waits for requests, orders or the next event. The first files are the mounts. Returns false if a
+ * mount or the process that holds our standard input is gone.
+ */
 static bool wait_until(struct pollfd *files, uint64_t next_ns, int listener)
 {
 	const unsigned int count = options.mount_count;
@@ -124,7 +130,9 @@ static bool wait_until(struct pollfd *files, uint64_t next_ns, int listener)
 
 static void serve(int listener)
 {
-	/* Whoever holds the other end of a pipe that is our input wants us as long as it lives. */
+	/*
+	 * If the standard input is a pipe, stripefs ends with the process that holds its other end.
+	 */
 	struct stat input;
 	const bool held = !fstat(STDIN_FILENO, &input) && S_ISFIFO(input.st_mode);
 	struct pollfd files[MAX_MOUNTS + 2];
@@ -170,7 +178,9 @@ static void mount_session(struct mount *mount, const char *path)
 		exit(1);
 	fcntl(fuse_session_fd(session), F_SETFL, O_NONBLOCK);
 	mount->session = session;
-	/* The kernel's first request comes before anything can be asked. */
+	/*
+	 * The kernel sends its first request during the mount, before the mount point can be used.
+	 */
 	while (!fuse_session_exited(session) && !told_to_end && !serve_request(mount))
 		usleep(100);
 }
@@ -198,8 +208,10 @@ int main(int count, char **arguments)
 	int listener, result;
 
 	options_parse(count, arguments);
-	/* Timers as exact as the machine can; and storage that does not wait for its clients'
-	 * processor. */
+	/*
+	 * Timers as exact as the machine allows. The high priority keeps the clients of this
+	 * machine from delaying the simulated storage.
+	 */
 	prctl(PR_SET_TIMERSLACK, 1UL);
 	setpriority(PRIO_PROCESS, 0, -15);
 	sigemptyset(&ends);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Time: what each target and the metadata server are busy with, and until when.
+ * Simulated time: the work of each target and of the metadata server, and when it ends.
  *
- * A target serves one part of a request at a time. When it is done with one, at a time that follows
- * from the model alone, the next one begins at that same time, even if the clock is late: errors of
- * the machine's timing do not add up.
+ * A target serves one part of a request at a time. Its end follows from the model alone, and the
+ * next part begins at that same time, even if the machine's clock is late. So errors of the
+ * machine's timing do not add up.
  */
 #include "stripefs.h"
 
@@ -21,19 +21,25 @@ struct event {
 
 struct waiter {
 	struct waiter *next;
-	uint64_t sequence; /* requests before that */
+	uint64_t sequence; /* it waits for the requests before this one */
 	void (*call)(void *argument);
 	void *argument;
 };
 
 struct target targets[MAX_TARGETS + 1];
 
-/* A heap: the earliest is the first; of two at the same time the one that was asked for first. */
+/*
+ * Events as a heap: the earliest comes first. Events at one time run in the order in which they
+ * were added.
+ */
 static struct event *events;
 static size_t event_count, event_room;
 static uint64_t event_sequence, io_sequence, mds_free_at_ns, link_free_at_ns;
 
-/* A server's cache: bytes that were answered and are on no target yet; who waits for room. */
+/*
+ * A server's cache: bytes that were answered but are on no target yet, and the requests that wait
+ * for space in it.
+ */
 static uint64_t cached_bytes;
 static struct io *first_waiting, *last_waiting;
 
@@ -45,7 +51,7 @@ static uint64_t clock_ns(void)
 	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
-/* CLOCK_MONOTONIC, slowed down. */
+/* Returns CLOCK_MONOTONIC, divided by the factor of --slow. */
 uint64_t now_ns(void)
 {
 	return (uint64_t)((double)clock_ns() / options.slow);
@@ -115,8 +121,10 @@ uint64_t model_run(void)
 /* ---- Requests ---------------------------------------------------------------------------------
  */
 
-/* Whether something that came before is still to be done. What waited in a client's cache is
- * younger in the list than it is. */
+/*
+ * Returns whether an older request of the file is unfinished. A request that waited in a client's
+ * cache has its old sequence number but a later position in the list.
+ */
 static bool has_older(const struct node *node, uint64_t sequence)
 {
 	const struct io *io = node->oldest;
@@ -143,13 +151,13 @@ static void wake_waiters(struct node *node)
 	}
 }
 
-/* Whether it is answered before it is on the targets. */
+/* Returns whether the request is answered before it is on the targets. */
 static bool cached(const struct io *io)
 {
 	return io->write && (options.server_cache_bytes || io->write_back);
 }
 
-/* When it is answered, and nothing of it is left to do. */
+/* Frees a request that has been answered and has no parts left. */
 static void settle(struct io *io)
 {
 	struct node *node = io->node;
@@ -199,7 +207,10 @@ static bool continues(const struct target *target, const struct part *part)
 	       part->piece.object == target->last_object && part->piece.offset == target->last_end;
 }
 
-/* The one that goes on where the last one ended, for run_bytes; otherwise the oldest. */
+/*
+ * Returns the part that a target serves next: the one that continues the last one, until run_bytes
+ * were served in a row; else the oldest.
+ */
 static struct part *next_part(struct target *target)
 {
 	struct part *part = target->first;
@@ -264,8 +275,7 @@ static void enqueue(struct io *io)
 	}
 }
 
-/* ---- A server that answers when the data are in its memory ------------------------------------
- */
+/* ---- A server that answers from its memory --------------------------------------------------- */
 
 static void admit(struct io *io)
 {
@@ -302,8 +312,7 @@ static void admit_or_wait(struct io *io)
 	last_waiting = io;
 }
 
-/* ---- From outside -----------------------------------------------------------------------------
- */
+/* ---- Interface ------------------------------------------------------------------------------- */
 
 static void finish(void *argument)
 {
@@ -323,7 +332,7 @@ static void finish(void *argument)
 		answer_after_latency(io, at_ns);
 		return;
 	}
-	/* Whoever wrote it was told that all is well: the next fsync says that it is not. */
+	/* The write was reported as successful, so the next fsync of the file reports the error. */
 	if (io->error)
 		io->node->late_error = io->error;
 	if (!io->write_back)
@@ -440,6 +449,6 @@ void model_open(void)
 		targets[i].used_bytes = i < options.targets ? options.used[i] : 0;
 		targets[i].last_node = UINT64_MAX;
 	}
-	/* What lies with the metadata lies on flash. */
+	/* The metadata server stores data on flash. */
 	targets[options.targets].seek_ms = 0;
 }

@@ -55,8 +55,11 @@ static void do_getattr(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info
 	struct node *node = node_of(ino);
 
 	(void)file;
-	/* The kernel looks at a directory anew after each change, for the sake of permissions, and
-	 * at what it has changed itself; a real client has a lock that says what is known. */
+	/*
+	 * These answers are free. The kernel asks again for a directory after each change in it, to
+	 * check permissions, and for what it has changed itself. A real client holds a lock that
+	 * says that its copy is current.
+	 */
 	if (S_ISDIR(node->stat.st_mode))
 		fuse_reply_attr(request, &node->stat, 0);
 	else if (node->known_to & asking)
@@ -97,7 +100,7 @@ static void do_setattr(fuse_req_t request, fuse_ino_t ino, struct stat *stat, in
 	answer_attributes(request, OP_SETATTR, node);
 }
 
-/* What every new name asks first; 0 or an errno. */
+/* Checks a name that is to be added. Returns 0 or an errno (positive). */
 static int may_add(struct node *directory, const char *name)
 {
 	if (strlen(name) > 255)
@@ -111,7 +114,7 @@ static struct node *add(fuse_req_t request, struct node *directory, const char *
 {
 	struct node *node = node_create(directory, mode, fuse_req_ctx(request));
 
-	/* A directory hands its default on. */
+	/* A new directory inherits the default layout. */
 	if (S_ISDIR(mode) && directory->layout) {
 		node->layout = malloc(sizeof(*node->layout));
 		if (!node->layout)
@@ -254,7 +257,7 @@ static int rename_entry(struct entry *from, struct node *directory, const char *
 		return 0;
 	if (to && to->node->first)
 		return ENOTEMPTY;
-	/* The node must outlive the moment without a name. */
+	/* Keeps the node alive while it has no name. */
 	node->lookups++;
 	if (to)
 		drop(to);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parameters: profiles, and what is said on the command line. */
+/* Parameters: profiles and command-line options. */
 #include "stripefs.h"
 
 #include <errno.h>
@@ -137,7 +137,10 @@ static double number_of(const char *name, const char *text)
 	return number;
 }
 
-/* Which of the names, which are separated by spaces. */
+/*
+ * Returns the index of a text in a list of names that are separated by spaces. Exits if it is not
+ * in the list.
+ */
 static unsigned int choice_of(const char *name, const char *text, const char *names)
 {
 	const size_t length = strlen(text);
@@ -246,8 +249,10 @@ static void add_trap(char *text)
 
 enum takes { TEXT, BYTES, RATE, NUMBER, COUNT, CHOICE, SWITCH, CALL };
 
-/* What an option sets. CHOICE: one of `names`; RATE: bytes, as a double; CALL: whatever `call`
- * does. */
+/*
+ * Command-line options and the fields that they set. A CHOICE is one of `names`, a RATE is bytes
+ * per second as a double, and a CALL runs `call`.
+ */
 static const struct setting {
 	const char *name;
 	enum takes takes;
@@ -390,7 +395,10 @@ void options_parse(int count, char **arguments)
 		refuse("1 to %d mount points", MAX_MOUNTS);
 	options.mountpoints = &arguments[optind];
 	options.mount_count = (unsigned int)(count - optind);
-	/* With that cache the kernel believes its own size of a file, whatever it is told. */
+	/*
+	 * With a write-back cache the kernel trusts its own size of a file, so it would miss
+	 * changes by other clients.
+	 */
 	if (options.mount_count > 1 && options.cache == CACHE_BACK)
 		refuse("--cache back: one mount point");
 	check();

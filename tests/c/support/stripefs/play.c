@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the filesystem that is played says about layouts: which of them is asked. */
+/* Dispatches questions about layouts to the simulated filesystem. */
 #include "play.h"
 
 #include <errno.h>

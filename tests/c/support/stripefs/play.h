@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What each filesystem that is played says about layouts. */
+/* Layout interfaces of the simulated filesystems. */
 #ifndef STRIPEFS_PLAY_H
 #define STRIPEFS_PLAY_H
 
@@ -7,14 +7,23 @@
 
 enum { MOST_LAYOUT_BYTES = 1 << 16 };
 
-/* The memory of whoever called: an ioctl's number says less of it than there is. */
+/*
+ * Copy memory of the calling process. These ioctls use more memory than their number says. False:
+ * the address is not accessible.
+ */
 bool caller_read(fuse_req_t request, void *to, uint64_t address, size_t bytes);
 bool caller_write(fuse_req_t request, const void *from, uint64_t address, size_t bytes);
 
-/* As layout_attribute() and set_layout_attribute() of one name. */
+/*
+ * Get and set the one layout attribute of Lustre, like layout_attribute() and
+ * set_layout_attribute().
+ */
 ssize_t lustre_get(const struct node *node, char *blob);
 int lustre_set(struct node *node, const char *blob, size_t bytes);
-/* Whether they are theirs; then they have answered, or will. */
+/*
+ * Return whether the ioctl belongs to this filesystem. If so, the request has been answered, or
+ * will be.
+ */
 bool lustre_ioctl(fuse_req_t request, struct node *node, unsigned int command, uint64_t address);
 bool hsm_ioctl(fuse_req_t request, struct node *node, unsigned int command, uint64_t address);
 bool beegfs_ioctl(fuse_req_t request, struct node *node, unsigned int command, uint64_t address);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What was counted, as JSON. */
+/* Statistics as JSON. */
 #include "stripefs.h"
 
 #include <stdlib.h>
@@ -29,9 +29,10 @@ void statistics_reset(void)
 }
 
 /*
- * Larger stripes come in requests of the largest size, so that a request that begins at a multiple
- * of that is where it should be. What begins elsewhere in the last stripe of a file is not counted:
- * that a file's end is no whole stripe is nobody's fault.
+ * Counts a write request. A stripe that is larger than the largest request comes in several
+ * requests, so such a request is aligned if it begins at a multiple of the largest size. A request
+ * that begins elsewhere in the last stripe of a file is not counted as unaligned, because a file
+ * may end within a stripe.
  */
 void statistics_write(struct node *node, uint64_t offset, uint32_t bytes)
 {
@@ -94,7 +95,7 @@ char *statistics_text(void)
 		statistics.off_stripe, statistics.misaligned, statistics.direct_writes,
 		statistics.read_requests, statistics.bytes_read, statistics.direct_reads,
 		tree_nodes());
-	/* The last one is the metadata server's own. */
+	/* The last entry of `targets` is the metadata server's own storage and is left out. */
 	for (unsigned int i = 0; i < options.targets; i++)
 		target_text(text, i);
 	fprintf(text, "]}");

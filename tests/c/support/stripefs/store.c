@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for contents, in blocks: a sparse file that is mapped. */
+/* Memory for the contents of files, in blocks of a mapped sparse file. */
 #include "stripefs.h"
 
 #include <errno.h>
@@ -9,14 +9,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* From the beginning of one block to that of the next. */
+/* distance from one block to the next */
 #define STRIDE ((uint64_t)BLOCK_BYTES + HEAD_ROOM)
 
 static struct {
 	char *memory;
 	uint32_t blocks;
-	uint32_t touched; /* blocks that were given out once */
-	/* Those that came back: the last one is the warmest. */
+	uint32_t touched; /* blocks that were handed out at least once */
+	/*
+	 * Returned blocks. The last one is taken first, because its memory is most likely in the
+	 * caches.
+	 */
 	uint32_t *returned;
 	uint32_t returned_count;
 } store;
@@ -44,7 +47,7 @@ static int map_file(const char *folder, uint64_t bytes)
 int store_open(const char *folder, uint64_t bytes)
 {
 	const uint64_t blocks = bytes / BLOCK_BYTES;
-	/* The largest read goes a little beyond the block that it should fill. */
+	/* The largest read request goes a little beyond its block. */
 	const uint64_t mapped = (blocks + 2) * STRIDE;
 	int result;
 

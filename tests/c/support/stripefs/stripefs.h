@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A filesystem that plays a parallel one on a single machine; README.md says what it models.
+ * A simulated parallel filesystem on a single machine. README.md describes the model.
  *
- * Everything happens on one thread: requests are read from the kernel, change the tree and the
- * contents at once, and are answered when the model says that they would be. So there is nothing to
- * lock, and time is the only thing that is not real. All times are those of the model, in
- * nanoseconds: now_ns() says how they follow from the clock.
+ * All work happens on one thread, so nothing needs a lock. A request changes the tree and the
+ * contents as soon as it is read from the kernel, and is answered when the model says so. Only time
+ * is simulated: all times are in nanoseconds of the model, which now_ns() derives from the clock.
  */
 #ifndef STRIPEFS_H
 #define STRIPEFS_H
@@ -13,7 +12,9 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-/* Also the one of files of this program that do not include libfuse's headers themselves. */
+/*
+ * Version of libfuse's interface, also for files that do not include libfuse's headers themselves.
+ */
 #define FUSE_USE_VERSION 312
 
 #include <fuse_lowlevel.h>
@@ -31,18 +32,18 @@
 
 enum {
 	MAX_TARGETS = 256,
-	MAX_MOUNTS = 64, /* each has a bit */
+	MAX_MOUNTS = 64, /* each has a bit in a 64-bit mask */
 	MAX_COMPONENTS = 8,
 	MAX_POOLS = 16,
-	POOL_NAME_BYTES = 16, /* as in lov_user_md_v3, the final zero included */
-	/* What memory is given out in, and the largest request. */
+	POOL_NAME_BYTES = 16, /* as in lov_user_md_v3, with the final zero */
+	/* Unit of memory, and the largest request. */
 	BLOCK_BYTES = 1 << 20,
-	/* What space is counted in: every stripe size is a multiple of it. */
+	/* Unit of space accounting: every stripe size is a multiple of it. */
 	CHUNK_BYTES = 1 << 16,
 	CHUNKS_PER_BLOCK = BLOCK_BYTES / CHUNK_BYTES,
-	/* In front of each block: where the head of a request that fills it lies. */
+	/* Space before each block, for the header of the request that fills it. */
 	HEAD_ROOM = 4096,
-	/* A request of BLOCK_BYTES touches at most so many objects. */
+	/* Most objects that a request of BLOCK_BYTES touches. */
 	MAX_PARTS = BLOCK_BYTES / CHUNK_BYTES + 1,
 	MAX_IOVECS = CHUNKS_PER_BLOCK * 2 + 4,
 	PAGE = 4096,
@@ -52,10 +53,15 @@ enum {
  */
 
 enum play { PLAY_LUSTRE, PLAY_BEEGFS, PLAY_CEPH, PLAY_NFS };
-/* Back: the kernel's; client: one for each file, with a window of requests. */
+/*
+ * Cache of writes. BACK: the kernel's page cache; CLIENT: a cache for each file with an in-flight
+ * limit.
+ */
 enum cache { CACHE_THROUGH, CACHE_BACK, CACHE_CLIENT };
-/* Parallel: as on a recent Lustre. Threads: each call waits for its pieces, calls of several
- * threads do not wait for each other. Serial: one write of a file at a time. */
+/*
+ * Parallelism of direct I/O. PARALLEL: as on a recent Lustre. THREADS: each call waits for its
+ * pieces, but calls of several threads run in parallel. SERIAL: one write of a file at a time.
+ */
 enum direct { DIRECT_PARALLEL, DIRECT_THREADS, DIRECT_SERIAL, DIRECT_NONE, DIRECT_LATE };
 
 enum trap {
@@ -73,23 +79,25 @@ struct pool {
 };
 
 struct component {
-	uint64_t start, end; /* end is UINT64_MAX: to the end of the file */
+	uint64_t start, end; /* an end of UINT64_MAX is the end of the file */
 	uint64_t stripe_size;
-	/* Of CephFS: an object is full then, and the next ones begin. 0: objects have no end. */
+	/*
+	 * CephFS: size at which an object is full and the next row of objects begins. 0: unlimited.
+	 */
 	uint64_t object_size;
-	uint16_t count; /* 0 in a directory's default: that of the filesystem; 0xffff: all */
-	uint16_t first; /* 0xffff: any */
+	uint16_t count; /* in a directory's default, 0: the filesystem's count; 0xffff: all */
+	uint16_t first; /* 0xffff: any target */
 	bool overstriped, on_mds, made;
-	bool by_hand; /* whoever asked for it chose `count` of the targets */
+	bool by_hand; /* the caller chose the `count` targets */
 	char pool[POOL_NAME_BYTES];
-	uint16_t spread; /* how many targets that is: more than count if objects have an end */
-	uint16_t targets[MAX_TARGETS]; /* of a file, once made */
+	uint16_t spread; /* number of targets; more than `count` if objects have a maximum size */
+	uint16_t targets[MAX_TARGETS]; /* of a file whose objects exist */
 };
 
 struct layout {
 	bool composite;
 	uint32_t generation;
-	unsigned int count; /* 0: none yet */
+	unsigned int count; /* 0: no objects yet */
 	struct component components[MAX_COMPONENTS];
 };
 
@@ -101,33 +109,36 @@ struct options {
 	enum cache cache;
 	enum direct direct;
 	unsigned int traps;
-	double slow; /* seconds of the clock in one of the model */
+	double slow; /* seconds of the clock in a second of the model */
 	unsigned int targets;
-	double bandwidth; /* of each target, bytes/s */
+	double bandwidth; /* bytes/s of each target */
 	double seek_ms;
 	uint64_t run_bytes;
-	double latency_ms; /* of each data request, on top of the target's time */
-	double link;       /* bytes/s into a server that caches; 0: no limit */
+	double latency_ms; /* of each data request, in addition to the target's time */
+	double link;       /* bytes/s into a server that caches; 0: unlimited */
 	uint64_t server_cache_bytes;
 	double mds_latency_ms, mds_rate;
 	uint64_t stripe_size;
 	unsigned int stripe_count;
-	uint64_t capacity; /* of each target */
+	uint64_t capacity; /* bytes of each target */
 	uint64_t memory;
-	unsigned int window;    /* requests of a file that a client has under way */
-	unsigned int fallocate; /* whether there is one */
+	unsigned int window;    /* most requests in flight for each file of a client */
+	unsigned int fallocate; /* whether fallocate() is supported */
 	bool swap_bytes;
 	unsigned int pool_count;
 	struct pool pools[MAX_POOLS];
-	struct layout progressive;  /* of new files, instead of size and count; none: count is 0 */
-	uint64_t used[MAX_TARGETS]; /* bytes that something else has taken */
+	struct layout progressive; /* of new files, instead of size and count; a count of 0: none */
+	uint64_t used[MAX_TARGETS]; /* bytes that are taken from the beginning, by target */
 };
 
 extern struct options options;
 
-/* Exits after --help, and with a sentence on stderr if something is wrong. */
+/*
+ * Parses the command line into `options`. Exits after --help, and with an error message if an
+ * option is wrong.
+ */
 void options_parse(int count, char **arguments);
-/* "16Mi", "60M", "4096": whether it is one. */
+/* Parses a size such as "16Mi", "60M" or "4096". Returns whether the text is one. */
 bool parse_bytes(const char *text, uint64_t *bytes);
 
 /* ---- Layouts: layout.c ------------------------------------------------------------------------
@@ -135,18 +146,24 @@ bool parse_bytes(const char *text, uint64_t *bytes);
 
 struct piece {
 	uint16_t target; /* options.targets: the metadata server's own storage */
-	uint32_t object; /* within the file */
-	uint64_t offset; /* in the object */
+	uint32_t object; /* number within the file */
+	uint64_t offset; /* within the object */
 	uint32_t bytes;
 };
 
-/* The filesystem's own default. */
+/* Stores the filesystem's default layout. */
 void layout_default(struct layout *layout);
-/* A file's objects, as the wish says; 0 or a negative errno. Components after the first are made
- * when something is written there. */
+/*
+ * Create the objects of a file as requested, and the components of a range that have none yet.
+ * Return 0 or a negative errno. Components after the first are created when a range in them is
+ * first used.
+ */
 int layout_create(struct layout *layout, const struct layout *wish);
 int layout_make(struct layout *layout, uint64_t offset, uint64_t bytes);
-/* Which objects the bytes lie in, a piece for each; how many. -EIO without a component there. */
+/*
+ * Cuts a range into one piece for each object. Returns the number of pieces, or -EIO if no
+ * component covers the range.
+ */
 int layout_split(const struct layout *layout, uint64_t offset, uint32_t bytes,
 		 struct piece pieces[static MAX_PARTS]);
 const struct component *layout_component(const struct layout *layout, uint64_t offset);
@@ -157,7 +174,7 @@ const struct pool *pool_find(const char *name);
  */
 
 int store_open(const char *folder, uint64_t bytes);
-/* 0: there is none. What is in it is undefined. */
+/* Returns a block with undefined contents, or 0 if none is free. */
 uint32_t store_take(void);
 void store_give(uint32_t block);
 char *store_block(uint32_t block);
@@ -180,51 +197,54 @@ struct attribute {
 struct io;
 struct dirty;
 
-/* A file's copy in the archive: hsm.c. */
+/* The copy of a file in the archive: hsm.c. */
 struct archive {
-	uint32_t flags; /* as Lustre has them */
-	bool wanted;    /* to be archived, since then */
-	bool changed;   /* meanwhile */
+	uint32_t flags; /* in Lustre's encoding */
+	bool wanted;    /* a request is in progress since begun_ns */
+	bool changed;   /* since the request began */
 	uint64_t begun_ns;
 };
 
 struct node {
 	struct stat stat;
-	uint64_t lookups; /* the kernels' references */
+	uint64_t lookups; /* references of the kernels of all mounts */
 	unsigned int opens;
 	char *link;
 	struct attribute *attributes;
-	struct layout *layout; /* of a file; of a directory: for new files */
-	/* Which mounts know the attributes as they are now, and have no old pages: a bit for each.
-	 */
+	struct layout *layout; /* of a file; in a directory, the default for new files */
+	/* Mounts with current attributes and without old pages: a bit for each. */
 	uint64_t known_to, read_by;
 	/* Contents of a file. */
 	struct block *blocks;
 	size_t block_count;
-	/* A directory's entries, oldest first. */
+	/* Entries of a directory, oldest first. */
 	struct entry *first, *last;
 	uint64_t next_cookie;
 	struct node *parent; /* of a directory */
-	/* Data requests under way, oldest first, and who waits for them. */
+	/* Data requests in flight, oldest first, and operations that wait for them. */
 	struct io *oldest, *newest;
 	struct waiter *waiters;
-	/* A client's cache: a run of bytes that are not asked to be written yet, those that are,
-	 * and how many requests are under way. */
+	/*
+	 * Client's cache: a run of bytes that is not queued yet, queued requests, and the number of
+	 * requests in flight.
+	 */
 	uint64_t dirty_begin, dirty_end;
 	struct dirty *leaving;
 	unsigned int in_flight;
-	/* Requests that started off a stripe in the last stripe so far: counted when it is not the
-	 * last any more. */
+	/*
+	 * Last stripe written so far, and the unaligned requests in it. They are counted when a
+	 * later stripe is written.
+	 */
 	uint64_t last_stripe, pending_off;
 	bool ever_written;
-	int late_error; /* of a write that was answered before it failed: for the next fsync */
+	int late_error; /* from a write that was answered before it failed; for the next fsync */
 	struct archive archive;
 };
 
 struct entry {
 	struct entry *hash_next, *next, *previous;
 	struct node *directory, *node;
-	uint64_t known_to; /* which mounts know it: a bit for each */
+	uint64_t known_to; /* mounts that have cached the entry: a bit for each */
 	uint64_t cookie;
 	char name[];
 };
@@ -234,28 +254,37 @@ void tree_open(void);
 struct node *node_of(fuse_ino_t ino);
 fuse_ino_t ino_of(const struct node *node);
 struct node *node_create(struct node *directory, mode_t mode, const struct fuse_ctx *context);
-/* Frees it if nothing refers to it any more. */
+/* Frees the node if nothing refers to it any more. */
 void node_settle(struct node *node);
 struct entry *entry_find(struct node *directory, const char *name);
-/* Known to the mount that asks. */
+/* Adds an entry that is known to the mount of the current request. */
 struct entry *entry_add(struct node *directory, const char *name, struct node *node);
-/* Does not free the node, which has a link less. */
+/* Removes an entry. The node loses a link but is not freed. */
 void entry_remove(struct entry *entry);
-/* Changed by the mount that asks: the others no longer know it; modified: nor what is in it. */
+/*
+ * Records a change by the mount of the current request: the other mounts lose their cached
+ * attributes and, if `modified`, their pages.
+ */
 void node_touch(struct node *node, bool modified);
 uint64_t tree_nodes(void);
-/* The one with that number that has a name; NULL: there is none. */
+/* Returns the node with this number if it has a name, else NULL. */
 struct node *node_numbered(uint64_t number);
 
 /* ---- Contents: content.c ----------------------------------------------------------------------
  */
 
-/* Takes space on the targets for these bytes, or -ENOSPC. */
+/* Takes space on the targets for a range. Returns 0 or -ENOSPC. */
 int content_reserve(struct node *node, uint64_t offset, uint64_t bytes);
-/* Reserved before. staged: the block that buffer is, or 0; taken (set to 0) if it fits as it is. */
+/*
+ * Writes to a reserved range. `staged` is the block that holds `buffer`, or 0. If it fits as a
+ * whole it becomes the file's, and `staged` is set to 0.
+ */
 int content_write(struct node *node, uint64_t offset, const char *buffer, uint32_t bytes,
 		  uint32_t *staged);
-/* How many parts; together exactly these bytes. They hold until the next change of the file. */
+/*
+ * Returns the number of parts, which together cover the range. The parts are valid until the next
+ * change of the file.
+ */
 int content_read(struct node *node, uint64_t offset, uint32_t bytes, struct iovec *parts);
 void content_punch(struct node *node, uint64_t offset, uint64_t bytes);
 int content_truncate(struct node *node, uint64_t size);
@@ -272,7 +301,7 @@ struct part {
 
 struct io {
 	struct io *next, *previous; /* of the same file */
-	struct io *next_waiting;    /* for room in a server's cache */
+	struct io *next_waiting;    /* for space in the server's cache */
 	fuse_req_t request;
 	struct node *node;
 	bool write, answered, write_back;
@@ -285,7 +314,7 @@ struct io {
 };
 
 struct target {
-	struct part *first, *last; /* what waits */
+	struct part *first, *last; /* waiting parts */
 	struct part *current;
 	uint64_t free_at_ns;
 	uint64_t last_node, last_end;
@@ -298,41 +327,46 @@ struct target {
 	bool full, failing;
 	/* Statistics. */
 	uint64_t requests, seeks, bytes_read, bytes_written, busy_ns;
-	unsigned int queue, longest_queue; /* the one being served included */
+	unsigned int queue, longest_queue; /* including the part that is being served */
 };
 
 extern struct target targets[MAX_TARGETS + 1];
 
 uint64_t now_ns(void);
-/* From now to then, by the clock. */
+/* Returns the time from now until then, by the clock. */
 struct timespec model_pause(uint64_t until_ns);
 uint64_t target_free(const struct target *target);
 void model_open(void);
-/* Runs what is due, and says when something is next; UINT64_MAX: never. */
+/*
+ * Runs the events that are due. Returns the time of the next one, or UINT64_MAX if there is none.
+ */
 uint64_t model_run(void);
-/* Calls back at that time; once. */
+/* Calls back once at that time. */
 void model_later(uint64_t at_ns, void (*call)(void *argument), void *argument);
 /* Answers a read or write when the targets are done with it. */
 void model_io(fuse_req_t request, struct node *node, bool write, uint64_t offset, uint32_t bytes);
-/* The place of a request among all. */
+/* Returns the sequence number of a new request. */
 uint64_t model_sequence(void);
-/* Bytes whose writer has been answered; their place is when they were ready to leave. */
+/*
+ * Writes back bytes whose writer was answered before. `sequence` is from the time when they became
+ * ready to be sent.
+ */
 void model_write_back(struct node *node, uint64_t offset, uint32_t bytes, uint64_t sequence);
-/* Calls back when all data requests of this file that came before are done. */
+/* Calls back when all earlier data requests of the file are done. */
 void model_flush(struct node *node, void (*call)(void *argument), void *argument);
-/* When the metadata server is done with an operation that comes now. */
+/* Returns the time at which the metadata server will be done with an operation that arrives now. */
 uint64_t model_metadata(void);
 
 /* ---- A client's cache: client.c ----------------------------------------------------------------
  */
 
 void client_write(struct node *node, uint64_t offset, uint32_t bytes);
-/* What is dirty is on its way, or will be when the window allows. */
+/* Queues all dirty bytes of a file. They are sent as the in-flight limit allows. */
 void client_flush(struct node *node);
-/* A request is done. */
+/* Notes that a request is done. */
 void client_sent(struct node *node);
 void client_send(struct node *node);
-/* The place of the first that has not left; there is one. */
+/* Returns the sequence number of the oldest queued request. There must be one. */
 uint64_t client_oldest(const struct node *node);
 
 /* ---- Answers: answer.c ------------------------------------------------------------------------
@@ -364,56 +398,59 @@ enum kind {
 	OP_KINDS,
 };
 
-/* Each counts the operation and answers when the metadata server is done with it. */
+/*
+ * Counts the operation, and answers when the metadata server is done with it. This also holds for
+ * the functions below.
+ */
 void answer_error(fuse_req_t request, enum kind kind, int error);
 void answer_entry(fuse_req_t request, enum kind kind, struct node *node);
-/* At once, as a client that knows the name already does not ask for it. */
+/* Answers at once, without counting: a client that knows the name does not ask the server. */
 void answer_known_entry(fuse_req_t request, struct node *node);
 void answer_attributes(fuse_req_t request, enum kind kind, struct node *node);
-/* How long the kernel keeps what it is told. */
+/* Returns how many seconds the kernel may cache names and attributes. */
 double answer_valid_s(void);
 void answer_open(fuse_req_t request, struct node *node, const struct fuse_file_info *file);
 void answer_create(fuse_req_t request, struct node *node, const struct fuse_file_info *file);
-/* Copies the bytes. */
+/* Answers with a copy of the bytes. */
 void answer_bytes(fuse_req_t request, enum kind kind, const void *bytes, size_t count);
 void answer_statfs(fuse_req_t request, const struct statvfs *statfs);
 void answer_ioctl(fuse_req_t request, int result, const void *bytes, size_t count);
-/* What getxattr and listxattr answer: a value for which there is room for so many bytes; 0: its
- * size is asked for. Copies it. */
+/*
+ * Answers getxattr or listxattr with a copy of the value. `room` is the size of the caller's
+ * buffer; 0: the caller asks for the size of the value.
+ */
 void answer_value(fuse_req_t request, const void *value, size_t bytes, size_t room);
-/* Fails unless error is 0, after all data requests of the file so far. */
+/* Answers after all data requests of the file so far. Fails if one of them failed late. */
 void answer_synced(fuse_req_t request, struct node *node);
-/* What the kernel is told besides what libfuse has an option for. */
+/* Sends an answer to the kernel, with flags that libfuse has no option for. */
 ssize_t answer_send(int device, struct iovec *parts, int count, void *mount);
 
 /* ---- Operations -------------------------------------------------------------------------------
  */
 
-/* names.c, io.c, attributes.c, play.c fill in theirs. */
+/* Add the operations of names.c, io.c, attributes.c and play.c to the table. */
 void names_operations(struct fuse_lowlevel_ops *operations);
 void io_operations(struct fuse_lowlevel_ops *operations);
 void attributes_operations(struct fuse_lowlevel_ops *operations);
 void play_operations(struct fuse_lowlevel_ops *operations);
 
-/* One client of the storage: its kernel keeps names, attributes and pages of its own. */
+/* A client of the storage. Its kernel has its own cache of names, attributes and pages. */
 struct mount {
 	struct fuse_session *session;
 	uint64_t bit;
 	bool initialized;
 };
 
-/* The bit of the mount whose request is being served. */
+/* Bit of the mount whose request is being served. */
 extern uint64_t asking;
 
-/* The block that the request now being served was read into, directly behind its head. */
+/* Block that holds the data of the current request, directly behind its header. */
 extern uint32_t staged_block;
 
-/* Gives a new file the layout of its directory, or the filesystem's; none at all if that is to
- * come. */
+/* Gives a new file the layout of its directory or of the filesystem; no layout if `delayed`. */
 void file_lay_out(struct node *node, const struct node *directory, bool delayed);
 
-/* ---- Faults and figures: statistics.c, control.c ----------------------------------------------
- */
+/* ---- Faults and statistics: statistics.c, control.c ------------------------------------------ */
 
 struct statistics {
 	uint64_t started_ns;
@@ -426,11 +463,13 @@ struct statistics {
 
 extern struct statistics statistics;
 
-/* Nothing is answered. */
+/* While set, no request is answered. */
 extern bool frozen;
 
-/* What the archive does: as it should; no request is taken, as there is no coordinator, or the
- * right to ask is missing; nothing is done; nothing can be done. */
+/*
+ * Behaviour of the archive. OFF: no coordinator, so requests fail; REFUSED: the caller lacks the
+ * right; STUCK: requests make no progress; FAILING: copies fail.
+ */
 enum archive_order {
 	ARCHIVE_WELL,
 	ARCHIVE_OFF,
@@ -440,29 +479,30 @@ enum archive_order {
 };
 extern enum archive_order archive_order;
 
-/* A file's content has changed. */
+/* Notes that the content of a file has changed. */
 void hsm_changed(struct node *node);
 
 void statistics_reset(void);
-/* Counts a write request, before the file changes. */
+/* Counts a write request. Called before the file changes. */
 void statistics_write(struct node *node, uint64_t offset, uint32_t bytes);
-/* JSON, to be freed. */
+/* Returns the statistics as JSON, to be freed. */
 char *statistics_text(void);
 int control_open(const char *folder);
 void control_serve(int listener);
 
-/* ---- What the filesystem that is played says about layouts: play.c --------------------------- */
+/* ---- Layouts of the simulated filesystem: play.c --------------------------------------------- */
 
-/* Into a buffer of 64 KiB; how long it is, or a negative errno: -EOPNOTSUPP if the name means
- * nothing. */
+/*
+ * Gets a layout attribute into a buffer of 64 KiB. Returns its length or a negative errno;
+ * -EOPNOTSUPP if the filesystem has no attribute of this name.
+ */
 ssize_t layout_attribute(const struct node *node, const char *name, char *blob);
 int set_layout_attribute(struct node *node, const char *name, const char *value, size_t bytes);
 
-/* ---- What the machine shows of each target: sysfs.c -------------------------------------------
- */
+/* ---- Space of each target as files: sysfs.c -------------------------------------------------- */
 
 void sysfs_open(const char *folder);
-/* Soon: used space has changed. */
+/* Schedules an update of the files after the used space has changed. */
 void sysfs_renew(void);
 
 #endif

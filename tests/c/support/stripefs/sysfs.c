@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a machine with the real client shows of each target in /sys/fs/lustre and in debugfs: the
- * same folders below sys/ and debug/ of the backing folder, renewed a moment after something has
- * changed.
+ * Writes the space of each target as a real client shows it in /sys/fs/lustre and in debugfs. The
+ * folders are sys/ and debug/ in the backing folder, and are updated a moment after each change.
  */
 #include "stripefs.h"
 
@@ -41,7 +40,7 @@ __attribute__((format(printf, 2, 3))) static void put(const char *path, const ch
 	va_start(arguments, format);
 	vfprintf(file, format, arguments);
 	va_end(arguments);
-	/* Nobody reads half a number. */
+	/* The rename keeps readers from seeing half a number. */
 	if (!fclose(file))
 		rename(fresh, whole);
 }

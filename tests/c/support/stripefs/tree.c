@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files, directories and their names, in memory. */
+/* The tree of files, directories and names, in memory. */
 #include "stripefs.h"
 
 #include <errno.h>
@@ -77,7 +77,7 @@ struct node *node_create(struct node *directory, mode_t mode, const struct fuse_
 		if (S_ISDIR(mode))
 			node->stat.st_mode |= S_ISGID;
 	}
-	/* What the real client says, whatever the stripe size is. */
+	/* Real clients report this block size, whatever the stripe size is. */
 	node->stat.st_blksize = options.play == PLAY_LUSTRE ? 4 << 20 :
 				options.play == PLAY_BEEGFS ? 512 << 10 :
 				options.play == PLAY_CEPH   ? 4 << 20 :
@@ -107,7 +107,10 @@ void node_settle(struct node *node)
 	if (node->opens || node->stat.st_nlink > unlinked || node->oldest || node->leaving ||
 	    node->waiters)
 		return;
-	/* A client that has not heard of the end of a file may refer to it for long. */
+	/*
+	 * A client that missed the removal of a file may keep references to it for long, so its
+	 * space is freed first.
+	 */
 	if (S_ISREG(node->stat.st_mode))
 		content_truncate(node, 0);
 	if (node->lookups)
