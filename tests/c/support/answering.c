@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A FUSE filesystem with two directories and two files in it that answers what it is told to:
- * answering ANSWERS MOUNTPOINT SOURCE. What "lustre.lov" of /file is, is in
- * ANSWERS/_file.lustre.lov; what an ioctl of /directory returns, in
- * ANSWERS/_directory.ioctl-800866a8. Where there is no such file it has no answer, as any other
- * filesystem. Each question becomes a line of ANSWERS/asked. For tests; it trusts everybody.
+ * A FUSE filesystem with prepared answers: answering ANSWERS MOUNTPOINT SOURCE. It has three
+ * directories and two files.
+ *
+ * The value of "lustre.lov" of /file is the file ANSWERS/_file.lustre.lov; the result of an ioctl
+ * of /directory is ANSWERS/_directory.ioctl-800866a8. If the file is missing, the filesystem
+ * answers like a filesystem without that attribute or ioctl. Each question is appended to
+ * ANSWERS/asked as a line.
+ *
+ * For tests only: the filesystem checks no permissions.
  */
 #define _GNU_SOURCE
 #define FUSE_USE_VERSION 35
@@ -48,7 +52,10 @@ static int open_any(const char *path, struct fuse_file_info *file)
 	return 0;
 }
 
-/* "_directory_inner.NAME" */
+/*
+ * Opens the answer "_directory_inner.NAME" to a question about `path`, and logs the question.
+ * Returns a descriptor, or -1 if there is no answer.
+ */
 static int open_answer(const char *path, const char *name)
 {
 	char whole[512], *at;
@@ -113,7 +120,7 @@ static const struct fuse_operations operations = {
 
 int main(int count, char **arguments)
 {
-	/* In the foreground: whoever started it ends it. */
+	/* Runs in the foreground until the process that started it ends it. */
 	char foreground[] = "-f", alone[] = "-s", with[] = "-o", options[512];
 	char *fuse_arguments[] = { arguments[0], foreground, alone,
 				   with,         options,    arguments[count > 2 ? 2 : 0],

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Archives for tests, made of the pure parts of the zip floor. Data that is NULL is all zeros and
- * takes no memory, so that records may be as large as one likes: the archive is a list of extents,
- * and what lies between them is zeros.
+ * Zip archives in memory, made with the library's pure encoders. An archive is a list of extents
+ * with zeros between them. Data that is NULL is all zeros and takes no memory, so records may be of
+ * any size.
  */
 #ifndef TESTS_SUPPORT_ARCHIVE_H
 #define TESTS_SUPPORT_ARCHIVE_H
@@ -23,12 +23,12 @@ struct archive_extent {
 };
 
 struct archive {
-	struct archive_extent extents[2 * ARCHIVE_MOST_RECORDS + 1]; /* ascending */
+	struct archive_extent extents[2 * ARCHIVE_MOST_RECORDS + 1]; /* in ascending order */
 	size_t extent_count;
 	struct format_entry entries[ARCHIVE_MOST_RECORDS];
 	uint64_t count;
 	uint64_t cursor;
-	uint64_t bytes; /* of the whole archive, once it is finished */
+	uint64_t bytes; /* size of the archive; set by archive_finish() */
 };
 
 static inline void archive_put(struct archive *archive, uint64_t offset, struct base_buffer *bytes)
@@ -39,7 +39,10 @@ static inline void archive_put(struct archive *archive, uint64_t offset, struct 
 	memset(bytes, 0, sizeof(*bytes));
 }
 
-/* The checksum of zeros, by doubling: a terabyte of them is not waited for. */
+/*
+ * Returns the checksum of zeros. Doubles the length with each step, so that a terabyte takes no
+ * time.
+ */
 static inline uint32_t archive_crc_of_zeros(uint64_t bytes)
 {
 	uint32_t result = 0, power = base_crc32(0, "", 1);
@@ -52,7 +55,9 @@ static inline uint32_t archive_crc_of_zeros(uint64_t bytes)
 	return result;
 }
 
-/* `name` with its folder. `unknown`: as if the length were not known when the header was written.
+/*
+ * Appends a record. `name` includes the folder. With `unknown` the header is written as if the
+ * length were not known yet.
  */
 static inline void archive_add(struct archive *archive, const char *name, const void *data,
 			       uint64_t bytes, uint32_t alignment, bool unknown)
@@ -96,12 +101,12 @@ static inline void archive_finish(struct archive *archive)
 	archive_put(archive, archive->cursor, &directory);
 }
 
-/* A format_fetch_fn. */
+/* Implements format_fetch_fn for a struct archive. */
 static inline int archive_fetch(void *user, uint64_t offset, void *into, size_t bytes)
 {
 	const struct archive *archive = user;
 
-	/* A parser must never ask for what is not there. */
+	/* A parser must never ask for bytes outside the archive. */
 	ck_assert_uint_le(offset, archive->bytes);
 	ck_assert_uint_le(bytes, archive->bytes - offset);
 	memset(into, 0, bytes);
@@ -117,7 +122,7 @@ static inline int archive_fetch(void *user, uint64_t offset, void *into, size_t 
 	return 0;
 }
 
-/* All of it in one piece, to be freed. Small archives only. */
+/* Returns the whole archive in one buffer, to be freed. For small archives only. */
 static inline uint8_t *archive_flat(const struct archive *archive)
 {
 	uint8_t *flat = malloc(archive->bytes);
@@ -136,15 +141,14 @@ static inline void archive_free(struct archive *archive)
 	memset(archive, 0, sizeof(*archive));
 }
 
-/* ---- Bytes in memory as an archive
- * ------------------------------------------------------------------- */
+/* ---- Archives as plain bytes ----------------------------------------------------------------- */
 
 struct archive_bytes {
 	const uint8_t *data;
 	size_t bytes;
 };
 
-/* A format_fetch_fn. */
+/* Implements format_fetch_fn for a struct archive_bytes. */
 static inline int archive_bytes_fetch(void *user, uint64_t offset, void *into, size_t bytes)
 {
 	const struct archive_bytes *archive = user;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saves in the background, and a way to hold them up. Each program includes this once. */
+/* Background saves, and a gate that stops them in a phase. A test program includes this once. */
 #ifndef TESTS_SUPPORT_ASYNC_CASE_H
 #define TESTS_SUPPORT_ASYNC_CASE_H
 
@@ -79,7 +79,7 @@ static inline bool is_there(const char *path)
 	return access(path, F_OK) == 0;
 }
 
-/* Returns when it stands still in this phase. */
+/* Begins a save, and returns when it has stopped at the gate in this phase. */
 static inline struct ioshape_save *begin_gated(struct gate *gate, enum ioshape_phase phase,
 					       const char *path)
 {
@@ -92,7 +92,7 @@ static inline struct ioshape_save *begin_gated(struct gate *gate, enum ioshape_p
 	return save;
 }
 
-/* Waits for its end, and frees it. */
+/* Waits until the save has ended, and frees it. Returns its result. */
 static inline int end(struct ioshape_save *save)
 {
 	int ret = ioshape_save_wait(save, -1);

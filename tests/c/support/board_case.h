@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Boards of all kinds, for tests: opened, and used by calls that must succeed. */
+/*
+ * Message stores of all kinds, for tests: functions that open them and functions that must succeed.
+ */
 #ifndef TESTS_SUPPORT_BOARD_CASE_H
 #define TESTS_SUPPORT_BOARD_CASE_H
 
@@ -23,7 +25,7 @@ struct board_case {
 	const struct store_ops *ops;
 	uint32_t ranks;
 	char name[32];
-	const char *memory; /* of the board of a host; NULL: the usual */
+	const char *memory; /* shared-memory folder of the store of one host; NULL: the default */
 	char address[128];
 	struct slots_config coordinator;
 	struct redis_server server;
@@ -102,7 +104,7 @@ static inline bool board_case_look(struct store *board, const char *scope, const
 	return !ret;
 }
 
-/* Waits until the note is there and says this. */
+/* Waits until the message exists and has this text. */
 static inline void board_case_expect(struct store *board, const char *scope, const char *name,
 				     const void *text, size_t bytes)
 {
@@ -117,7 +119,7 @@ static inline void board_case_expect(struct store *board, const char *scope, con
 	base_buffer_free(&note);
 }
 
-/* For collect(): counts notes that say "note of RANK". */
+/* State of board_case_count(), which counts messages whose text is "note of RANK". */
 struct board_case_found {
 	bool *have;
 	uint32_t count, calls;
@@ -147,7 +149,7 @@ static inline void board_case_post_own(struct store *board, const char *scope, c
 	board_case_post(board, scope, name, text, strlen(text));
 }
 
-/* Waits until notes of so many ranks have been collected. */
+/* Waits until the messages of `count` ranks have been collected, each once. */
 static inline void board_case_collect(struct store *board, const char *scope, const char *prefix,
 				      uint32_t count)
 {

@@ -28,7 +28,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-/* Where the program lies in memory. */
+/* Address at which the program is loaded. */
 extern const char __executable_start[] __attribute__((visibility("hidden")));
 
 static struct calls_record *record;
@@ -40,7 +40,7 @@ static struct {
 } wanted[2];
 static const char *wanted_name;
 static struct {
-	_Atomic uint32_t site; /* 0: none, or it has failed */
+	_Atomic uint32_t site; /* 0: unused, or the call has failed already */
 	int code;
 } places[2];
 static struct {
@@ -117,13 +117,16 @@ long calls_find(const char *name, unsigned long from)
 	return -1;
 }
 
-/* What failing from there on is about. */
+/*
+ * Returns whether two calls count as one name if all calls from a position on fail. All allocations
+ * do.
+ */
 static bool is_alike(const char *name, const char *other)
 {
 	return !strcmp(name, other) || (calls_is_memory(name) && calls_is_memory(other));
 }
 
-/* The first one that comes from there. */
+/* Returns the error for the call at this site, once; 0 if it is not to fail. */
 static int choose_at(uint32_t site)
 {
 	for (unsigned i = 0; i < sizeof(places) / sizeof(*places); i++) {
@@ -156,7 +159,7 @@ static int choose(const char *name, unsigned long now)
 	return 0;
 }
 
-/* What cannot do a part of what was asked for was interrupted. */
+/* Replaces a short result by an interruption, for calls that cannot do a part of their work. */
 static int errno_of(int code)
 {
 	return code == CALLS_SHORT ? EINTR : code;
@@ -186,10 +189,10 @@ int calls_fail(const char *name, const void *site)
 	return code;
 }
 
-/* What is to come of the call by which a wrapper was called. */
+/* Decides about the call whose wrapper this is used in: 0, an errno or CALLS_SHORT. */
 #define FAIL(name) calls_fail(name, __builtin_return_address(0))
 
-/* A function that fails with `failure`, and errno. */
+/* Wraps a function that fails by returning `failure` and setting errno. */
 #define WRAP(type, name, failure, parameters, arguments)                                           \
 	type __real_##name parameters;                                                             \
 	type __wrap_##name parameters;                                                             \
@@ -198,7 +201,7 @@ int calls_fail(const char *name, const void *site)
 		return FAIL(#name) ? (failure) : __real_##name arguments;                          \
 	}
 
-/* One that may do less than was asked for. */
+/* Wraps a function that may do less than it was asked for. */
 #define WRAP_PART(name, parameters, arguments, less)                                               \
 	ssize_t __real_##name parameters;                                                          \
 	ssize_t __wrap_##name parameters;                                                          \
@@ -211,7 +214,7 @@ int calls_fail(const char *name, const void *site)
 		return code ? -1 : __real_##name arguments;                                        \
 	}
 
-/* One whose failure is a negative errno. */
+/* Wraps a function that fails by returning a negative errno. */
 #define WRAP_RING(name, parameters, arguments)                                                     \
 	int __real_##name parameters;                                                              \
 	int __wrap_##name parameters;                                                              \
@@ -220,7 +223,10 @@ int calls_fail(const char *name, const void *site)
 		return FAIL(#name) ? -errno : __real_##name arguments;                             \
 	}
 
-/* Whole pages, if there are more: what is read ends early only where direct I/O can go on. */
+/*
+ * Returns the length of a short result. It is whole pages where possible, because direct reads can
+ * only go on there.
+ */
 static size_t part(size_t bytes)
 {
 	return bytes > 8192 ? bytes / 2 / 4096 * 4096 : (bytes + 1) / 2;
@@ -284,8 +290,7 @@ WRAP_PART(read, (int fd, void *data, size_t bytes), (fd, data, bytes), (fd, data
 WRAP_PART(write, (int fd, const void *data, size_t bytes), (fd, data, bytes),
 	  (fd, data, part(bytes)))
 
-/* ---- Sockets, and what else the system gives --------------------------------------------------
- */
+/* ---- Sockets and other system calls ---------------------------------------------------------- */
 
 WRAP(int, accept4, -1, (int fd, struct sockaddr *address, socklen_t *bytes, int flags),
      (fd, address, bytes, flags))
@@ -323,7 +328,7 @@ WRAP(ssize_t, sendto, -1,
 
 WRAP(redisContext *, redisConnectFd, NULL, (int fd), (fd))
 
-/* One whose failure is in its context. */
+/* Wraps a function of hiredis, which reports failures in its context. */
 #define WRAP_REDIS(name, parameters, arguments)                                                    \
 	int __real_##name parameters;                                                              \
 	int __wrap_##name parameters;                                                              \
@@ -363,7 +368,7 @@ WRAP_RING(io_uring_register_files_update,
 WRAP_RING(io_uring_register_iowq_max_workers, (struct io_uring * ring, unsigned *values),
 	  (ring, values))
 
-/* What is waited for comes, and has failed. */
+/* Waits for the completion, and makes it fail. */
 int __real___io_uring_get_cqe(struct io_uring *ring, struct io_uring_cqe **cqe, unsigned submit,
 			      unsigned count, sigset_t *signals);
 int __wrap___io_uring_get_cqe(struct io_uring *ring, struct io_uring_cqe **cqe, unsigned submit,
@@ -384,7 +389,7 @@ int __wrap___io_uring_get_cqe(struct io_uring *ring, struct io_uring_cqe **cqe, 
 	return ret;
 }
 
-/* ---- Those that need more than that ---------------------------------------------------------- */
+/* ---- Functions with special cases ------------------------------------------------------------ */
 
 bool calls_is_memory(const char *name)
 {
@@ -415,7 +420,10 @@ int __wrap_close(int fd);
 
 int __real_fcntl64(int fd, int command, ...);
 
-/* Open for writing; who only looks whether its writer is dead opens it otherwise. */
+/*
+ * Returns whether the descriptor is a temporary file that is open for writing. The library opens
+ * with O_NONBLOCK if it only checks whether the writer is dead.
+ */
 static bool is_temporary(int fd)
 {
 	char link[64], path[4096];
@@ -436,7 +444,7 @@ int __wrap_close(int fd)
 	const int code = FAIL(is_temporary(fd) ? "close temporary" : "close");
 	int result;
 
-	/* Whatever it answers, Linux has closed it. */
+	/* Linux closes the descriptor even if close() fails. */
 	result = __real_close(fd);
 	if (!code)
 		return result;
@@ -503,7 +511,7 @@ int __wrap_fsync(int fd)
 	return FAIL(directory ? "fsync directory" : "fsync") ? -1 : __real_fsync(fd);
 }
 
-/* The one argument more that calls of these have. */
+/* Reads the single variable argument of these calls. */
 #define TAKE(last, type, into)                                                                     \
 	do {                                                                                       \
 		va_list args;                                                                      \
@@ -560,7 +568,10 @@ int __wrap_openat64(int fd, const char *name, int flags, ...)
 
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
-/* Fewer than six may have been given: as the true one, it passes on what lies there. */
+/*
+ * The caller may have passed fewer than six arguments. Like the real function, this passes on
+ * whatever is on the stack.
+ */
 __attribute__((no_sanitize("address"))) long __wrap_syscall(long number, ...)
 {
 	long arguments[6];

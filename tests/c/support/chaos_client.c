@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One of those who suffer in tests/support/harm/chaos.py. Takes turns, or saves files, until
- * SIGTERM, and writes down what it believes: one line and one write() for each event, so that a
- * kill leaves whole lines. Times are CLOCK_MONOTONIC, in ns: all processes of a host can be
- * compared.
+ * A client of tests/support/harm/chaos.py. Takes turns or saves files until SIGTERM, and logs what
+ * it observes: one line and one write() for each event, so that a kill leaves whole lines. Times
+ * are CLOCK_MONOTONIC in ns, which all processes of a host share.
  *
- *     chaos-client turns LOG NAME SEED HOLD_MS WEIGHT large|mixed
- *     chaos-client saves LOG NAME SEED FILE LARGE_BYTES PAUSE_MS
- *     chaos-client crowd LOG NAME SEED FOLDER GENERATIONS NUMBER ALIKE CLIENTS LARGE_BYTES PAUSE_MS
- *     chaos-client group LOG NAME SEED GENERATIONS TOKEN BOARD MODE RANK RANKS LARGE_BYTES PAUSE_MS
- *     chaos-client last LOG NAME SEED FOLDER and what a rank has
- *     chaos-client check FILE...        are they all whole, to the bit?
- *     chaos-client generations DIR      and these?
+ *   chaos-client turns LOG NAME SEED HOLD_MS WEIGHT large|mixed
+ *   chaos-client saves LOG NAME SEED FILE LARGE_BYTES PAUSE_MS
+ *   chaos-client crowd LOG NAME SEED FOLDER GENERATIONS NUMBER ALIKE CLIENTS LARGE_BYTES PAUSE_MS
+ *   chaos-client group LOG NAME SEED GENERATIONS TOKEN BOARD MODE RANK RANKS LARGE_BYTES PAUSE_MS
+ *   chaos-client last LOG NAME SEED FOLDER and the arguments of a rank
+ *   chaos-client check FILE...        verify files, bit by bit
+ *   chaos-client generations DIR      verify the checkpoints of a group
  *
- * The coordinator and so on come from the environment, as in any program that uses the library.
+ * The coordinator and other settings come from the environment, as in any program that uses the
+ * library.
  *
  * A line is "TIME NAME EVENT key=value ...; TEXT". A turn is held from before "got" until after
  * "release" or "lost".
@@ -38,7 +38,7 @@
 
 #define MIB (1ull << 20)
 
-/* A piece of a write: so often there is progress. */
+/* Interval of progress reports, like the pieces of a real write. */
 #define PIECE_MS 10u
 
 /* Some turns are longer than a lease. */
@@ -108,7 +108,7 @@ void sleep_ms(uint64_t ms)
 	nanosleep(&time, NULL);
 }
 
-/* The save that this thread is writing. */
+/* Save that this thread is writing. */
 static _Thread_local struct span *writing;
 
 static void on_log(void *user, enum ioshape_log_level level, const char *message)
@@ -129,8 +129,10 @@ static void open_context(void)
 	const char *lease = getenv("CHAOS_LEASE_MS");
 	const uint32_t lease_ms = lease ? (uint32_t)strtoul(lease, NULL, 10) : 0;
 
-	/* A save that goes past the page cache hands its slot over before its end, which nobody
-	 * sees from outside; one through the cache keeps it until its bytes are on the disk. */
+	/*
+	 * A direct save hands its slot on before its end, which other processes cannot see. A
+	 * buffered save keeps it until its bytes are on the disk.
+	 */
 	options.direct = IOSHAPE_DIRECT_OFF;
 	options.log = on_log;
 	options.log_level = IOSHAPE_LOG_DEBUG;
@@ -205,8 +207,7 @@ static void take_turns(uint64_t hold_ms, uint32_t weight, bool mixed)
 		uint64_t most_ms = chance(8) || long_ms < hold_ms ? hold_ms : long_ms;
 
 		take_turn(turn, chance(most_ms + 1), weight, mixed);
-		/* Now and then nobody asks: a coordinator that finds itself alone does other
-		 * things. */
+		/* Pauses at random, because a coordinator without clients works differently. */
 		if (!chance(8))
 			sleep_ms(chance(2 * hold_ms + 1));
 	}
@@ -278,7 +279,7 @@ static void save_files(const char *path, size_t large_bytes, uint64_t pause_ms)
 	}
 }
 
-/* ---- Afterwards ------------------------------------------------------------------------------ */
+/* ---- Verification ---------------------------------------------------------------------------- */
 
 int check_reader(struct ioshape_reader *reader, uint64_t *seed, char *why, size_t why_bytes)
 {
@@ -333,7 +334,7 @@ static int check_files(char **paths)
 	return bad;
 }
 
-/* ---- Beginning ------------------------------------------------------------------------------- */
+/* ---- Main ------------------------------------------------------------------------------------ */
 
 static void begin(char **argv)
 {

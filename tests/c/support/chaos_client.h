@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of chaos-client share: its context, its log, its luck, and one save. */
+/*
+ * Interface between the source files of chaos-client: its context, its log, random numbers, and one
+ * save.
+ */
 #ifndef TESTS_SUPPORT_CHAOS_CLIENT_H
 #define TESTS_SUPPORT_CHAOS_CLIENT_H
 
@@ -9,18 +12,20 @@
 #include <stdatomic.h>
 
 extern struct ioshape_context *context;
-extern volatile sig_atomic_t stop; /* SIGTERM has come */
+extern volatile sig_atomic_t stop; /* set by SIGTERM */
 
 uint64_t now_ns(void);
 void sleep_ms(uint64_t ms);
-uint64_t chance(uint64_t most); /* up to, but not, `most` */
-uint64_t new_seed(void);        /* of a sample; no two are alike */
+uint64_t chance(uint64_t most); /* random number below `most` */
+uint64_t new_seed(void);        /* unique seed for a sample */
 
 __attribute__((noreturn)) void give_up(const char *what, const char *why);
 __attribute__((format(printf, 2, 3))) void note(uint64_t at_ns, const char *format, ...);
 
-/* When a save had its slot for sure: from its file's creation until its bytes were safe; and what
- * the log tells of the slot. */
+/*
+ * Time during which a save certainly held its slot, from the creation of its file until its bytes
+ * were safe, and what the library's log reports about the slot.
+ */
 struct span {
 	_Atomic uint64_t begin_ns, end_ns;
 	_Atomic uint64_t fence;
@@ -34,13 +39,15 @@ void note_saved(unsigned turn, int ret, const struct ioshape_report *report,
 
 void save_once(unsigned turn, const char *path, size_t large_bytes);
 
-/* What is in a file that holds one of these samples, whichever: 0 and its seed, or a code, and why.
+/*
+ * Verify that a file holds a sample of any seed. Return 0 and the seed, or an error code and the
+ * reason in `why`.
  */
 int check_reader(struct ioshape_reader *reader, uint64_t *seed, char *why, size_t why_bytes);
 int check_file(const char *path, uint64_t *seed, char *why, size_t why_bytes);
 
-/* chaos_crowd.c */
-int crowd_run(const char *mode, int argc, char **argv); /* behind the log, the name and the seed */
+/* Defined in chaos_crowd.c. */
+int crowd_run(const char *mode, int argc, char **argv); /* argv: after LOG, NAME and SEED */
 int crowd_check_generations(const char *directory);
 
 #endif

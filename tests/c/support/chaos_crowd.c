@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * chaos-client as one of a crowd that shares folders (tests/campaign/crowd_storm.py): it saves
- * files of its own and of its user's others, in the foreground and in the background, loads,
- * prunes, and looks into other users' folders; or it is a rank that saves generations.
+ * The modes of chaos-client that share folders (tests/campaign/crowd_storm.py). A client saves
+ * files of its own and files of its user's other clients, in the foreground and in the background.
+ * It loads, prunes, and tries to read the folders of other users. Or it is a rank that saves
+ * checkpoints with a group.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -23,11 +24,14 @@
 #include <unistd.h>
 
 #define SHARED_FILES 3
-#define AT_ONCE 2 /* saves in the background */
+#define AT_ONCE 2 /* background saves at a time */
 #define KEEP_LAST 3
 #define DEADLINE_MS 3000
 
-/* Of the user's clients, those with the same remainder came through the same mount. */
+/*
+ * Arguments of a client. Clients of a user whose numbers have the same remainder modulo `alike` use
+ * the same mount.
+ */
 struct crowd {
 	const char *folder, *generations;
 	unsigned number, alike, clients;
@@ -80,7 +84,7 @@ static void save_in_background(struct crowd *crowd, const char *path)
 	}
 }
 
-/* Somebody's file while they replace it. */
+/* Loads a file of a random client that may be replacing it meanwhile. */
 static void load(const struct crowd *crowd)
 {
 	const unsigned like_me = crowd->number % crowd->alike;
@@ -108,7 +112,7 @@ static void spy_into(const char *folder)
 	while (listing && (entry = readdir(listing))) {
 		int fd = openat(dirfd(listing), entry->d_name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 
-		/* Without root there is but one user. */
+		/* Without root all clients run as one user. */
 		if (fd >= 0 && !fstat(fd, &status) && S_ISREG(status.st_mode) &&
 		    status.st_uid != geteuid())
 			note(now_ns(), "spied; %s/%s", folder, entry->d_name);
@@ -137,14 +141,14 @@ static void spy(const struct crowd *crowd)
 		closedir(listing);
 }
 
-/* ---- Generations ----------------------------------------------------------------------------- */
+/* ---- Checkpoints of a group ------------------------------------------------------------------ */
 
 static uint64_t part_seed(uint64_t step, unsigned rank)
 {
 	return step * 64 + rank;
 }
 
-/* 0, or a code, and why. */
+/* Verifies the checkpoint of this step. Returns 0, or an error code and the reason in `why`. */
 static int check_generation(const char *directory, uint64_t step, uint64_t *found, char *why,
 			    size_t why_bytes)
 {
@@ -196,7 +200,7 @@ int crowd_check_generations(const char *directory)
 	return bad;
 }
 
-/* Of a job that goes on meanwhile. */
+/* Loads the newest checkpoint of a job that goes on saving. */
 static void load_generation(const struct crowd *crowd)
 {
 	char why[512] = "";
@@ -238,7 +242,7 @@ static int save_generation(struct ioshape_group *group, uint64_t step, unsigned 
 	return ret;
 }
 
-/* Until a save fails: then somebody of the job is gone, and all begin again. */
+/* Saves until a save fails. Then a rank of the job has died, and all ranks start again. */
 static void save_generations(const char *directory, const struct ioshape_group_options *options,
 			     size_t large_bytes, uint64_t pause_ms, unsigned most)
 {
@@ -261,7 +265,7 @@ static void save_generations(const char *directory, const struct ioshape_group_o
 	ioshape_group_free(group);
 }
 
-/* ---- Beginning ------------------------------------------------------------------------------- */
+/* ---- Main ------------------------------------------------------------------------------------ */
 
 static void act(struct crowd *crowd)
 {
@@ -329,7 +333,7 @@ static int be_a_rank(char **argv, unsigned most)
 	return 0;
 }
 
-/* The next save, which leaves nothing of the dead: as any rank, but once, and a file besides. */
+/* Saves a file and a checkpoint at the end of the campaign, to remove what dead processes left. */
 static int save_last(char **argv)
 {
 	char path[PATH_MAX];

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every unit test program ends with: runs one suite and reports in TAP, which meson reads. */
+/* Runs the tests of a program with libcheck and reports in TAP, which meson reads. */
 #ifndef TESTS_SUPPORT_CHECK_MAIN_H
 #define TESTS_SUPPORT_CHECK_MAIN_H
 
 #include <check.h>
 #include <stdlib.h>
 
-/* ck_assert() for inner loops: that one tells the parent process each time it is passed. */
+/*
+ * Replaces ck_assert() in inner loops: ck_assert() writes to the parent process whenever it passes.
+ */
 #define REQUIRE(condition)                                                                         \
 	do {                                                                                       \
 		if (!(condition))                                                                  \
@@ -14,16 +16,15 @@
 	} while (0)
 
 /*
- * Only a test that hangs reaches its time-out, on a machine that does ten other things, too: so all
- * have the same one, and none has one of its own. libcheck's is 4 s. What a test checks does not
- * depend on it.
+ * Sets one generous time-out for all tests. libcheck's 4 s are too short on a busy machine; only a
+ * test that hangs reaches this limit. No test depends on the value.
  */
 __attribute__((constructor)) static void check_set_timeout(void)
 {
 	setenv("CK_DEFAULT_TIMEOUT", getenv("IOSHAPE_TEST_LONG") ? "1800" : "300", 0);
 }
 
-/* A case whose tests have the same set-up. */
+/* Returns a new case of the suite with a fixture around each test. */
 static inline TCase *check_case(Suite *suite, const char *name, SFun setup, SFun teardown)
 {
 	TCase *added = tcase_create(name);
@@ -34,7 +35,8 @@ static inline TCase *check_case(Suite *suite, const char *name, SFun setup, SFun
 }
 
 /*
- * Tests that are found by themselves: TEST(case, name) is a function that check_run() runs.
+ * Test cases whose tests register themselves. TEST(case, name) defines a function that check_run()
+ * runs:
  *
  *     static struct test_case waiting = { .name = "waiting", .setup = setup };
  *
@@ -44,8 +46,8 @@ static inline TCase *check_case(Suite *suite, const char *name, SFun setup, SFun
  */
 struct test_case {
 	const char *name;
-	void (*start)(void), (*stop)(void);     /* around all of its tests */
-	void (*setup)(void), (*teardown)(void); /* around each */
+	void (*start)(void), (*stop)(void);     /* once around all tests of the case */
+	void (*setup)(void), (*teardown)(void); /* around each test */
 	const char *tags;
 	TCase *made;
 };
@@ -54,12 +56,12 @@ struct check_test {
 	struct check_test *next;
 	struct test_case *in;
 	const TTest *test;
-	int begin, end; /* of _i */
+	int begin, end; /* range of _i */
 };
 
 static struct check_test *check_tests;
 
-/* In the order of their lines. */
+/* Registers a test, in the order of the source lines. */
 static inline void check_add(struct check_test *added)
 {
 	struct check_test **link = &check_tests;
@@ -70,7 +72,7 @@ static inline void check_add(struct check_test *added)
 	*link = added;
 }
 
-/* Makes a function a test, of one more case perhaps. */
+/* Makes a function a test of this case. A function may be a test of several cases. */
 #define CHECK_ADD(case_, name_, begin_, end_)                                                      \
 	__attribute__((constructor)) static void add_##name_##_to_##case_(void)                    \
 	{                                                                                          \
@@ -81,7 +83,7 @@ static inline void check_add(struct check_test *added)
 		check_add(&check_added);                                                           \
 	}
 
-/* For each _i from `begin` to before `end`. */
+/* Defines a test that runs for each _i from `begin` to `end` - 1. */
 #define LOOP_TEST(case_, name_, begin_, end_)                                                      \
 	static void name_(int _i);                                                                 \
 	CHECK_ADD(case_, name_, begin_, end_)                                                      \
@@ -108,13 +110,13 @@ static inline int check_main(Suite *suite)
 
 	srunner_set_tap(runner, "-");
 	srunner_run_all(runner, CK_SILENT);
-	/* Tags of a part that nothing has any longer would select nothing. */
+	/* No test ran if the selected tags do not exist (any longer): that is a failure. */
 	failed = srunner_ntests_run(runner) > 0 ? srunner_ntests_failed(runner) : 1;
 	srunner_free(runner);
 	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-/* All tests of this program. */
+/* Runs all registered tests of the program. Returns its exit status. */
 static inline int check_run(const char *name)
 {
 	Suite *suite = suite_create(name);

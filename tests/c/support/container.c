@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes archives as the library lays them out, of any size: data is zeros, and the file is sparse.
- * And reads any archive as the library does. Bundles are written by the library itself, into a
- * sparse file.
+ * Writes zip archives with the library's layout, of any size: data is zeros, and the file is
+ * sparse. Lists and verifies archives with the library's reader. Writes shard files with the
+ * library's code, into a sparse file.
  *
  *   container write PATH RECORD...
- *   container list PATH    name, bytes, offset of the data and checksum of each record, between
- * tabs container verify PATH  compares all checksums container bundle PATH ALIGNMENT MEMBER...
- * prints of each member what list prints of a record
+ *   container list PATH    prints name, bytes, data offset and checksum of each record
+ *   container verify PATH  compares all checksums
+ *   container bundle PATH ALIGNMENT MEMBER...    prints the members as list does
  *
  * RECORD is NAME=TEXT, NAME:BYTES, NAME:BYTES:ALIGNMENT or NAME:BYTES:unknown (as if the length
- * were not known beforehand); NAME*COUNT:BYTES makes NAME0, NAME1 and so on. MEMBER is NAME@FILE,
- * which becomes a copy of the file, NAME:BYTES or NAME*COUNT:BYTES.
+ * were not known beforehand). NAME*COUNT:BYTES makes NAME0, NAME1 and so on. MEMBER is NAME@FILE,
+ * which copies the file, NAME:BYTES or NAME*COUNT:BYTES.
  */
 #include "format/writer.c"
 
@@ -35,8 +35,7 @@ static void must(int result, const char *what)
 		give_up(what, ioshape_strerror(result));
 }
 
-/* ---- Writing
- * ------------------------------------------------------------------------------------------ */
+/* ---- Writing --------------------------------------------------------------------------------- */
 
 struct output {
 	int fd;
@@ -45,7 +44,7 @@ struct output {
 	uint64_t count;
 };
 
-/* By doubling. */
+/* Returns the checksum of zeros, by doubling the length. */
 static uint32_t crc_of_zeros(uint64_t bytes)
 {
 	uint32_t result = 0, power = base_crc32(0, "", 1);
@@ -143,10 +142,12 @@ static void write_container(const char *path, char **records)
 	free(output.entries);
 }
 
-/* ---- Bundles --------------------------------------------------------------------------------- */
+/* ---- Shard files ----------------------------------------------------------------------------- */
 
-/* The file floor of bundles, in place of that in the library: what is known to be zeros is neither
- * written nor checksummed byte by byte. */
+/*
+ * Replaces the library's io_writer for shard files: zeros are neither written nor checksummed byte
+ * by byte.
+ */
 struct io_writer {
 	int fd;
 	uint64_t bytes;
@@ -280,8 +281,7 @@ static void write_bundle(const char *path, const char *alignment, char **members
 	expect(io_writer_finish(&file, &error), &error);
 }
 
-/* ---- Reading
- * ------------------------------------------------------------------------------------------ */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 static void list(const struct format_reader *reader)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a process counted is written when it calls exit(), which children of tests do not. The
- * linker turns their _exit() into this one; a process that is killed counts nothing.
+ * Writes coverage counters when a child of a test ends by _exit(), which the linker turns into this
+ * function. gcov itself writes them only at exit(). A process that is killed writes none.
  */
 #include <unistd.h>
 

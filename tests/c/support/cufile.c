@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * In the place of libcufile.so.0: its "GPU" has the CPU's memory. As the real one it reads from any
- * offset to any address, may read less than it was asked for, and is called by many threads.
+ * Stands in for libcufile.so.0, with a "GPU" whose memory is the CPU's. Like the real library it
+ * reads from any offset to any address, may read less than it was asked for, and may be called by
+ * many threads.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -26,16 +27,16 @@ struct description {
 
 #define KIND_OF_DESCRIPTOR 1
 #define NOT_SUPPORTED 5009
-#define MOST_BYTES ((1u << 20) + 4099u) /* of one call */
+#define MOST_BYTES ((1u << 20) + 4099u) /* limit of one call */
 
-/* What tests set and look at. */
+/* Settings and counters of the tests. */
 struct cufile_play {
-	int refuses;             /* files */
-	uint64_t fails_after;    /* reads; 0: never */
-	uint64_t garbles;        /* the read with this number, counted from 1; 0: none */
-	_Atomic uint64_t reads;  /* calls */
-	_Atomic uint64_t bytes;  /* that were read */
-	_Atomic int64_t handles; /* that are registered */
+	int refuses;             /* whether files are refused */
+	uint64_t fails_after;    /* number of reads after which reads fail; 0: never */
+	uint64_t garbles;        /* number of the read to corrupt, counted from 1; 0: none */
+	_Atomic uint64_t reads;  /* read calls */
+	_Atomic uint64_t bytes;  /* bytes read */
+	_Atomic int64_t handles; /* registered handles */
 };
 
 extern struct cufile_play cufile_play;
@@ -64,7 +65,10 @@ void cuFileHandleDeregister(void *handle)
 	cufile_play.handles--;
 }
 
-/* Direct reads want aligned memory, which a GPU's need not be. */
+/*
+ * Reads through an aligned buffer: direct reads need aligned memory, and a GPU's address need not
+ * be aligned.
+ */
 static ssize_t read_anywhere(int descriptor, char *into, size_t bytes, off_t offset)
 {
 	const size_t unit = 4096;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The depth by feedback on modelled storages:
+ * Runs the in-flight controller (io/depth.c) on modelled storages:
  *
  *     depth SEED
  *
- * prints for each of them, as JSON, its throughput beside that of the best fixed depth, and how
- * soon its limit is halved after another writer has come, and its throughput back after that left.
+ * Prints for each storage, as JSON, its throughput and that of the best fixed depth. Also prints
+ * how soon the limit is halved after another writer has come, and how soon the throughput returns
+ * after that writer has left.
  */
 #include "base/base.h"
 #include "support/modelled_storage.h"
@@ -13,11 +14,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A save of a large checkpoint; and how fast its bytes are copied. */
+/* Size of a large checkpoint, and the rate at which its bytes are copied into buffers. */
 #define BYTES (2 * GIB)
 #define FILL_BYTES_PER_S 8e9
 
-/* The other writer, which has as much in flight as the slowest answers allow. */
+/* The other writer. Its depth is the most that the slowest answers allow. */
 #define NEIGHBOUR_DEPTH 16u
 #define COMES_S 3.0
 #define LEAVES_S 6.0
@@ -65,12 +66,12 @@ static void tell_alone(const struct modelled_storage *storage, uint64_t seed)
 	       best_depth);
 }
 
-/* ---- Beside another writer ------------------------------------------------------------------- */
+/* ---- Another writer on the storage ----------------------------------------------------------- */
 
 struct course {
 	uint64_t request_bytes;
-	double limits, answers; /* before it comes: sum, and of how many */
-	double halved;          /* seconds after it came; negative: not yet */
+	double limits, answers; /* sum and number of limits before the other writer comes */
+	double halved;          /* seconds from its arrival; negative: not yet halved */
 	double bytes[SLICES];
 };
 

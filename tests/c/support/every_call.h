@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every public call that takes a context or a handle of the save floor. */
+/* Every public call that takes a context or a handle of the save layer. */
 #ifndef TESTS_SUPPORT_EVERY_CALL_H
 #define TESTS_SUPPORT_EVERY_CALL_H
 
@@ -12,7 +12,10 @@ struct handles {
 	struct ioshape_reader *reader;
 };
 
-/* The first call that does not answer `code`, counted from 1; 0 if all do. None can succeed. */
+/*
+ * Makes all calls, none of which can succeed. Returns the number (from 1) of the first call that
+ * does not return `code`; 0 if all do.
+ */
 static inline int first_call_without(const struct handles *with, int code)
 {
 	struct ioshape_save_status status = IOSHAPE_SAVE_STATUS_INIT;

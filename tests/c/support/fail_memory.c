@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The linker turns malloc() into __wrap_malloc() and __real_malloc() into malloc(), and so on:
- * sanitizers and valgrind still see every allocation.
+ * Wrappers of the functions that allocate. The linker turns malloc() into __wrap_malloc() and
+ * __real_malloc() into malloc(), so sanitizers and valgrind still see every allocation.
  */
 #define _GNU_SOURCE
 #include "support/fail_memory.h"
@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-/* Several threads of the library may allocate at the same time. */
+/* Atomic, because several threads of the library may allocate at once. */
 static atomic_ulong count, first_failure;
 static atomic_bool once;
 static fail_memory_fn decides;
@@ -89,7 +89,7 @@ WRAP(DIR *, fdopendir, NULL, (int fd), (fd))
 WRAP(locale_t, newlocale, NULL, (int categories, const char *name, locale_t base),
      (categories, name, base))
 WRAP(FILE *, open_memstream, NULL, (char **into, size_t *bytes), (into, bytes))
-/* Of what type its result is depends on the version. */
+/* Its result type depends on the version of hiredis. */
 WRAP(__typeof__(redisFormatCommandArgv(NULL, 0, NULL, NULL)), redisFormatCommandArgv, -1,
      (char **into, int words, const char **word, const size_t *bytes), (into, words, word, bytes))
 WRAP(redisReader *, redisReaderCreate, NULL, (void), ())

@@ -1,22 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that runs out when a test wants it to. Link fail_memory.c with the flags that go with it
- * (see tests/meson.build): allocations of the library and of the test then pass through here.
+ * Makes allocations fail. Link fail_memory.c with its linker flags (see tests/meson.build):
+ * allocations of the library and of the test then pass through its wrappers.
  */
 #ifndef TESTS_SUPPORT_FAIL_MEMORY_H
 #define TESTS_SUPPORT_FAIL_MEMORY_H
 
-/* The nth allocation from now on fails, 1 being the next, and all behind it; 0: none. */
+/* Makes the nth allocation from now on and all later ones fail; 1 is the next one, 0 means none. */
 void fail_memory_at(unsigned long nth);
 
-/* Only the nth fails. */
+/* Makes only the nth allocation fail. */
 void fail_memory_once_at(unsigned long nth);
 
-/* Instead: whether it fails is up to this, told its name and where its caller goes on. */
+/*
+ * Lets `decide` choose which allocations fail. It gets the name of the function and the return
+ * address of the call.
+ */
 typedef int (*fail_memory_fn)(const char *name, const void *site);
 void fail_memory_by(fail_memory_fn decide);
 
-/* Allocations since fail_memory_at(), those that failed included. */
+/* Returns the number of allocations since fail_memory_at(), failed ones included. */
 unsigned long fail_memory_count(void);
 
 #endif

@@ -66,7 +66,7 @@ static void answer(struct fake_redis *fake, struct pollfd *guest)
 		guest->fd = -1;
 		return;
 	default:
-		poll(NULL, 0, 10); /* what it said stays unread */
+		poll(NULL, 0, 10); /* what the client sent stays unread */
 	}
 }
 
@@ -110,7 +110,7 @@ static void *run(void *argument)
 	return NULL;
 }
 
-/* Fills the queue of those to be accepted, until the kernel drops who knocks. */
+/* Fills the accept queue until the kernel drops new connections. */
 static void fill(struct fake_redis *fake, const struct sockaddr_in *where)
 {
 	for (size_t i = 0; i < sizeof(fake->full) / sizeof(*fake->full); i++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread that listens on a TCP port, and is no Redis. */
+/* A TCP server in a thread that accepts connections but is not Redis. */
 #ifndef TESTS_SUPPORT_FAKE_REDIS_H
 #define TESTS_SUPPORT_FAKE_REDIS_H
 
@@ -9,11 +9,11 @@
 enum fake_manner {
 	FAKE_SILENT,   /* accepts, and never answers */
 	FAKE_CLOSES,   /* accepts, and closes */
-	FAKE_TRICKLES, /* a byte every 100 ms, without an end: of the words, then '+' */
-	FAKE_HANGS_UP, /* closes at these words, and answers nothing to others */
-	FAKE_FLOODS,   /* says its words again and again */
-	FAKE_SAYS,     /* answers the same to whatever comes */
-	FAKE_FULL      /* does not even accept */
+	FAKE_TRICKLES, /* sends a byte every 100 ms without end: first `words`, then '+' */
+	FAKE_HANGS_UP, /* closes when it receives `words`, and never answers */
+	FAKE_FLOODS,   /* sends `words` again and again */
+	FAKE_SAYS,     /* answers every message with `words` */
+	FAKE_FULL      /* never accepts a connection */
 };
 
 struct fake_redis {
@@ -24,7 +24,7 @@ struct fake_redis {
 	bool stop;
 	int connections;
 	size_t trickled;
-	char heard[1024]; /* the beginning of all that was said to it */
+	char heard[1024]; /* first bytes that clients sent */
 	size_t heard_bytes;
 	pthread_mutex_t lock;
 	pthread_t thread;
@@ -32,9 +32,9 @@ struct fake_redis {
 
 void fake_redis_start(struct fake_redis *fake, enum fake_manner manner, const char *words);
 void fake_redis_stop(struct fake_redis *fake);
-/* How many came so far. */
+/* Returns the number of connections so far. */
 int fake_redis_connections(struct fake_redis *fake);
-/* How often these words were said to it, as far as it remembers. */
+/* Returns how often clients sent these words, within the first bytes in `heard`. */
 int fake_redis_heard(struct fake_redis *fake, const char *words);
 
 #endif

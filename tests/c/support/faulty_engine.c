@@ -19,12 +19,14 @@
 struct faulty {
 	void *inner;
 	uint64_t random;
-	/* Requests that come back without the inner engine, or that wait to come back out of order.
+	/*
+	 * Requests that are finished without the inner engine, or that wait to be completed out of
+	 * order.
 	 */
 	struct io_op *ready[MOST_IN_FLIGHT];
 	unsigned ready_count;
 	unsigned in_inner;
-	/* Requests sent on with less than was asked: their full lengths. */
+	/* Requests that were shortened for the inner engine, with their full lengths. */
 	struct {
 		struct io_op *op;
 		size_t bytes;
@@ -34,7 +36,7 @@ struct faulty {
 
 static struct faulty_plan plan;
 static struct faulty_counts counts;
-/* Several engines can be open at a time, each used by its own thread. */
+/* Several engines may be open at a time, each used by its own thread. */
 static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
 
 static unsigned long count_one(unsigned long *counter)
@@ -93,7 +95,7 @@ static void finish(struct faulty *faulty, struct io_op *op, int64_t result)
 
 static const struct timespec moment = { 0, 200000 };
 
-/* The code that this request fails with; 0 if it may go on. */
+/* Returns the error that this request fails with; 0 if it may go on. */
 static int choose_failure(struct faulty *faulty)
 {
 	int code = 0;
@@ -116,8 +118,8 @@ static int choose_failure(struct faulty *faulty)
 }
 
 /*
- * How much of it is moved. Written bytes may end anywhere; read ones end early only at multiples of
- * what direct I/O asks for, as the kernel has it.
+ * Returns how many bytes of a request are moved. A write may end anywhere. A read ends early only
+ * at a multiple of the unit of direct I/O, as in the kernel.
  */
 static size_t choose_length(struct faulty *faulty, const struct io_op *op)
 {
@@ -139,7 +141,7 @@ static int pass_on(struct faulty *faulty, struct io_op *op)
 	if (bytes != asked)
 		count_one(&counts.faults);
 	if (!bytes && op->kind == IO_READ)
-		bytes = MIN(asked, 4096); /* nothing at all would mean the end of the file */
+		bytes = MIN(asked, 4096); /* 0 bytes would mean the end of the file */
 	if (!bytes) {
 		finish(faulty, op, 0);
 		return 0;
@@ -206,7 +208,7 @@ static struct io_op *faulty_wait(void *engine)
 	struct io_op *op;
 	unsigned chosen = 0;
 
-	/* To choose among them all, all must be there. */
+	/* A random choice needs all completions. */
 	while (faulty->in_inner && (plan.reorder || !faulty->ready_count))
 		collect(faulty);
 	if (!faulty->ready_count)
@@ -243,7 +245,7 @@ static struct io_engine_ops faulty_ops = {
 	.close = faulty_close,
 };
 
-/* ---- For tests ------------------------------------------------------------------------------- */
+/* ---- Interface for tests --------------------------------------------------------------------- */
 
 struct ioshape_context *faulty_context(const struct faulty_plan *wanted, enum ioshape_direct direct)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing a file through the ring floor, as tests want it. */
+/* Writes files through io_writer, for tests of the io layer. */
 #ifndef TESTS_SUPPORT_FILE_WRITER_H
 #define TESTS_SUPPORT_FILE_WRITER_H
 
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What one write was about, and what became of it. */
+/* Parameters and results of writing one file. */
 struct file_write {
 	struct io_config config;
 	struct io_file_options options;
@@ -19,7 +19,7 @@ struct file_write {
 	struct io_writer *writer;
 };
 
-/* Small blocks, so that small files have several. */
+/* Returns settings with small blocks, so that small files have several. */
 static inline struct file_write file_write_defaults(void)
 {
 	return (struct file_write){
@@ -38,7 +38,7 @@ static inline int file_write_open(struct file_write *write, const char *path)
 	return ret;
 }
 
-/* Without a commit before it: the write is abandoned. */
+/* Closes the writer. Without a commit before it, the file is abandoned. */
 static inline void file_write_close(struct file_write *write)
 {
 	io_writer_free(write->writer);
@@ -57,7 +57,7 @@ static inline int file_write_end(struct file_write *write)
 	return ret;
 }
 
-/* All of it, from open to close. */
+/* Writes a whole file, from open to close. */
 static inline int file_write_all(struct file_write *write, const char *path, const void *data,
 				 size_t bytes)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A gate in the progress callback: a save stands still in a phase until the gate is opened. */
+/* A gate in the progress callback: a save stops in a phase until the gate is opened. */
 #ifndef TESTS_SUPPORT_GATE_H
 #define TESTS_SUPPORT_GATE_H
 
@@ -32,7 +32,7 @@ static inline int gate_stand_still(void *user, enum ioshape_phase phase, uint64_
 	return 0;
 }
 
-/* Options of a save that stops once, in this phase, when so many bytes are done. */
+/* Returns options of a save that stops once, in this phase, after `from` bytes. */
 static inline struct ioshape_save_options gate_options(struct gate *gate, enum ioshape_phase phase,
 						       uint64_t from)
 {
@@ -48,7 +48,7 @@ static inline struct ioshape_save_options gate_options(struct gate *gate, enum i
 
 #define GATE_LATER_US 200000
 
-/* For pthread_create(). */
+/* Opens the gate after a delay. A thread function for pthread_create(). */
 static inline void *gate_open_later(void *gate)
 {
 	usleep(GATE_LATER_US);

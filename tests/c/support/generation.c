@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes generations of files that are there, as a group would, for tests/python.
+ * Writes checkpoints of many ranks from existing files, as a group would, for tests/python.
  *
- *   generation write DIR STEP each|rank0 FILE...    the file of rank 0, of rank 1, ...
- *   generation begin DIR STEP    an attempt, which is there for as long as stdin is open; then the
- *                                process ends without tidying
+ *   generation write DIR STEP each|rank0 FILE...    the files of rank 0, rank 1, ...
+ *   generation begin DIR STEP    begins a checkpoint and keeps it open until stdin is closed;
+ *   then ends without cleaning up
  */
 #define _GNU_SOURCE
 #include "support/generation_files.h"

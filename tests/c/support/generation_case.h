@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attempts with one small file, for the tests of how generations come and go. */
+/*
+ * Checkpoints of a group with one small file, for tests of how they are begun, committed and
+ * replaced.
+ */
 #ifndef TESTS_SUPPORT_GENERATION_CASE_H
 #define TESTS_SUPPORT_GENERATION_CASE_H
 
@@ -13,7 +16,7 @@
 
 #define GENERATION_JOB "0000471a"
 
-/* The manifest of one rank's file, with this text in it. */
+/* Manifest of one rank's file with this text. */
 struct generation_case {
 	struct format_manifest manifest;
 	struct format_manifest_file file;
@@ -43,7 +46,7 @@ static inline struct format_manifest *generation_describe(struct generation_case
 	return &it->manifest;
 }
 
-/* Begins an attempt in "runs" and puts the file into it. */
+/* Begins an attempt in "runs" and writes the file into it. */
 static inline int generation_begin(struct group_attempt *attempt, uint64_t step, const char *job,
 				   const char *text, struct base_error *error)
 {
@@ -63,7 +66,7 @@ static inline int generation_commit(struct group_attempt *attempt, const char *t
 				    no_replace, error);
 }
 
-/* All of it; without a commit the attempt is abandoned. */
+/* Begins, commits and ends an attempt. If the commit fails, the attempt is abandoned. */
 static inline int generation_save(uint64_t step, const char *text, bool no_replace,
 				  struct base_error *error)
 {
@@ -76,7 +79,7 @@ static inline int generation_save(uint64_t step, const char *text, bool no_repla
 	return ret;
 }
 
-/* Whether the directory of this name in "runs" is a complete generation with this text. */
+/* Returns whether "runs/NAME" is a complete checkpoint with this text. */
 static inline bool generation_is(const char *name, uint64_t step, const char *text)
 {
 	struct io_folder runs;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Generations of files that are there, written as a group would. */
+/* Writes checkpoints of many ranks from existing files, as a group would. */
 #ifndef TESTS_SUPPORT_GENERATION_FILES_H
 #define TESTS_SUPPORT_GENERATION_FILES_H
 
@@ -96,7 +96,7 @@ static inline void generation_write_bundle(const struct group_attempt *attempt,
 	manifest->file_count = 1;
 }
 
-/* One file for each rank, or one for all. */
+/* Writes and commits a checkpoint with one file for each rank (`each`) or one file for all. */
 static inline void generation_write(struct group_attempt *attempt, bool each, int64_t saved,
 				    char **paths, uint32_t count)
 {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tests of generations look at them with: "runs" in the directory of the test. */
+/*
+ * Functions with which tests inspect the checkpoints of a group in "runs" below the working
+ * directory.
+ */
 #ifndef TESTS_SUPPORT_GENERATION_VIEW_H
 #define TESTS_SUPPORT_GENERATION_VIEW_H
 
@@ -88,7 +91,7 @@ static inline uint64_t latest(void)
 	return step;
 }
 
-/* "1 2 3 " */
+/* Returns the steps of all checkpoints as text: "1 2 3 ". */
 static inline const char *steps(void)
 {
 	static char text[256];

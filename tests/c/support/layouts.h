@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts as Lustre's servers write them, in either byte order, and wrong ones. */
+/* Builds layouts as Lustre's servers send them, in either byte order, and invalid ones. */
 #ifndef TESTS_SUPPORT_LAYOUTS_H
 #define TESTS_SUPPORT_LAYOUTS_H
 
@@ -24,12 +24,12 @@
 #define LAYOUT_EXTENSION 0x40u
 
 struct layout_plain {
-	uint32_t magic; /* 0: v1, or v3 if there is a pool */
+	uint32_t magic; /* 0: version 1, or version 3 if there is a pool */
 	uint32_t pattern;
 	uint32_t stripe_bytes;
 	uint16_t stripe_count;
 	const char *pool;
-	uint16_t objects; /* targets listed behind it */
+	uint16_t objects; /* number of targets in the list that follows */
 };
 
 struct layout_component {
@@ -45,9 +45,9 @@ struct layout_bytes {
 };
 
 void layout_put(struct layout_bytes *blob, size_t at, uint64_t value, unsigned bytes);
-/* Appends one. */
+/* Appends a simple layout. */
 void layout_add_plain(struct layout_bytes *blob, const struct layout_plain *plain);
-/* Fills `blob`, its byte order excepted. */
+/* Fills `blob` with a composite layout. Does not set its byte order. */
 void layout_composite(struct layout_bytes *blob, uint32_t magic, uint16_t mirrors,
 		      const struct layout_component *components, uint16_t count);
 

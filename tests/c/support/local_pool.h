@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools of one host for tests: a folder of the test's own, and processes that take part. */
+/* Slot pools of one host, for tests: a folder for each test, and processes that take part. */
 #ifndef TESTS_SUPPORT_LOCAL_POOL_H
 #define TESTS_SUPPORT_LOCAL_POOL_H
 
@@ -19,7 +19,7 @@
 
 static char pool_folder[64];
 static char pool_address[80];
-static char pool_file[320]; /* of the pool "p" */
+static char pool_file[320]; /* slot file of the pool "p" */
 static unsigned pool_warnings;
 static struct slots_answer answer;
 static struct base_error error;
@@ -97,7 +97,9 @@ static double ms_since(uint64_t began)
 	return (double)(base_now_ns() - began) / 1e6;
 }
 
-/* As the floor above does it: until it holds a slot, or is none, or the time is over. */
+/*
+ * Waits until it holds a slot, is no longer waiting, or the time is over, as the save layer does.
+ */
 static inline void wait_for_slot(void *pool, const char *id, double most_ms)
 {
 	const uint64_t began = base_now_ns();
@@ -108,7 +110,7 @@ static inline void wait_for_slot(void *pool, const char *id, double most_ms)
 	}
 }
 
-/* A process that takes part, and tells when it has done what it was started for. */
+/* A child process that takes part in a pool, and a pipe on which it reports. */
 struct player {
 	pid_t pid;
 	int told;
@@ -133,7 +135,7 @@ static inline struct player start_player(player_fn play, const char *argument)
 	player.pid = fork();
 	MUST(player.pid >= 0, "no child");
 	if (!player.pid) {
-		/* A test that fails leaves nobody behind. */
+		/* The child dies with a test that fails. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(pipes[0]);
 		tell_fd = pipes[1];
@@ -145,7 +147,7 @@ static inline struct player start_player(player_fn play, const char *argument)
 	return player;
 }
 
-/* The next letter it tells; 0 when it has ended. */
+/* Returns the next letter that the process reports; 0 when it has ended. */
 static inline char hear(const struct player *player)
 {
 	char what = 0;
@@ -164,7 +166,7 @@ static inline int end_player(const struct player *player, int signal)
 	return status;
 }
 
-/* Holds a slot of "p", or waits for one, until it is killed. */
+/* Holds a slot of "p", or waits for one, until the process is killed. */
 static inline void stay_in(void (*tell)(char), const char *id)
 {
 	void *pool = open_pool("p", 1, 15000);

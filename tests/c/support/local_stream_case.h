@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tests of streams on one host share: a listener, and both ends. */
+/* Helpers for tests of streams on one host: a listener, and both ends. */
 #ifndef TESTS_SUPPORT_LOCAL_STREAM_CASE_H
 #define TESTS_SUPPORT_LOCAL_STREAM_CASE_H
 
@@ -31,7 +31,7 @@ static inline void end(void)
 	ck_assert_int_eq(stream_count_fds(), fds_before);
 }
 
-/* Where its socket is. */
+/* Returns the address of the listener's socket. */
 static inline struct sockaddr_un find_socket(void)
 {
 	struct sockaddr_un at = { .sun_family = AF_UNIX };
@@ -43,7 +43,7 @@ static inline struct sockaddr_un find_socket(void)
 	return at;
 }
 
-/* A frame, whatever it says, with so many bytes behind it, and so many descriptors. */
+/* Sends a frame without checking it, followed by `bytes` of data, with `count` descriptors. */
 static inline void send_frame(int fd, const struct stream_frame *frame, const void *data,
 			      size_t bytes, const int *fds, unsigned count)
 {
@@ -98,7 +98,7 @@ static inline struct stream_sender *send_as(uint32_t rank, int memory_fd)
 	return sender;
 }
 
-/* A sender with `pieces` random pieces, in a process of its own. */
+/* Sends the pieces of a plan in a process of its own. */
 static inline void send_random(const void *argument)
 {
 	const struct stream_plan *plan = argument;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lock domain that names in a directory have. */
+/* Returns the lock domain that names of temporary files in a directory contain. */
 #ifndef TESTS_SUPPORT_LOCK_DOMAIN_H
 #define TESTS_SUPPORT_LOCK_DOMAIN_H
 

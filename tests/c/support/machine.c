@@ -31,19 +31,20 @@
 
 #define PROGRAM "linux.uml"
 #define MODULES "/usr/lib/uml/modules"
-#define INSIDE "IOSHAPE_TEST_MACHINE" /* in the machine: how many seconds it has */
+#define INSIDE "IOSHAPE_TEST_MACHINE" /* set inside the machine: its time limit in seconds */
 #define BEGINNING "# a machine of our own runs"
 #define END "# it ends with "
 
 /*
- * Now and then, on a busy host, its futex() answers a program with what it must not, of which glibc
- * says this and ends the program. That is not what is tested.
+ * glibc prints this and aborts the program if futex() returns an unexpected error. User-mode Linux
+ * does that now and then on a busy host. The test is then repeated, because the failure is not the
+ * library's.
  */
 #define BROKEN "The futex facility returned an unexpected error code."
 #define MOST_TRIES 3
 
 #define MEMORY_MIB 384
-#define NOT_ALLOWED 126 /* namespaces */
+#define NOT_ALLOWED 126 /* exit status if namespaces are not allowed */
 
 static int exit_status_of(pid_t child)
 {
@@ -54,9 +55,9 @@ static int exit_status_of(pid_t child)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
-/* ---- Inside ---------------------------------------------------------------------------------- */
+/* ---- Inside the machine ---------------------------------------------------------------------- */
 
-/* Inserts one module, whose file is named relative to `root`. */
+/* Inserts a module. Its file name is relative to `root`. */
 static bool insert(const char *root, const char *file)
 {
 	char path[PATH_MAX];
@@ -73,7 +74,11 @@ static bool insert(const char *root, const char *file)
 	return well;
 }
 
-/* "kernel/fs/nfs/nfsv3.ko: kernel/fs/nfs/nfs.ko kernel/net/...": what it needs, the first last. */
+/*
+ * Inserts a module and the modules that it needs. `line` is from modules.dep:
+ * "kernel/fs/nfs/nfsv3.ko: kernel/fs/nfs/nfs.ko kernel/net/...". The last module of the line needs
+ * none of the others.
+ */
 static bool insert_with_needs(const char *root, char *line)
 {
 	char *needs[64], *save, *file = strtok_r(line, ": \n", &save);
@@ -138,7 +143,7 @@ static int run_inside(int (*body)(void))
 	return body();
 }
 
-/* What a file of /proc says, in one line. */
+/* Prints the contents of a file in /proc as one line. */
 static void say_file(const char *folder, const char *name)
 {
 	char path[PATH_MAX], text[1024];
@@ -157,7 +162,7 @@ static void say_file(const char *folder, const char *name)
 		close(fd);
 }
 
-/* For whoever looks for the reason of a test that does not end: what all threads are doing. */
+/* Prints the kernel stacks of all threads, to find out why a test hangs. */
 static void say_who_waits_for_what(void)
 {
 	glob_t threads;
@@ -179,10 +184,14 @@ static void note_late(int signal)
 	is_late = 1;
 }
 
-/* Waits for the process; before the machine's time is over, it is asked what it is at. */
+/*
+ * Waits for the process. Shortly before the machine's time is over, prints what all threads are
+ * doing.
+ */
 static int await_in_time(pid_t child, unsigned seconds)
 {
-	const struct sigaction late = { .sa_handler = note_late }; /* which ends the waiting */
+	const struct sigaction late = { .sa_handler =
+						note_late }; /* the signal interrupts the wait */
 	int status;
 
 	sigaction(SIGALRM, &late, NULL);
@@ -195,7 +204,7 @@ static int await_in_time(pid_t child, unsigned seconds)
 	return status;
 }
 
-/* As the first process of the other kernel, which panics if that ever ends. */
+/* Runs as the first process of User-mode Linux, whose kernel panics if that process ends. */
 static void run_as_init(const char *const modules[], int (*body)(void))
 {
 	bool well = true;
@@ -205,7 +214,7 @@ static void run_as_init(const char *const modules[], int (*body)(void))
 	printf(BEGINNING "\n");
 	for (unsigned i = 0; modules[i]; i++)
 		well = load_module(modules[i]) && well;
-	/* In a process of its own: the first one can neither abort nor crash as others do. */
+	/* The test runs in a child, because abort() and crashes do not end the first process. */
 	child = well ? fork() : -1;
 	if (!child)
 		_exit(run_inside(body));
@@ -251,7 +260,7 @@ bool machine_wait_for_port(unsigned port, unsigned timeout_ms)
 	return false;
 }
 
-/* ---- Outside --------------------------------------------------------------------------------- */
+/* ---- On the host ----------------------------------------------------------------------------- */
 
 static bool kernel_has(const char *type)
 {
@@ -268,8 +277,10 @@ static bool kernel_has(const char *type)
 	return found;
 }
 
-/* In a child of ours: first the namespaces, then the first process in them, with which all others
- * there end. */
+/*
+ * Runs the test in new namespaces, in a child of a child: the first process of a PID namespace.
+ * When it ends, the kernel kills all other processes there.
+ */
 static int run_in_namespaces(unsigned seconds, int (*body)(void))
 {
 	pid_t child;
@@ -290,7 +301,10 @@ static int run_in_namespaces(unsigned seconds, int (*body)(void))
 	_exit(run_inside(body));
 }
 
-/* Where the machine's memory lies, as a file without a name: /dev/shm, if that is large enough. */
+/*
+ * Chooses the folder for the machine's memory, which is an unlinked file: /dev/shm if it has enough
+ * space, else the working directory.
+ */
 static void choose_memory(void)
 {
 	struct statfs status;
@@ -317,7 +331,7 @@ static void exec_uml(unsigned seconds, const char *folder, int output)
 	dup2(output, STDERR_FILENO);
 	choose_memory();
 	setenv("LD_PRELOAD", WIDE_REGISTERS, 1);
-	/* Asked to end, it ends all processes that it is made of. */
+	/* On SIGTERM User-mode Linux ends all its host processes, hence `timeout` with -k 5. */
 	execlp("timeout", "timeout", "-k", "5", limit, PROGRAM, memory, "rootfstype=hostfs",
 	       "rootflags=/", "ro", init, "con=null", "con0=null,fd:1", "ssl=null", "quiet",
 	       "loglevel=1", own_files, inside, form && *form ? "IOSHAPE_TEST_LONG=1" : NULL,
@@ -326,8 +340,9 @@ static void exec_uml(unsigned seconds, const char *folder, int output)
 }
 
 /*
- * Keeps what the machine prints, without what its kernel and its console add. What `body` returned;
- * 1 if it ended before; -1 if it did not begin, -2 if the machine let it down.
+ * Copies what the test prints to `into`, without the output of the kernel and its console. Returns
+ * the result of `body`; 1 if the test ended early; -1 if it did not start; -2 if the machine
+ * failed.
  */
 static int listen_to(FILE *from, FILE *into)
 {
@@ -390,7 +405,7 @@ static int run_uml(unsigned seconds, const char **why_not)
 		fclose(into);
 		if (result != -2 || tries == MOST_TRIES - 1)
 			fputs(text, stdout);
-		/* meson shows what a failed test wrote to stderr only. */
+		/* meson shows only the stderr of a failed test. */
 		if (result > 0)
 			fprintf(stderr, "The machine said:\n%s", text);
 		free(text);

@@ -12,7 +12,10 @@
 #define MOST_TOLD 65536u
 #define PASSER_BYTES (256 * KIB)
 
-/* What is told of each is all that differs from one that is fast, near and alone. */
+/*
+ * Models of storages. The members that are not set are 0: no seeks, no noise, no cache, and no
+ * neighbours.
+ */
 const struct modelled_storage modelled_storages[] = {
 	{ .name = "hdd",
 	  .servers = 1,
@@ -84,7 +87,7 @@ const unsigned modelled_storage_count = ARRAY_LENGTH(modelled_storages);
 enum kind { OURS, NEIGHBOUR, PASSER };
 
 struct job {
-	struct job *next; /* in a server's queue, or of those that are free */
+	struct job *next; /* in a server's queue, or in the list of free jobs */
 	enum kind kind;
 	unsigned server;
 	uint64_t offset, bytes;
@@ -117,7 +120,7 @@ struct world {
 	struct event events[MOST_JOBS];
 	unsigned event_count;
 	struct job jobs[MOST_JOBS], *free;
-	/* Ours: requests of the file that are ready, that are in flight, and that are written. */
+	/* Requests of our own file: ready to be sent, in flight, and done. */
 	uint64_t next_offset, done_bytes, ready[256];
 	unsigned ready_count, in_flight;
 	bool filling;
@@ -180,7 +183,10 @@ static void end_job(struct world *world, struct job *job)
 
 /* ---- Servers --------------------------------------------------------------------------------- */
 
-/* Where a server has what comes after it: of a file that goes round, on the next round. */
+/*
+ * Returns where a server stores the request: for a file that is striped over all servers, the
+ * offset in the server's object.
+ */
 static uint64_t place_of(const struct world *world, const struct job *job)
 {
 	if (job->kind != OURS)
@@ -261,7 +267,7 @@ static void admit(struct world *world)
 				       (double)job->bytes / world->storage->cache_bandwidth;
 		later(world, world->cache_free_at + world->storage->latency, ANSWERED, job, 0);
 		stored = new_job(world, PASSER, job->server, job->offset, job->bytes);
-		stored->sent = -1; /* it leaves the cache when it is served */
+		stored->sent = -1; /* a copy in the cache, which is freed when it is served */
 		enqueue(world, stored);
 	}
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What helpers of tests assert: also in programs that are not run by libcheck, and in children of
- * tests. */
+/*
+ * Assertions of test helpers. They also work in programs without libcheck, and in children of
+ * tests.
+ */
 #ifndef TESTS_SUPPORT_MUST_H
 #define TESTS_SUPPORT_MUST_H
 

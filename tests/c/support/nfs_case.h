@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saves of a file over NFS, and what the server and its clients have of it then. */
+/* Saves a file over NFS, and checks it on the server and on its clients. */
 #ifndef TESTS_SUPPORT_NFS_CASE_H
 #define TESTS_SUPPORT_NFS_CASE_H
 
@@ -27,7 +27,10 @@ static inline int save_with(struct ioshape_context *context, const struct sample
 				    NULL);
 }
 
-/* With a context of its own, as another process would. 0, or a code and the complaint. */
+/*
+ * Saves with a context of its own, as another process would. Returns 0, or a code and sets the
+ * complaint.
+ */
 static inline int save(enum ioshape_engine engine, const struct sample *sample, bool no_replace,
 		       struct ioshape_report *report)
 {
@@ -54,7 +57,9 @@ static inline int check(const char *path, const struct sample *sample, char *why
 	return ret;
 }
 
-/* Here, and on the server: what a save calls durable is there. */
+/*
+ * Returns whether the server and the client have the sample. A durable save must be on the server.
+ */
 static inline bool holds(const struct sample *sample)
 {
 	char why[512];
@@ -67,8 +72,10 @@ static inline bool holds(const struct sample *sample)
 	return true;
 }
 
-/* Names that the client gave to files that were open when they were replaced, and takes away when
- * it comes to it. */
+/*
+ * Waits until the client has removed its ".nfs" names. It gives them to files that are replaced
+ * while they are open, and removes them later.
+ */
 static inline bool hidden_names_go(const char *folder)
 {
 	for (unsigned tries = 0; tries < 300; tries++) {

@@ -19,7 +19,10 @@
 #define PORT 2049
 #define START_MS 10000
 
-/* No grace for clients of a life before, and nothing but what is asked for here. */
+/*
+ * Configuration of the server: no grace period for clients of an earlier run, and only the services
+ * that the tests use.
+ */
 static const char configuration[] =
 	"NFS_CORE_PARAM { Protocols = 3, 4; NFS_Port = 2049; MNT_Port = 2050; Enable_NLM = false;\n"
 	"	Enable_RQUOTA = false; Enable_UDP = false; }\n"
@@ -40,7 +43,10 @@ const char *nfs_server_missing(void)
 	return NULL;
 }
 
-/* The server finds what it exports by this file, which systemd makes: containers lack it. */
+/*
+ * Creates /etc/mtab, by which the server finds what it exports. systemd creates it; containers lack
+ * it.
+ */
 static bool provide_mtab(void)
 {
 	return !access("/etc/mtab", F_OK) ||
@@ -79,7 +85,10 @@ bool nfs_server_start(unsigned mebibytes)
 	return machine_wait_for_port(PORT, START_MS) && machine_wait_for_port(MOUNT_PORT, START_MS);
 }
 
-/* Names and attributes are believed for a second at most, and not for up to a minute. */
+/*
+ * Mounts the export. Names and attributes are cached for a second at most, instead of up to a
+ * minute.
+ */
 static bool mount_at(const char *folder, const char *version, const char *options)
 {
 	bool third = !strcmp(version, "3");

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process that may run on one core only: contexts that it opens copy with one thread. */
+/* Keeps a process on one core: contexts that it opens copy with one thread. */
 #ifndef TESTS_SUPPORT_ONE_CORE_H
 #define TESTS_SUPPORT_ONE_CORE_H
 
 #include <check.h>
 #include <sched.h>
 
-/* The test's source needs _GNU_SOURCE. */
+/* Sets the affinity to the first allowed core. The test's source needs _GNU_SOURCE. */
 static inline void keep_to_one_core(void)
 {
 	cpu_set_t cores, one;

@@ -15,7 +15,7 @@ struct envelope {
 	uint64_t bytes;
 };
 
-/* 0, -ETIMEDOUT or -ECONNRESET. */
+/* Moves all bytes. Returns 0, -ETIMEDOUT or -ECONNRESET. */
 static int move(int fd, void *into, const void *from, size_t bytes, uint64_t until_ns)
 {
 	while (bytes) {
@@ -74,13 +74,13 @@ static int receive_from(void *user, uint32_t from, uint32_t tag, void *into, siz
 	ret = move(fd, &envelope, NULL, sizeof(envelope), until_ns);
 	if (ret)
 		return ret;
-	/* The channel is as clean as the protocol says. */
+	/* The protocol leaves no other message in the channel. */
 	STREAM_MUST(envelope.tag == tag);
 	STREAM_MUST(envelope.bytes == bytes);
 	ret = move(fd, into, NULL, bytes, until_ns);
 	if (!ret && pair->synchronous)
 		ret = move(fd, NULL, "", 1, until_ns);
-	/* A test looks at it meanwhile. */
+	/* A test reads the counter meanwhile. */
 	__atomic_add_fetch(&pair->messages, 1, __ATOMIC_RELAXED);
 	return ret;
 }

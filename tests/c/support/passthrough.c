@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A FUSE filesystem that shows a directory somewhere else: passthrough DIRECTORY MOUNTPOINT
- * [direct | in-order | late | users]. It has no fallocate, as many have none; with "direct" it
- * tells the kernel not to cache, with "in-order" files can be written from front to back only, with
- * "late" their times are of a clock that is two days late, and with "users" all users may use it,
- * as modes of files allow. For tests.
+ * A FUSE filesystem that shows another directory: passthrough DIRECTORY MOUNTPOINT [direct |
+ * in-order | late | users]. For tests.
+ *
+ * It has no fallocate, like many filesystems. "direct": the kernel does not cache. "in-order":
+ * files can only be written from front to back. "late": times of files are by a clock that is two
+ * days late. "users": all users may use it, as the modes of files allow.
  */
 #define _GNU_SOURCE
 #define FUSE_USE_VERSION 31
@@ -20,10 +21,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-static int root; /* what is shown */
+static int root; /* the directory that is shown */
 static int uncached, in_order, late_s, for_users;
 
-/* FUSE paths begin with a slash; relative to the root there is none. */
+/* Returns a FUSE path, which begins with a slash, relative to the root. */
 static const char *below(const char *path)
 {
 	return path[1] ? path + 1 : ".";
@@ -39,13 +40,13 @@ static void *pass_init(struct fuse_conn_info *connection, struct fuse_config *co
 	(void)connection;
 	config->use_ino = 1;
 	config->kernel_cache = 0;
-	/* Somebody else changes what is below. */
+	/* Files below are changed without passing through this filesystem. */
 	if (for_users)
 		config->entry_timeout = config->attr_timeout = 0;
 	return NULL;
 }
 
-/* It acts as itself, but what it makes is the caller's. */
+/* Gives a new file to the caller, because this process creates it as its own. */
 static int hand_over(const char *path)
 {
 	const struct fuse_context *caller = fuse_get_context();
@@ -67,7 +68,7 @@ static int pass_getattr(const char *path, struct stat *status, struct fuse_file_
 
 static int pass_open(const char *path, struct fuse_file_info *file)
 {
-	/* What the kernel's cache has no use for below is not asked of the filesystem below. */
+	/* The kernel's cache handles these flags, so the filesystem below must not. */
 	int fd = openat(root, below(path), file->flags & ~(O_DIRECT | O_CREAT | O_EXCL));
 
 	if (fd < 0)
@@ -97,7 +98,7 @@ static int pass_read(const char *path, char *into, size_t bytes, off_t offset,
 	return got < 0 ? -errno : (int)got;
 }
 
-/* Whether it is where the file ends. */
+/* Returns whether the offset is the end of the file. */
 static bool is_end(int fd, off_t offset)
 {
 	struct stat status;
@@ -226,7 +227,7 @@ static const struct fuse_operations operations = {
 
 int main(int count, char **arguments)
 {
-	/* In the foreground: whoever started it ends it. */
+	/* Runs in the foreground until the process that started it ends it. */
 	char foreground[] = "-f", options[] = "-oallow_other,default_permissions";
 	char *fuse_arguments[] = { arguments[0], foreground, arguments[count > 2 ? 2 : 0], options,
 				   NULL };

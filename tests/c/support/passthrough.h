@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mounts of the filesystem of passthrough.c. Root may, in a namespace of its own for mounts. */
+/* Mounts the filesystem of passthrough.c. This needs root in a mount namespace of its own. */
 #ifndef TESTS_SUPPORT_PASSTHROUGH_H
 #define TESTS_SUPPORT_PASSTHROUGH_H
 
@@ -8,8 +8,10 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* Shows `base` at the directory `mnt`; `how` may be NULL. NULL and the daemon, or why it cannot be
- * had here. */
+/*
+ * Shows `base` at the directory `mnt`; `how` may be NULL. Returns NULL and sets the daemon's
+ * process ID, or returns why it cannot be mounted.
+ */
 static inline const char *passthrough_mount(const char *base, const char *mnt, const char *how,
 					    pid_t *daemon)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers for tests: the same ones in every run, unless the seed is changed. */
+/* Random numbers for tests. They are equal in every run unless the seed is changed. */
 #ifndef TESTS_SUPPORT_RANDOM_H
 #define TESTS_SUPPORT_RANDOM_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* SplitMix64 (Steele, Lea, Flood 2014). */
+/* Returns the next number of SplitMix64 (Steele, Lea, Flood 2014). */
 static inline uint64_t test_random(uint64_t *state)
 {
 	uint64_t z = (*state += 0x9e3779b97f4a7c15u);
@@ -16,7 +16,7 @@ static inline uint64_t test_random(uint64_t *state)
 	return z ^ (z >> 31);
 }
 
-/* 0 <= result < limit */
+/* Returns a number from 0 to `limit` - 1. */
 static inline uint64_t test_random_below(uint64_t *state, uint64_t limit)
 {
 	return test_random(state) % limit;

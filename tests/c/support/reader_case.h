@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Records of random bytes, and the library's own file of them, for tests of what reads files. */
+/* Records of random bytes, and a file of them in the library's format, for tests of readers. */
 #ifndef TESTS_SUPPORT_READER_CASE_H
 #define TESTS_SUPPORT_READER_CASE_H
 
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* To be freed one by one. */
+/* Allocates and fills the records. Each is to be freed. */
 static inline void reader_case_fill(uint8_t **data, const size_t *sizes, size_t count)
 {
 	uint64_t seed = 3;
@@ -34,7 +34,7 @@ static inline struct io_lane *reader_case_lane(enum ioshape_engine engine, size_
 	return lane;
 }
 
-/* Records "data/0" and so on, with an index. */
+/* Writes the records "data/0", "data/1", ... and an index. */
 static inline void reader_case_write(const char *path, struct io_lane *lane, uint8_t *const *data,
 				     const size_t *sizes, size_t count)
 {

@@ -4,7 +4,7 @@
 
 #include <ioshape/ioshape.h>
 
-/* Zeros if that fails. */
+/* Returns what is known about a reader; all zeros if the call fails. */
 static inline struct ioshape_reader_info info_of_reader(struct ioshape_reader *reader)
 {
 	struct ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools of a Redis, for tests: what they are opened with, and calls that must succeed. */
+/* Slot pools of a Redis, for tests: their configuration, and calls that must succeed. */
 #ifndef TESTS_SUPPORT_REDIS_CASE_H
 #define TESTS_SUPPORT_REDIS_CASE_H
 
@@ -91,7 +91,7 @@ static inline void redis_case_release(void *pool, const char *id)
 	MUST(!slots_redis.release(pool, id, 0, &error), "%s", error.text);
 }
 
-/* How long wait() took, in ms. */
+/* Calls wait(). Returns how many milliseconds it took. */
 static inline unsigned redis_case_wait(void *pool, uint32_t timeout_ms)
 {
 	struct base_error error = { 0 };
@@ -101,7 +101,7 @@ static inline unsigned redis_case_wait(void *pool, uint32_t timeout_ms)
 	return (unsigned)((base_now_ns() - begin) / 1000000);
 }
 
-/* What must not hang ends within this time, on any machine. */
+/* Limit for calls that must not hang, generous enough for any machine. */
 #define REDIS_CASE_GENEROUS_MS 30000u
 
 static inline void redis_case_be_woken(void *pool)
@@ -109,14 +109,14 @@ static inline void redis_case_be_woken(void *pool)
 	MUST(redis_case_wait(pool, REDIS_CASE_GENEROUS_MS) < REDIS_CASE_GENEROUS_MS, "not woken");
 }
 
-/* ---- When the server is not well: for tests run by libcheck ---- */
+/* ---- Tests of a failing server, run by libcheck ---------------------------------------------- */
 
 static inline unsigned redis_case_ms_since(uint64_t begin)
 {
 	return (unsigned)((base_now_ns() - begin) / 1000000);
 }
 
-/* acquire() that is expected to fail, in time: how long it took. */
+/* Calls acquire(), which must fail in time. Returns how many milliseconds it took. */
 static inline unsigned redis_case_refused(void *pool, struct base_error *error)
 {
 	const struct slots_request request = redis_case_request("1-1");
@@ -136,7 +136,7 @@ static inline void redis_case_must_say(const struct base_error *error, const cha
 	ck_assert_msg(strstr(error->text, words), "\"%s\" lacks \"%s\"", error->text, words);
 }
 
-/* Until an acquire() goes well: what a pool does after an outage. */
+/* Repeats acquire() until it succeeds, as a pool does after an outage. */
 static inline void redis_case_until_well(void *pool, const char *id)
 {
 	const struct slots_request request = redis_case_request(id);
@@ -152,7 +152,10 @@ static inline void redis_case_until_well(void *pool, const char *id)
 	}
 }
 
-/* Past the time that a new server keeps for those that held a slot before. */
+/*
+ * Acquires a slot. A new server first grants no slots for a while, to protect holders from before;
+ * this waits for that.
+ */
 static inline struct slots_answer redis_case_hold(void *pool, const char *id)
 {
 	struct slots_answer answer = redis_case_acquire(pool, id);

@@ -21,8 +21,8 @@
 #define PATIENCE_MS 10000
 
 #define LOWEST_PORT 10000
-#define CLUSTER_DISTANCE 10000 /* so much higher nodes of a cluster listen, too */
-#define GIVEN_AWAY 32768       /* from here on connections that go out are given ports */
+#define CLUSTER_DISTANCE 10000 /* offset of the port on which a cluster node also listens */
+#define GIVEN_AWAY 32768       /* lowest port that the kernel gives to outgoing connections */
 
 static bool is_free(unsigned port)
 {
@@ -53,7 +53,7 @@ uint16_t redis_server_free_port(void)
 void redis_server_init(struct redis_server *server)
 {
 	memset(server, 0, sizeof(*server));
-	/* Not in the tests' usual place: paths of sockets must be short. */
+	/* Not in the scratch directory: paths of sockets must be short. */
 	strcpy(server->directory, "/tmp/ioshape-redis.XXXXXX");
 	MUST(mkdtemp(server->directory), "no folder for a redis-server");
 	snprintf(server->socket, sizeof(server->socket), "%s/socket", server->directory);
@@ -107,7 +107,10 @@ static void run_server(struct redis_server *server, pid_t parent)
 	_exit(127);
 }
 
-/* Its first answer, whatever it is: a password may be asked for. */
+/*
+ * Returns whether the server has answered PING. Any answer but LOADING will do, because a password
+ * may be required.
+ */
 static bool answers(const struct redis_server *server)
 {
 	struct timeval patience = { 1, 0 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A real redis-server for one test, on a socket and a TCP port of its own, in a folder of its own.
- * It dies with the test's process. Tests fail where these fail.
+ * A real redis-server for one test, with its own Unix socket, TCP port and folder. It dies with the
+ * test's process. If one of these functions fails, the test fails.
  */
 #ifndef TESTS_SUPPORT_REDIS_SERVER_H
 #define TESTS_SUPPORT_REDIS_SERVER_H
@@ -21,28 +21,32 @@ struct redis_server {
 	char log[96];
 	const char *options[2 * REDIS_SERVER_OPTIONS]; /* "--name", "value", ... */
 	int option_count;
-	const char *user, *password; /* of the operator, if one is asked for */
-	bool sentinel;               /* redis-sentinel, with the file DIRECTORY/sentinel.conf */
+	const char *user, *password; /* the operator's, if the server asks for them */
+	bool sentinel;               /* run redis-sentinel with the file DIRECTORY/sentinel.conf */
 };
 
-/* A port that nobody listens on. */
+/* Returns a port on which no process listens. */
 uint16_t redis_server_free_port(void);
 
-/* Makes the folder; options, borrowed, may be added before redis_server_start(). */
+/*
+ * Makes the folder. Options may be added before redis_server_start(); their strings are borrowed.
+ */
 void redis_server_init(struct redis_server *server);
 void redis_server_option(struct redis_server *server, const char *name, const char *value);
-/* Returns when it answers. Also after it ended, with what it then had on its disk. */
+/*
+ * Starts the server, and returns when it answers. After a stop it starts with the data on its disk.
+ */
 void redis_server_start(struct redis_server *server);
-/* Asks it to end, and waits. */
+/* Asks the server to end, and waits until it has. */
 void redis_server_stop(struct redis_server *server);
 void redis_server_kill(struct redis_server *server);
 void redis_server_signal(struct redis_server *server, int signal);
-/* Ends it and removes its folder. */
+/* Ends the server and removes its folder. */
 void redis_server_free(struct redis_server *server);
 
-/* A command as an operator would give it; the reply is to be freed. Errors are replies, too. */
+/* Runs a command as the operator. Returns the reply, to be freed. Errors are replies, too. */
 redisReply *redis_server_say(struct redis_server *server, const char *format, ...);
-/* The same where "OK" or a number is all that is expected. */
+/* Runs a command that must reply "OK" or a number. Returns the number. */
 long long redis_server_tell(struct redis_server *server, const char *format, ...);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The steps down of a report. */
+/* Finds a downgrade in a report. */
 #ifndef SUPPORT_REPORT_STEP_H
 #define SUPPORT_REPORT_STEP_H
 
@@ -7,7 +7,7 @@
 
 #include <stddef.h>
 
-/* The sentence of the first of this kind; NULL if there is none. */
+/* Returns the sentence of the first downgrade of this kind; NULL if there is none. */
 static inline const char *report_step(const struct ioshape_report *report,
 				      enum ioshape_step_code code)
 {

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes a file and counts the requests that leave: an engine that looks at each stands before
- * io_uring. For filesystems that cut requests up before anybody sees them.
+ * Writes a file and counts the requests that the library sends, with an engine that looks at each
+ * and passes it to io_uring. For filesystems whose kernel client cuts requests before a server sees
+ * them.
  *
  *     requests PATH BYTES
  *
- * prints {"requests": N, "crossing": N, "off_stripe": N, "longest": BYTES} as to the layout that
- * the file has been given. The last request of the file is not counted among the latter two.
+ * prints {"requests": N, "crossing": N, "off_stripe": N, "longest": BYTES} for the layout that the
+ * file was given. The last request of the file is not counted in `crossing` and `off_stripe`.
  *
  *     requests PATH BYTES auto | ENGINE [BLOCK_BYTES DEPTH]
  *
- * counts nothing: it lets the library choose the engine, or takes this one, and prints
- * {"engine": ..., "block_bytes": N, "depth": N, "direct": 0 | 1, "choice": ..., "seconds": S}
+ * counts nothing. It uses the engine that the library chooses, or this one, and prints {"engine":
+ * ..., "block_bytes": N, "depth": N, "direct": 0 | 1, "choice": ..., "seconds": S}
  */
 #include "io/queue.h"
 
@@ -29,8 +30,8 @@ static struct {
 	size_t bytes;
 } sent[MOST_REQUESTS];
 static size_t count;
-static struct io_shape shape; /* of the requests of what was written last */
-static char choice[160];      /* and why */
+static struct io_shape shape; /* requests of the last file written */
+static char choice[160];      /* why that shape was chosen */
 
 static int counting_submit(void *engine, struct io_op *op)
 {
@@ -48,7 +49,7 @@ static int write_file(const char *path, uint64_t bytes, const struct io_config *
 	struct io_notes notes = { 0 };
 	struct io_writer *writer = NULL;
 	struct io_lane *lane = NULL;
-	const size_t piece = MIB + 12345; /* as it comes */
+	const size_t piece = MIB + 12345; /* unaligned, as data usually is */
 	uint8_t *data = calloc(1, piece);
 	int ret = data ? io_lane_open(&lane, config, error) : -ENOMEM;
 
@@ -145,7 +146,7 @@ int main(int argc, char **argv)
 	counting.submit = counting_submit;
 	if (argc == 3) {
 		config.engines = engines;
-		/* Through the page cache the kernel cuts what it sends. */
+		/* In the page cache the kernel would cut the requests itself. */
 		config.direct = IOSHAPE_DIRECT_REQUIRE;
 	}
 	ret = write_file(argv[1], strtoull(argv[2], NULL, 10), &config, &report, &error);

@@ -17,8 +17,8 @@ static const struct {
 	uint32_t dims;
 	int64_t shape[4];
 	int64_t strides[4]; /* all 0: contiguous */
-	size_t elements;    /* of memory that it lies in; 0: as many as it has */
-	bool packed;        /* the file holds its elements row by row */
+	size_t elements; /* elements of the memory that contains it; 0: as many as the tensor has */
+	bool packed;     /* the file holds its elements contiguously, row by row */
 } kinds[SAMPLE_TENSORS] = {
 	{ .name = "layer.0.weight", .dtype = IOSHAPE_FLOAT32, .dims = 2, .shape = { 128, 64 } },
 	{ .name = "layer.0.bias", .dtype = IOSHAPE_BFLOAT16, .dims = 1, .shape = { 77 } },
@@ -68,7 +68,10 @@ static void fill(uint64_t *state, void *memory, size_t bytes, enum ioshape_dtype
 		to[i] &= 1;
 }
 
-/* Element by element, last dimension first. Two dimensions are all that kinds[] has of these. */
+/*
+ * Copies element by element, last dimension first. All packed tensors in kinds[] have two
+ * dimensions.
+ */
 static void pack(uint8_t *to, const struct ioshape_tensor *tensor, size_t element)
 {
 	for (int64_t row = 0; row < tensor->shape[0]; row++)
@@ -150,7 +153,7 @@ void sample_spoil(struct sample *sample)
 	}
 }
 
-/* ---- Is it in the file? ---------------------------------------------------------------------- */
+/* ---- Comparison with a file ------------------------------------------------------------------ */
 
 static int complain(char *why, size_t why_bytes, const char *what, const char *name)
 {

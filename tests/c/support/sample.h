@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tensors to save, and whether a file holds them: of many dtypes, shapes and strides, with numbers
- * that follow from a seed. Public API only.
+ * Sample tensors of many dtypes, shapes and strides, with values from a seed, and checks that a
+ * file holds them. Uses the public API only.
  */
 #ifndef TESTS_SUPPORT_SAMPLE_H
 #define TESTS_SUPPORT_SAMPLE_H
@@ -16,7 +16,7 @@ struct sample {
 	size_t count;
 	int64_t shapes[SAMPLE_TENSORS][4], strides[SAMPLE_TENSORS][4];
 	void *memory[SAMPLE_TENSORS];
-	/* What a file holds of each. */
+	/* Contents of each tensor in a file. */
 	void *expected[SAMPLE_TENSORS];
 	uint64_t bytes[SAMPLE_TENSORS];
 	uint64_t total_bytes;
@@ -24,37 +24,44 @@ struct sample {
 	struct ioshape_metadata metadata;
 };
 
-/* `large_bytes` of one tensor; the others have a quarter of a megabyte together. */
+/* Makes a sample. One tensor has `large_bytes`; the others have 256 KiB together. */
 void sample_make(struct sample *sample, uint64_t seed, size_t large_bytes);
 void sample_free(struct sample *sample);
 
-/* Overwrites the tensors, as training does after an asynchronous save has returned. */
+/* Overwrites the tensors, as training does after a background save has returned. */
 void sample_spoil(struct sample *sample);
 
-/* Saves them. Without options, with their metadata and nothing else. */
+/* Saves the tensors. Without options it also saves their metadata. */
 int sample_save(struct ioshape_context *context, const char *path, const struct sample *sample,
 		const struct ioshape_save_options *options);
 
-/* What a file holds of them: as it is, or as the records data/0, data/1, ... */
+/*
+ * Write the tensors' bytes without the library's tensor formats: as a raw file, or as the records
+ * data/0, data/1, ...
+ */
 int sample_write_raw(struct ioshape_context *context, const char *path,
 		     const struct sample *sample);
 int sample_write_records(struct ioshape_context *context, const char *path,
 			 const struct sample *sample);
 
-/* All tensors in one call, into memory for `total_bytes`. -EBADMSG if one is not as it was saved.
+/*
+ * Loads all tensors in one call, into memory of `total_bytes`. Returns -EBADMSG if one differs from
+ * what was saved.
  */
 int sample_load(struct ioshape_reader *reader, const struct sample *sample, void *into);
 
-/* 0 if the file holds just these tensors and metadata, bit for bit; else a code, and why in `why`.
+/*
+ * Returns 0 if the file holds exactly these tensors and metadata, bit for bit; else a code, and the
+ * reason in `why`.
  */
 int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample,
 		 char *why, size_t why_bytes);
 
-/* The same for a file that is open. */
+/* Checks an open file like sample_check(). */
 int sample_check_reader(struct ioshape_reader *reader, const struct sample *sample, char *why,
 			size_t why_bytes);
 
-/* A context for tests: small blocks, few threads. Fails the test if it cannot be had. */
+/* Opens a context with small blocks and few threads. Fails the test if it cannot. */
 struct ioshape_context *sample_context(enum ioshape_engine engine, enum ioshape_direct direct);
 
 #endif

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes system calls away from the calling process for good, as sandboxes do: for forked children.
+/*
+ * Blocks system calls of the calling process for good, as sandboxes do. Use it in forked children.
  */
 #ifndef TESTS_SUPPORT_SANDBOX_H
 #define TESTS_SUPPORT_SANDBOX_H
 
-/* The system call `number` (__NR_...) fails with `code` from now on. Returns 0, or -1 with errno.
+/*
+ * Makes the system call `number` (__NR_...) fail with `code` from now on. Returns 0, or -1 with
+ * errno.
  */
 int sandbox_refuse(int number, int code);
 

@@ -28,7 +28,7 @@ static const char *base(void)
 	return chosen && *chosen ? chosen : ".";
 }
 
-/* Saves of this test do not wait for those of others. */
+/* Gives the test slots of its own, so that its saves do not wait for those of other tests. */
 static void take_turns_alone(void)
 {
 	char address[sizeof("local:") + sizeof(slots)];
@@ -82,7 +82,8 @@ bool scratch_direct(void)
 	fd = mkostemp(path, O_DIRECT);
 	if (fd < 0 && errno != EINVAL)
 		return false;
-	unlink(path); /* open() may create the file before it finds out */
+	unlink(path); /* open() may create the file before it detects that direct I/O is unsupported
+		       */
 	if (fd < 0)
 		return false;
 	close(fd);
@@ -129,7 +130,7 @@ void scratch_evict(const char *path)
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 
 	MUST(fd >= 0, "open %s", path);
-	/* Dirty pages would stay. Durable they need not be: that takes longer. */
+	/* Dirty pages would stay in the cache. An fsync is not needed and would take longer. */
 	MUST(!sync_file_range(fd, 0, 0,
 			      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
 				      SYNC_FILE_RANGE_WAIT_AFTER),
@@ -177,7 +178,7 @@ void scratch_remove(const char *where)
 
 unsigned scratch_descriptors(void)
 {
-	/* The listing's own is among them every time. */
+	/* The count always includes the descriptor of the listing itself. */
 	return count_names("/proc/self/fd", "");
 }
 

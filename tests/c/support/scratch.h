@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A directory for one test, and files in it. It lies under $IOSHAPE_TEST_DIR, or else where the
- * test was started (meson: the build directory), because direct I/O wants a real disk and /tmp may
- * be none.
+ * A directory for one test, and functions for files in it. It is below $IOSHAPE_TEST_DIR, or below
+ * the working directory of the test (meson: the build directory). Direct I/O needs a real disk, and
+ * /tmp may be in memory.
  */
 #ifndef TESTS_SUPPORT_SCRATCH_H
 #define TESTS_SUPPORT_SCRATCH_H
@@ -12,56 +12,63 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* For tcase_add_checked_fixture(): a fresh directory for each test, removed after it unless it
- * failed. Contexts take turns in a folder of their own beside it. */
+/*
+ * Make and remove the directory around each test, for tcase_add_checked_fixture(). The directory of
+ * a failed test is kept. Contexts use slots in a folder beside it.
+ */
 void scratch_setup(void);
 void scratch_teardown(void);
 
-/* The directory of this test. */
+/* Returns the directory of this test. */
 const char *scratch_directory(void);
 
-/* "NAME in the directory". One of a few buffers that take turns. */
+/*
+ * Returns the path of NAME in the directory, in one of a few static buffers that are used in turn.
+ */
 const char *scratch_path(const char *name);
 
-/* Whether files in it can be opened for direct I/O. */
+/* Returns whether files in the directory can be opened for direct I/O. */
 bool scratch_direct(void);
 
-/* Whole files; tests fail where these fail. */
+/* Write, read and compare whole files. The test fails if this fails. */
 void scratch_write(const char *path, const void *data, size_t bytes);
-uint8_t *scratch_read(const char *path, size_t *bytes); /* to be freed */
+uint8_t *scratch_read(const char *path, size_t *bytes); /* caller frees */
 bool scratch_same(const char *path, const void *data, size_t bytes);
 
-/* Drops what the page cache holds of a file. */
+/* Drops the cached pages of a file. */
 void scratch_evict(const char *path);
 
-/* Names in a directory, "." and ".." not counted; and those of temporary files of saves among them.
- */
+/* Count the names in a directory without "." and "..", and those of temporary files of saves. */
 unsigned scratch_entries(const char *directory);
 unsigned scratch_temporaries(const char *directory);
 
-/* Removes a directory and all in it. */
+/* Removes a directory and all its contents. */
 void scratch_remove(const char *directory);
 
-/* Open descriptors of this process: a save must leave as many as it found. */
+/* Returns the number of open descriptors of this process. A save must not change it. */
 unsigned scratch_descriptors(void);
 
-/* Runs `body` in a forked child and returns what waitpid() said. Its result is the child's exit
- * status. */
+/*
+ * Runs `body` in a forked child, whose exit status is its result. Returns the status from
+ * waitpid().
+ */
 int scratch_in_child(int (*body)(void *), void *argument);
 
 /*
- * Ends a child as by _exit(), but unseen by valgrind: what only the parent's threads knew of is
- * lost in a child, and would be called a leak.
+ * Ends a child like _exit(), but hidden from valgrind. Memory that only the parent's threads refer
+ * to is unreachable in the child, and valgrind would report leaks.
  */
 void scratch_leave_child(int status) __attribute__((noreturn));
 
-/* valgrind complains of what a test does on purpose. */
+/*
+ * Returns whether the test runs under valgrind, which reports errors that a test makes on purpose.
+ */
 bool scratch_under_valgrind(void);
 
-/* Rounds of what is the same code each time: fewer where valgrind makes each slow. */
+/* Returns how often to repeat the code of a test: fewer times under valgrind, which is slow. */
 unsigned scratch_rounds(unsigned rounds);
 
-/* $IOSHAPE_TEST_LONG: tests may take minutes. */
+/* Returns whether $IOSHAPE_TEST_LONG is set: tests may take minutes. */
 bool scratch_long(void);
 
 #endif

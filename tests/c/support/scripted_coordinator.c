@@ -13,7 +13,7 @@ static struct {
 	struct script script;
 	struct script_counts counts;
 	uint64_t fence;
-	uint64_t free_ns; /* of the bandwidth */
+	uint64_t free_ns; /* time from which the bandwidth is free */
 	bool changed, interrupted;
 } state = { .lock = PTHREAD_MUTEX_INITIALIZER };
 

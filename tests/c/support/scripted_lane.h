@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A lane over an engine that answers as the test says. The variables are the test's own: each
+ * An io_lane on an engine that answers as the test says. The variables belong to the test: each
  * program includes this once.
  */
 #ifndef TESTS_SUPPORT_SCRIPTED_LANE_H
@@ -21,7 +21,7 @@
 
 /* ---- The scripted engine --------------------------------------------------------------------- */
 
-/* The result of the nth request (from 0); it may look at what is asked. */
+/* Returns the result of the nth request (from 0). The function may inspect the request. */
 typedef int64_t (*answer_fn)(const struct io_op *op, unsigned nth);
 
 static answer_fn answer;
@@ -90,7 +90,7 @@ static struct io_engine_ops scripted = {
 	.close = scripted_close,
 };
 
-/* ---- Around each test ------------------------------------------------------------------------ */
+/* ---- Fixture of each test -------------------------------------------------------------------- */
 
 static const struct io_engine_ops *tried_engines[4];
 static struct io_lane *lane;
@@ -143,7 +143,7 @@ static inline unsigned count_free(void)
 static inline void end(void)
 {
 	io_lane_detach(lane);
-	/* Whatever happened, every buffer must be there again, and only once. */
+	/* After every test, each buffer must be free exactly once. */
 	ck_assert_uint_eq(count_free(), DEPTH);
 	ck_assert_uint_eq(lane->in_flight, 0);
 	io_lane_close(lane);

@@ -28,7 +28,7 @@ unsigned stream_slowness(void)
 
 uint64_t stream_soon_ns(void)
 {
-	/* Before wait_patiently() gives up. */
+	/* Less than the limit of wait_patiently(). */
 	return base_ms_to_ns(100000) * stream_slowness();
 }
 
@@ -102,7 +102,7 @@ pid_t stream_start(void (*run)(const void *argument), const void *argument)
 	STREAM_MUST(child >= 0);
 	if (child)
 		return child;
-	/* A test that fails leaves nobody behind. */
+	/* The child dies with a test that fails. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (getppid() != parent)
 		_exit(1);
@@ -118,7 +118,7 @@ void stream_expect_well(pid_t child)
 	STREAM_MUST(WIFEXITED(status) && !WEXITSTATUS(status));
 }
 
-/* With the processor time that it has had, in the kernel's ticks. */
+/* Returns whether the child sleeps, and its processor time so far in the kernel's ticks. */
 static bool is_asleep(pid_t child, unsigned long *ticks)
 {
 	unsigned long user = 0, system = 0;
@@ -184,7 +184,7 @@ static uint64_t piece_bytes(const struct stream_plan *plan, unsigned piece)
 
 	if (!piece)
 		return plan->most_bytes;
-	/* Many small ones, few large ones. */
+	/* Many small pieces, few large ones. */
 	return (dice >> 8) % ((MIN(plan->most_bytes, 4 * MIB) >> (dice % 20)) + 1);
 }
 
@@ -197,7 +197,7 @@ uint64_t stream_plan_bytes(const struct stream_plan *plan)
 	return bytes;
 }
 
-/* A place that nobody reads any more. */
+/* Returns an offset of shared memory that the receiver no longer reads. */
 static uint64_t take_place(struct stream_memory *memory, struct stream_sender *sender, size_t bytes)
 {
 	if (memory->used + bytes > memory->bytes) {
@@ -227,7 +227,7 @@ void stream_send_plan(struct stream_sender *sender, const struct stream_plan *pl
 						       base_crc32(0, data, bytes), &error);
 		} else {
 			ret = stream_sender_put(sender, data, bytes, &error);
-			/* It may change at once. */
+			/* The data may change as soon as it has been put. */
 			memset(data, 0xee, bytes);
 		}
 	}
@@ -271,7 +271,7 @@ void stream_receive_plan(struct stream_receiver *receiver, const struct stream_p
 	STREAM_MUST(stream_receiver_crc32(receiver) == crc);
 }
 
-/* ---- Streams that do not end well ------------------------------------------------------------ */
+/* ---- Streams that fail ----------------------------------------------------------------------- */
 
 static uint64_t kill_in_time(struct stream_end *end, uint64_t began_ns, uint64_t killed_ns)
 {

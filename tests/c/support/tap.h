@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TAP for programs whose tests may have to be skipped: libcheck cannot say that. */
+/* TAP output for programs that may have to skip tests, which libcheck cannot report. */
 #ifndef TESTS_SUPPORT_TAP_H
 #define TESTS_SUPPORT_TAP_H
 
@@ -23,7 +23,7 @@ __attribute__((format(printf, 2, 3))) static inline bool tap_ok(bool well, const
 	return well;
 }
 
-/* Why the test that runs does not hold. */
+/* Reason why the current test fails. */
 static char complaint[4096];
 
 __attribute__((format(printf, 1, 2))) static inline bool complain(const char *format, ...)
@@ -42,7 +42,7 @@ static inline void tap_skip(const char *name, const char *reason)
 	fflush(stdout);
 }
 
-/* The exit status of the program. */
+/* Prints the plan. Returns the exit status of the program. */
 static inline int tap_end(void)
 {
 	printf("1..%u\n", tap_count);

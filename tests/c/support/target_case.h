@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Saving to a path, in a directory of the test's own that is its working directory. Each program
- * includes this once.
+ * Saves to paths in a directory of the test, which is the working directory. Each program includes
+ * this once.
  */
 #ifndef TESTS_SUPPORT_TARGET_CASE_H
 #define TESTS_SUPPORT_TARGET_CASE_H
@@ -28,7 +28,7 @@ static inline void target_setup(void)
 
 static inline void target_teardown(void)
 {
-	/* Whatever happened in a test. */
+	/* No test may leave descriptors or temporary files. */
 	ck_assert_uint_eq(scratch_descriptors(), descriptors_before);
 	ck_assert_uint_eq(scratch_temporaries("."), 0);
 	ck_assert_int_eq(chdir("/"), 0);
@@ -42,7 +42,7 @@ static inline void must_save(const char *path)
 	ck_assert_msg(!file_write_all(&write, path, NEW), "%s", write.error.text);
 }
 
-/* The failure, until the next call. */
+/* Writes the file, which must fail with this code. Returns the error, valid until the next call. */
 static inline const struct base_error *must_fail(const char *path, int code)
 {
 	static struct file_write write;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Around tests whose processes save on a tier and die at one of their calls: each works in the
- * scratch directory, and what all of them say lies in memory that they share. The variables are the
- * test's own: each program includes this once.
+ * Fixture of tests whose processes save on a tier and die at one of their calls. Processes work in
+ * the scratch directory and report in memory that they share. The variables belong to the test:
+ * each program includes this once.
  */
 #ifndef TESTS_SUPPORT_TIER_CALLS_H
 #define TESTS_SUPPORT_TIER_CALLS_H
@@ -17,11 +17,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Of a process, between open and close. */
+/* Handles of a process, between open and close. */
 static struct ioshape_context *context;
 static struct ioshape_tier *tier;
 
-/* Memory of all processes, zeroed. */
+/* Returns zeroed memory that all processes share. */
 static inline void *tier_calls_setup(size_t bytes)
 {
 	void *shared;
@@ -47,7 +47,7 @@ static inline int tier_calls_open(const char *folder)
 	int ret;
 
 	options.coordinator = "open";
-	tier_options.parity = IOSHAPE_PARITY_1_OF_2; /* of groups of several nodes */
+	tier_options.parity = IOSHAPE_PARITY_1_OF_2; /* for groups of several nodes */
 	ret = ioshape_context_open(&context, &options);
 	return ret ? ret : ioshape_tier_open(context, folder, &tier_options, &tier);
 }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tier, a destination beside it, and what a drain told: for tests of both. One test at a time. */
+/*
+ * A tier, a destination beside it, and the log of a drain, for tests of both. One test at a time.
+ */
 #ifndef TESTS_SUPPORT_TIER_CASE_H
 #define TESTS_SUPPORT_TIER_CASE_H
 
@@ -89,7 +91,7 @@ static inline void tier_teardown(void)
 	scratch_teardown();
 }
 
-/* "NAME" where it shall end. */
+/* Returns the path of NAME at the destination. */
 static inline const char *there(const char *name)
 {
 	static char paths[4][4096];
@@ -133,7 +135,7 @@ static inline bool has_copy(const char *name)
 	return !ret;
 }
 
-/* How many copies wait, of how many. */
+/* Returns how many copies wait to be drained, and stores how many there are in `all`. */
 static inline size_t waiting(size_t *all)
 {
 	struct ioshape_tier_copy *copies;
@@ -159,7 +161,7 @@ static inline void shift_time(const char *path, int64_t seconds)
 	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-/* Changes a bit as a disk does it: nobody is told. */
+/* Flips a bit without changing the file's times, as a failing disk does. */
 static inline void flip(const char *path, off_t offset)
 {
 	const int fd = open(path, O_RDWR | O_CLOEXEC);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Preloaded into User-mode Linux, whose kernel of Debian 12 ends on processors with AMX: it sets
- * the registers of its processes from a buffer that has no room for those of AMX, and Linux takes
- * all or nothing (PTRACE_SETREGSET of NT_X86_XSTATE). Here the missing ones are left as they are.
+ * Preloaded into User-mode Linux of Debian 12, which fails on processors with AMX. It sets the
+ * registers of its processes from a buffer that is too small for those of AMX, and Linux accepts
+ * all registers or none (PTRACE_SETREGSET of NT_X86_XSTATE). This library adds the missing
+ * registers with their present values.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -13,13 +14,13 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#define MOST_BYTES 16384u /* of all registers: with AMX about 11,000 */
+#define MOST_BYTES 16384u /* size of all registers; about 11,000 with AMX */
 
 typedef long (*ptrace_fn)(enum __ptrace_request request, pid_t process, void *address, void *data);
 
 static long set_registers(ptrace_fn next, pid_t process, void *kind, struct iovec *given)
 {
-	/* User-mode Linux has small stacks, and a single thread here. */
+	/* Static, because User-mode Linux has small stacks. A single thread runs here. */
 	static char all[MOST_BYTES] __attribute__((aligned(64)));
 	struct iovec iov = { .iov_base = all, .iov_len = sizeof(all) };
 	long ret = next(PTRACE_GETREGSET, process, kind, &iov);

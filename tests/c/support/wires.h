@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A struct ioshape_comm among ranks that one process forks: a socket from each to each. */
+/* A struct ioshape_comm among forked ranks, with a socket from each rank to each other rank. */
 #ifndef TESTS_SUPPORT_WIRES_H
 #define TESTS_SUPPORT_WIRES_H
 
@@ -16,13 +16,16 @@ struct wires {
 	struct ioshape_comm comm;
 };
 
-/* Before the forks; false if there are no sockets. */
+/* Opens the sockets before the forks. Returns false if it cannot. */
 bool wires_lay(struct wires *wires, uint32_t ranks);
 
-/* In a rank: only its own ends stay open, so that whoever dies closes its. */
+/*
+ * Makes the process this rank: it keeps only its own ends, so that the ends of a rank that dies are
+ * closed.
+ */
 const struct ioshape_comm *wires_be(struct wires *wires, uint32_t rank);
 
-/* All ends that are open here. */
+/* Closes all ends that are open in this process. */
 void wires_cut(struct wires *wires);
 
 #endif
