@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Filesystems in user space that pass on, or play, what others answer: through a real mount.
- * Mounting takes root; all mounts are this process's own and vanish with it.
+ * Layouts and types that FUSE filesystems report, through a real mount: one that passes requests
+ * on, and one with prepared answers. Mounting needs root; all mounts belong to this process and
+ * vanish with it.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
@@ -75,7 +76,7 @@ static void unmount_answering(void)
 	scratch_remove(scratch_path("answers"));
 }
 
-/* ---- Questions ------------------------------------------------------------------------------- */
+/* ---- Looking at files ------------------------------------------------------------------------ */
 
 static void answer(const char *question, const void *bytes, size_t count)
 {
@@ -153,12 +154,12 @@ static bool a_file_with_a_layout_of_lustre(void)
 	WANT(info.family == FS_LUSTRE && memory.family == FS_LUSTRE);
 	WANT(!strcmp(info.type, "fuse.answering"));
 	WANT(has_layout(&info, "8 x 1M, pool flash"));
-	/* From here on it is remembered: one question for each file. */
+	/* The answer is cached: from now on there is one question for each file. */
 	asked();
 	WANT(describe("file", &memory, &info));
 	WANT(info.family == FS_LUSTRE && has_layout(&info, "8 x 1M, pool flash"));
 	WANT(asked() == 1);
-	/* One without is of the same filesystem. */
+	/* A file without a layout belongs to the same filesystem as the one before. */
 	WANT(describe("directory/file", &memory, &info));
 	WANT(info.family == FS_LUSTRE && has_layout(&info, ""));
 	return true;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The board of files, on a server that fails for a moment: at each system call of a post, a look
- * and a collect, one after the other. The board is out of reach then, and the next call is served.
+ * The file store on a server that fails for a moment, at each system call of a put, a get and a
+ * collect in turn. The store is unreachable then, and the next call succeeds.
  */
 #define _GNU_SOURCE
 #include "io/atomic_file.h"
@@ -82,7 +82,10 @@ LOOP_TEST(tests, test_what_passes_is_tried_anew, 0, (int)ARRAY_LENGTH(codes))
 				ck_assert_int_eq(ret, 0);
 				break;
 			}
-			/* A folder that goes while it is listed ends: no note has come yet. */
+			/*
+			 * -EAGAIN: the folder disappeared during the listing, so there is no
+			 * message yet.
+			 */
 			ck_assert_msg(!ret || ret == IOSHAPE_E_COORDINATOR || ret == -EAGAIN,
 				      "%zu, call %lu: %d: %s", act, nth, ret, error.text);
 			ck_assert_int_eq(error.code, ret == -EAGAIN ? 0 : ret);
@@ -94,7 +97,7 @@ LOOP_TEST(tests, test_what_passes_is_tried_anew, 0, (int)ARRAY_LENGTH(codes))
 	ck_assert_uint_ge(failed, 5);
 }
 
-/* What does not pass is no reason to wait. */
+/* A lasting failure is reported with its own code, because waiting would not help. */
 TEST(tests, test_what_does_not_pass_is_told)
 {
 	struct base_error error = { 0 };
@@ -130,7 +133,7 @@ static void leave_folder(const char *name)
 	ck_assert_int_eq(utimensat(AT_FDCWD, scratch_path(name), long_ago, 0), 0);
 }
 
-/* The folder of a job that was killed long ago. */
+/* The folder belongs to a job that was killed long ago. */
 TEST(tests, test_what_one_cannot_remove_the_next_one_does)
 {
 	for (unsigned long nth = 1;; nth++) {
@@ -145,7 +148,7 @@ TEST(tests, test_what_one_cannot_remove_the_next_one_does)
 	}
 }
 
-/* ---- The board of a host --------------------------------------------------------------------- */
+/* ---- The store of one host ------------------------------------------------------------------- */
 
 TEST(tests, test_each_call_for_a_board_of_a_host_may_fail)
 {
@@ -212,7 +215,7 @@ LOOP_TEST(tests, test_each_call_for_a_new_directory_may_fail, 0, (int)ARRAY_LENG
 	ck_assert_uint_ge(failed, 2);
 }
 
-/* In a child. */
+/* Runs in a child. */
 static int make_where_all_is_locked(void *unused)
 {
 	struct base_error error = { 0 };
@@ -229,9 +232,9 @@ TEST(tests, test_names_that_are_all_taken_end_in_words)
 	ck_assert(access(scratch_path("made"), F_OK));
 }
 
-/* ---- The secret of a job's notes in a Redis -------------------------------------------------- */
+/* ---- The secret of a job's messages in Redis ------------------------------------------------- */
 
-/* Its file, included: the secret is this file's own. */
+/* Included, because the functions of the secret are static. */
 #include "group/store_redis.c"
 
 static const int secret_codes[] = { ESTALE, EIO, EACCES, EINTR, ENOSPC, CALLS_SHORT };
@@ -247,7 +250,7 @@ static struct store_config secret_config(uint32_t rank)
 	};
 }
 
-/* Rank 0 draws it, and rank 1 finds the same; or it is told what failed. */
+/* Rank 0 creates the secret and rank 1 reads it, or the rank gets an error. */
 LOOP_TEST(tests, test_each_call_for_the_secret_may_fail, 0, 2 * (int)ARRAY_LENGTH(secret_codes))
 {
 	const uint32_t rank = (uint32_t)_i % 2;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A save replaces an older file, and a system call on the way fails. What each failure and each
- * kill may leave, whichever call it is, is tried by tests/campaign/harm.c.
+ * A save replaces an older file, and a system call on the way fails. tests/campaign/harm.c tries a
+ * failure and a kill at every call; this file tests single promises.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -53,7 +53,7 @@ static const struct scenario {
 	{ .name = "safetensors", .block_bytes = 512 << 10, .what = SAFETENSORS },
 };
 
-/* What a child has to tell, in memory that it shares with its parent. */
+/* Result of a child, in memory that it shares with its parent. */
 struct outcome {
 	bool ended;
 	int ret;
@@ -67,9 +67,9 @@ static uint8_t *new_file;
 static size_t new_bytes;
 static const char old_file[] = "what was there before";
 static mode_t old_mode = 0644;
-static bool old_names_a_user; /* in an ACL, where there are any */
+static bool old_names_a_user; /* in an ACL, if the filesystem supports them */
 
-/* As setfacl makes them: USER_OBJ rw, USER 65534 none, GROUP_OBJ r, MASK r, OTHER r. */
+/* The ACL as setfacl stores it: USER_OBJ rw, USER 65534 none, GROUP_OBJ r, MASK r, OTHER r. */
 static const uint8_t acl[] = {
 	2,    0, 0, 0,                                                             /* version */
 	0x01, 0, 6, 0, 0xff, 0xff, 0xff, 0xff, 0x02, 0, 0, 0, 0xfe, 0xff, 0,    0, /* 65534 */
@@ -82,7 +82,7 @@ static struct ioshape_context *open_context(void)
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *context;
 
-	/* The files of the local coordinator are not what this is about. */
+	/* Without a coordinator, because the calls of the local one are not tested here. */
 	options.coordinator = "open";
 	options.engine = scenario->engine;
 	options.direct = scenario->direct;
@@ -133,7 +133,7 @@ static int save(struct ioshape_context *context)
 		return heed(sample_write_records(context, "file", &sample));
 	if (scenario->what == RAW)
 		return heed(sample_write_raw(context, "file", &sample));
-	/* Which has a step, for which safetensors files have no place. */
+	/* This metadata contains a step, which safetensors files cannot store. */
 	if (scenario->what == SAFETENSORS)
 		options.format = IOSHAPE_FORMAT_SAFETENSORS;
 	else
@@ -149,7 +149,7 @@ static int save(struct ioshape_context *context)
 	return ret;
 }
 
-/* In a child. */
+/* Runs in a child. The first call of this name fails; NULL: none does. */
 static int save_with_trouble(void *name)
 {
 	struct ioshape_context *context = open_context();
@@ -177,7 +177,7 @@ static void restore_old_file(void)
 			!setxattr("file", "system.posix_acl_access", acl, sizeof(acl), 0);
 }
 
-/* The first call of this name fails; NULL: none does. */
+/* Saves in a child. The first call of this name fails; NULL: none does. */
 static void run(const char *name)
 {
 	restore_old_file();
@@ -236,7 +236,10 @@ static void teardown(void)
 
 /* ---- Failing calls --------------------------------------------------------------------------- */
 
-/* ATC'20: after a failed fsync the kernel may call the lost pages clean. */
+/*
+ * After a failed fsync the kernel may mark the lost pages clean, so a second fsync may succeed
+ * (Rebello et al., USENIX ATC 2020).
+ */
 START_TEST(a_failed_fsync_fails_the_save_and_is_not_tried_again)
 {
 	long first;
@@ -252,7 +255,7 @@ START_TEST(a_failed_fsync_fails_the_save_and_is_not_tried_again)
 }
 END_TEST
 
-/* Calls whose failure nobody may overlook. */
+/* The failure of any of these calls fails the save. */
 START_TEST(a_failure_that_matters_fails_the_save)
 {
 	static const char *const names[] = {
@@ -279,7 +282,7 @@ START_TEST(a_failure_that_matters_fails_the_save)
 }
 END_TEST
 
-/* In a child, which is not what it was any more. */
+/* Runs in a child, because a denial cannot be undone. */
 static int save_with_denial(void *name)
 {
 	calls_deny(name, EINTR);
@@ -300,7 +303,7 @@ START_TEST(what_never_ceases_to_be_interrupted_fails)
 }
 END_TEST
 
-/* In a child. */
+/* Runs in a child. */
 static int save_with_a_stale_handle(void *nth)
 {
 	struct ioshape_context *context = open_context();
@@ -314,7 +317,10 @@ static int save_with_a_stale_handle(void *nth)
 	return 0;
 }
 
-/* Of another user's file more is looked at; as far as this process can make it one. */
+/*
+ * The library asks more about a file of another user. Without root the owner cannot be changed, and
+ * the test covers less.
+ */
 START_TEST(a_look_that_fails_fails_the_save_with_its_code)
 {
 	unsigned failed = 0;
@@ -350,8 +356,10 @@ START_TEST(the_temporary_file_is_created_as_it_must_be)
 }
 END_TEST
 
-/* Whoever opens it while it is empty keeps it: nobody may who could not open what it replaces,
- * whether it is of its owner, of its group or of neither. */
+/*
+ * A process that opens the temporary file while it is empty can read all that is written later. So
+ * its first mode grants no user, in whatever class of the file, more than the old file's mode.
+ */
 START_TEST(nobody_opens_the_temporary_file_who_may_not_open_the_old_one)
 {
 	static const mode_t modes[][2] = {
@@ -374,8 +382,10 @@ START_TEST(nobody_opens_the_temporary_file_who_may_not_open_the_old_one)
 }
 END_TEST
 
-/* Over NFS the file that a name meant may be gone when something is asked of it: another host has
- * replaced it, and the name means the new one. */
+/*
+ * Over NFS a file may disappear between two calls because another host has replaced it. The name
+ * then means the new file.
+ */
 START_TEST(a_file_that_another_host_replaced_is_looked_for_anew)
 {
 	static const char *const names[] = { "fstat64", "statx", "fstatfs64", "pread64" };
@@ -403,7 +413,7 @@ START_TEST(a_file_that_another_host_replaced_is_looked_for_anew)
 }
 END_TEST
 
-/* The first save of a context asks more; the second one repeats it. */
+/* Returns the number of calls of a context's second save. The first save makes more calls. */
 static unsigned long calls_of_second_save(const char *unchanged)
 {
 	struct ioshape_context *context;
@@ -430,7 +440,9 @@ START_TEST(looking_for_stale_bytes_takes_no_call)
 }
 END_TEST
 
-/* Ranks of which one cannot tell where it is would meet in different places. */
+/*
+ * With a relative path, ranks with different working directories would use different directories.
+ */
 START_TEST(a_relative_path_is_not_taken_for_an_absolute_one)
 {
 	struct ioshape_context *context;
@@ -463,7 +475,10 @@ int main(void)
 	tcase_add_test(fail, what_never_ceases_to_be_interrupted_fails);
 	tcase_add_test(fail, a_look_that_fails_fails_the_save_with_its_code);
 	tcase_add_test(fail, nobody_opens_the_temporary_file_who_may_not_open_the_old_one);
-	/* Through the page cache, which has no requests that may come in any order. */
+	/*
+	 * Buffered, because direct requests may complete in any order and take a varying number of
+	 * calls.
+	 */
 	tcase_add_loop_test(fail, looking_for_stale_bytes_takes_no_call, 2, 3);
 	tcase_add_test(fail, a_file_that_another_host_replaced_is_looked_for_anew);
 	tcase_add_test(fail, a_relative_path_is_not_taken_for_an_absolute_one);

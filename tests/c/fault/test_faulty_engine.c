@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whole saves and loads over an engine that makes trouble, by seed: whatever it does, a save either
- * succeeds with the right bytes or fails and leaves the old file and nothing else.
+ * Saves and loads on an engine that injects faults, by seed. A save either succeeds with the right
+ * bytes, or fails and leaves the old file and nothing else.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define LARGE_BYTES (3u << 20)
-#define SEEDS 60 /* in the short form */
+#define SEEDS 60 /* unless tests may take long */
 #define SEEDS_LONG 3000
 
 static const struct io_engine_ops *const inner[] = { &io_engine_uring, &io_engine_threads,
@@ -28,7 +28,7 @@ static struct sample old_sample, new_sample;
 static uint8_t *old_file, *new_file;
 static size_t old_bytes, new_bytes;
 
-/* A clean save, to compare with. */
+/* Saves without faults. Returns the bytes of the file, to be freed. */
 static uint8_t *reference(const struct sample *sample, size_t *bytes)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -61,7 +61,7 @@ static void teardown(void)
 	scratch_teardown();
 }
 
-/* One in `most`, for about half of the kinds of trouble. */
+/* Returns 0 in half of the cases, else a rate of one in `least` to `most` requests. */
 static unsigned rate(uint64_t *state, unsigned least, unsigned most)
 {
 	return test_random_below(state, 2) ?
@@ -99,7 +99,8 @@ static int save(struct ioshape_context *context, bool background, char *message,
 	int ret;
 
 	options.metadata = &new_sample.metadata;
-	options.sync = IOSHAPE_OFF; /* nothing here depends on it, and it takes the time */
+	options.sync = IOSHAPE_OFF; /* the test does not depend on it, and it would take most of the
+				       time */
 	*message = 0;
 	if (!background) {
 		ret = ioshape_save_tensors(context, scratch_path("file"), new_sample.tensors,
@@ -116,7 +117,7 @@ static int save(struct ioshape_context *context, bool background, char *message,
 	return ret;
 }
 
-/* Returns whether it succeeded. */
+/* Saves with the faults of this seed. Returns whether the save succeeded. */
 static bool save_under(uint64_t seed, bool hard)
 {
 	const struct faulty_plan plan = make_plan(seed, hard);
@@ -127,7 +128,7 @@ static bool save_under(uint64_t seed, bool hard)
 
 	scratch_write(scratch_path("file"), old_file, old_bytes);
 	descriptors = scratch_descriptors();
-	/* EINVAL is to be got over only by leaving direct I/O. */
+	/* A save survives EINVAL only by giving up direct I/O. */
 	context = faulty_context(&plan, plan.invalid || seed % 2 ? IOSHAPE_DIRECT_PREFER :
 								   IOSHAPE_DIRECT_OFF);
 	ret = save(context, seed % 5 < 2, message, sizeof(message));
@@ -159,13 +160,13 @@ START_TEST(trouble_that_passes_never_fails_a_save)
 	for (uint64_t seed = first; seed < first + count; seed++) {
 		struct faulty_plan plan = make_plan(seed, false);
 
-		/* Without direct I/O an EINVAL is meant. */
+		/* Without direct I/O an EINVAL is a real error. */
 		if (plan.invalid && !plan.inner->direct)
 			continue;
 		ck_assert_msg(save_under(seed, false), "seed %llu", (unsigned long long)seed);
 		faults += faulty_counts()->faults;
 	}
-	/* The test itself must not be a quiet one. */
+	/* The test must have injected enough faults. */
 	ck_assert_uint_gt(faults, count);
 }
 END_TEST
@@ -184,16 +185,16 @@ START_TEST(trouble_of_all_kinds_leaves_the_old_file_or_the_new)
 }
 END_TEST
 
-/* Loads meet the same engine: right bytes, or an error. */
-
-/* Files as small as these are read through the page cache, without an engine, unless they must not.
+/*
+ * Returns the setting with which loads use the engine. By default files as small as these are read
+ * through the page cache.
  */
 static enum ioshape_direct past_the_page_cache(void)
 {
 	return scratch_direct() ? IOSHAPE_DIRECT_REQUIRE : IOSHAPE_DIRECT_PREFER;
 }
 
-/* Onward, a piece at a time, as if nothing could go wrong; until it does. */
+/* Reads the file sequentially, piece by piece, until it ends or a read fails. */
 static int read_onward(struct ioshape_context *context, char *why, size_t why_bytes)
 {
 	struct ioshape_reader *reader;
@@ -202,7 +203,7 @@ static int read_onward(struct ioshape_context *context, char *why, size_t why_by
 	int ret;
 
 	ret = ioshape_reader_open(context, scratch_path("file"), NULL, &reader);
-	ck_assert_int_eq(ret, 0); /* that takes no engine */
+	ck_assert_int_eq(ret, 0); /* opening uses no engine */
 	for (unsigned i = 0; !ret && at < new_bytes; i++, at += bytes) {
 		bytes = i % 3 ? 300000 : 30;
 		bytes = bytes < new_bytes - at ? bytes : new_bytes - at;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Saves and loads on real filesystems, small ones that lie in files or in memory: what is saved is
- * loaded, and on a full one a save fails with ENOSPC and leaves the old file. Mounting takes root;
- * all mounts are this process's own and vanish with it.
+ * Saves and loads on small real filesystems in files or in memory. What is saved is loaded, and on
+ * a full filesystem a save fails with ENOSPC and leaves the old file. Mounting needs root; all
+ * mounts belong to this process and vanish with it.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -29,27 +29,29 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LARGE_BYTES (20u << 20) /* of what fits; on a full filesystem it does not */
+#define LARGE_BYTES (20u << 20) /* fits into an empty filesystem, not into a full one */
 
-#define ODD_BYTES ((3u << 20) + 4321) /* not whole units of anything */
+#define ODD_BYTES ((3u << 20) + 4321) /* no multiple of any unit */
 
 enum kind { IMAGE, TMPFS, OVERLAY, FUSE };
 
 static const struct filesystem {
 	const char *name;
 	enum kind kind;
-	const char *mkfs; /* the program that makes it, with its options */
+	const char *mkfs; /* command that creates it */
 	unsigned mebibytes;
 	enum fs_family family;
-	const char *type; /* with what the report's name begins */
-	int direct;       /* 1 used, 0 not, -1 depends on the kernel */
-	/* Of the mount. What it changes is how bytes are written: that alone is tested. */
+	const char *type; /* beginning of the report's name */
+	int direct;       /* 1 direct I/O is used, 0 not, -1 depends on the kernel */
+	/*
+	 * Mount options. They change only how bytes are written, so only that is tested with them.
+	 */
 	const char *options;
 } filesystems[] = {
 	{ "ext4", IMAGE, "mkfs.ext4 -q -F", 64, FS_EXT, "ext4", 1, NULL },
 	{ "ext4 without extents", IMAGE, "mkfs.ext4 -q -F -O ^extent,^64bit", 64, FS_EXT, "ext4",
 	  -1, NULL },
-	/* Some kernels take O_DIRECT there and write through the cache all the same. */
+	/* Some kernels accept O_DIRECT here and write through the cache nevertheless. */
 	{ "ext4, data=journal", IMAGE, "mkfs.ext4 -q -F", 96, FS_EXT, "ext4", -1, "data=journal" },
 	{ "xfs", IMAGE, "mkfs.xfs -q -f", 320, FS_XFS, "xfs", 1, NULL },
 	{ "btrfs", IMAGE, "mkfs.btrfs -q -f", 160, FS_BTRFS, "btrfs", -1, NULL },
@@ -57,7 +59,7 @@ static const struct filesystem {
 	  "compress-force=zstd" },
 	{ "tmpfs", TMPFS, NULL, 64, FS_TMPFS, "tmpfs", -1, NULL },
 	{ "overlay", OVERLAY, NULL, 64, FS_OVERLAY, "overlay", -1, NULL },
-	/* Written through the page cache by rule. */
+	/* The library writes to FUSE through the page cache. */
 	{ "fuse", FUSE, NULL, 64, FS_FUSE, "fuse", 0, NULL },
 	{ "fuse, uncached", FUSE, "direct", 64, FS_FUSE, "fuse", 0, NULL },
 	{ "fuse, in order", FUSE, "in-order", 64, FS_FUSE, "fuse", -1, "in order" },
@@ -100,7 +102,7 @@ static const char *mount_image(const struct filesystem *filesystem)
 
 static const char *mount_overlay(const struct filesystem *filesystem)
 {
-	/* On tmpfs: the upper layer must be able to be full. */
+	/* On tmpfs, because the upper layer must be able to fill up. */
 	if (shell("cd '%s' && mkdir base && mount -t tmpfs -o size=%uM none base && "
 		  "mkdir base/lower base/upper base/work && "
 		  "mount -t overlay -o lowerdir=base/lower,upperdir=base/upper,workdir=base/work "
@@ -123,7 +125,7 @@ static const char *mount_fuse(const struct filesystem *filesystem)
 	return passthrough_mount(base, mnt, filesystem->mkfs, &daemon_pid);
 }
 
-/* NULL, or why it cannot be had here. */
+/* Mounts the filesystem. Returns NULL, or why it cannot be mounted here. */
 static const char *mount_one(const struct filesystem *filesystem)
 {
 	snprintf(where, sizeof(where), "%s/fs", scratch_directory());
@@ -157,7 +159,7 @@ static void unmount_one(void)
 	scratch_remove(where);
 }
 
-/* Leaves only so much room. */
+/* Fills the filesystem until only so many bytes are free. */
 static bool fill_up(uint64_t leave_bytes)
 {
 	static char zeros[1 << 20];
@@ -178,7 +180,7 @@ static bool fill_up(uint64_t leave_bytes)
 			break;
 		if (write(fd, zeros, MIN(free_bytes - leave_bytes, sizeof(zeros))) <= 0)
 			break;
-		/* Delayed allocation: the numbers follow when it is written. */
+		/* With delayed allocation the number of free bytes changes only after a sync. */
 		fsync(fd);
 	}
 	close(fd);
@@ -190,11 +192,14 @@ static void make_room(void)
 	char path[PATH_MAX];
 
 	snprintf(path, sizeof(path), "%s/mnt/filler", where);
-	/* Some count what is removed as free only later; a save must find it all the same. */
+	/*
+	 * Some filesystems count removed blocks as free only later. A save must be able to use them
+	 * at once.
+	 */
 	unlink(path);
 }
 
-/* ---- What is tested -------------------------------------------------------------------------- */
+/* ---- Tests ----------------------------------------------------------------------------------- */
 
 static int save(struct ioshape_context *context, const struct sample *sample,
 		struct ioshape_report *report)
@@ -230,7 +235,10 @@ static bool nothing_else_is_there(void)
 static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_AUTO, IOSHAPE_ENGINE_THREADS,
 					       IOSHAPE_ENGINE_BUFFERED };
 
-/* What was not as preferred has its reason; alignment is what the kernel says. */
+/*
+ * Returns whether the report gives a reason for each downgrade, and the alignment that the kernel
+ * reports.
+ */
 static bool tells_the_truth(const struct filesystem *filesystem, enum ioshape_engine engine,
 			    const struct ioshape_report *report)
 {
@@ -262,13 +270,16 @@ static bool tells_the_truth(const struct filesystem *filesystem, enum ioshape_en
 	return true;
 }
 
-/* Several requests in flight may overtake each other. */
+/*
+ * Returns whether files must be written in order. Several requests in flight may overtake each
+ * other.
+ */
 static bool is_in_order(const struct filesystem *filesystem)
 {
 	return filesystem->kind == FUSE && filesystem->options;
 }
 
-/* What is saved is loaded, blocking and in the background, through every engine. */
+/* Checks that with every engine, blocking and in the background, a load returns what was saved. */
 static bool round_trip(const struct filesystem *filesystem)
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(engines); i++) {
@@ -341,7 +352,9 @@ struct limited {
 	bool fits;
 };
 
-/* Beyond the limit a signal ends the process. */
+/*
+ * Saves with a limit on the size of files. A write beyond the limit ends the process with a signal.
+ */
 static int save_within_limit(void *argument)
 {
 	const struct limited *limited = argument;
@@ -363,7 +376,10 @@ static int save_within_limit(void *argument)
 	return ret != (limited->fits ? 0 : -EFBIG);
 }
 
-/* Whether it just fits into what the process may write, or just does not. */
+/*
+ * Checks that a file that just fits into RLIMIT_FSIZE is saved; one that is a byte too large is an
+ * error.
+ */
 static bool minds_the_limit(const struct filesystem *filesystem)
 {
 	(void)filesystem;
@@ -384,7 +400,7 @@ static bool minds_the_limit(const struct filesystem *filesystem)
 	return nothing_else_is_there();
 }
 
-/* As a file of a length that is not told beforehand: the disk is full in the middle of it. */
+/* Writes a file of unknown length, so that the disk fills up in the middle. */
 static int save_unannounced(struct ioshape_context *context)
 {
 	struct ioshape_file *written;
@@ -413,8 +429,7 @@ static bool fails_when_full(bool announced)
 		if (ret != -ENOSPC || error->code != -ENOSPC || strcmp(error->path, file) != 0)
 			return complain("engine %zu: %d instead of ENOSPC, \"%s\"", i, ret,
 					error->sentence);
-		/* Where space can be reserved that is where it is noticed: before a byte is
-		 * written. */
+		/* Where space can be reserved, the save fails before it writes a byte. */
 		if (announced && error->needed_bytes == UINT64_MAX &&
 		    !report_step(&report, IOSHAPE_STEP_PREALLOCATE))
 			return complain("engine %zu: noticed late, \"%s\"", i, error->sentence);
@@ -426,7 +441,7 @@ static bool fails_when_full(bool announced)
 	return true;
 }
 
-/* A full disk keeps the old file; with room again the save succeeds. */
+/* After ENOSPC the old file remains. When there is space again, the save succeeds. */
 static bool survives_being_full(const struct filesystem *filesystem)
 {
 	struct ioshape_context *context =
@@ -448,7 +463,7 @@ static bool survives_being_full(const struct filesystem *filesystem)
 	return !ret && holds(&new_sample);
 }
 
-/* What a look at the mount says, beside what mount and statvfs() say. */
+/* Checks that the storage information agrees with the mount and with statvfs(). */
 static bool is_known(const struct filesystem *filesystem)
 {
 	char mnt[PATH_MAX], name[FS_POOL_BYTES];
@@ -476,7 +491,7 @@ static bool is_known(const struct filesystem *filesystem)
 		return complain("%llu bytes of %llu are free",
 				(unsigned long long)storage.free_bytes,
 				(unsigned long long)storage.total_bytes);
-	/* What a daemon does, nobody knows: others may share it. */
+	/* A FUSE daemon may use storage that others share, so its filesystem counts as remote. */
 	if (storage.remote != (filesystem->kind == FUSE) || storage.targets || storage.layout.count)
 		return complain("it looks like one that is shared, or striped");
 	if (filesystem->kind == IMAGE && !storage.rotational_known)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Small filesystems that are really full: saves that do not fit fail before they queue, or are
- * skipped. Mounting takes root; all mounts are this process's own.
+ * Saves that do not fit on a small, really full filesystem: they fail before they queue, or are
+ * skipped. Mounting needs root; all mounts belong to this process.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -29,8 +29,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LARGE_BYTES (4u << 20) /* of what is saved */
-#define LEFT_BYTES (2u << 20)  /* on what is full */
+#define LARGE_BYTES (4u << 20) /* size of a save */
+#define LEFT_BYTES (2u << 20)  /* free space on a full filesystem */
 
 #define REQUIRE_SAID(condition, text)                                                              \
 	do {                                                                                       \
@@ -70,7 +70,10 @@ static bool write_zeros(const char *path, uint64_t bytes)
 	return well;
 }
 
-/* Leaves about so much free; what root may have besides (ext4) does not count. */
+/*
+ * Fills the filesystem until about so many bytes are free for users. The reserve of root (ext4) is
+ * not counted.
+ */
 static void fill_up(uint64_t leave_bytes)
 {
 	struct statvfs status;
@@ -89,7 +92,7 @@ static void free_space(void)
 	int fd = open(where, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
 	unlink(filler);
-	/* Until then ext4 keeps what it had. */
+	/* ext4 frees the space of a removed file only when it syncs. */
 	if (fd >= 0) {
 		syncfs(fd);
 		close(fd);
@@ -132,7 +135,7 @@ static struct ioshape_context *open_context(enum ioshape_full full)
 	options.staging_bytes = 64u << 20;
 	options.full = full;
 	options.log = listen_to;
-	/* One for all filesystems, so that what holds a slot is in everybody's way. */
+	/* All filesystems share one pool, so that a held slot blocks every save. */
 	options.pool = "full";
 	options.slots = 1;
 	if (open_context_with(&context, &options,
@@ -209,7 +212,7 @@ static bool fails_before_it_queues(void)
 	struct ioshape_file *raw;
 	struct ioshape_save *save;
 
-	/* Somebody has the only slot: who would queue would wait for ever. */
+	/* The only slot is taken, so a save that queued would wait forever. */
 	REQUIRE_SAID(!ioshape_slot_acquire(context, NULL, &slot), ioshape_last_error()->sentence);
 	REQUIRE_THAT(save_to(context, file, &new_sample, &report) == -ENOSPC);
 	if (!says_it_all())
@@ -229,7 +232,7 @@ static bool fails_before_it_queues(void)
 	return holds(&old_sample);
 }
 
-/* What fits is saved; what is small is not even looked at. */
+/* Checks that a save that fits succeeds. The free space is not checked for small ones. */
 static bool what_fits_is_saved(void)
 {
 	struct ioshape_context *context = open_context(IOSHAPE_FULL_FAIL);
@@ -282,7 +285,7 @@ static bool skips(void)
 	file_options.expected_bytes = LARGE_BYTES;
 	ret = ioshape_file_open(context, file, &file_options, &raw);
 	REQUIRE_THAT(ret == IOSHAPE_E_SKIPPED && !raw);
-	/* Not announced: it is found out in the middle. */
+	/* The size was not announced, so the write that does not fit fails. */
 	REQUIRE_THAT(!ioshape_file_open(context, file, NULL, &raw));
 	for (ret = 0; !ret;)
 		ret = ioshape_file_write(raw, new_sample.expected[4], 1 << 20);
@@ -295,7 +298,7 @@ static bool skips(void)
 	return holds(&new_sample);
 }
 
-/* A device that is full is not skipped: what it got is gone. */
+/* Checks that a full device is not skipped, because what was written to it before is lost. */
 static bool a_device_is_not_skipped(void)
 {
 	struct ioshape_context *context = open_context(IOSHAPE_FULL_SKIP);
@@ -305,7 +308,7 @@ static bool a_device_is_not_skipped(void)
 	return true;
 }
 
-/* ---- What killed writers left is freed ------------------------------------------------------- */
+/* ---- Files of killed writers are removed when space is needed -------------------------------- */
 
 static int die_at(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
@@ -340,7 +343,7 @@ static bool what_the_dead_left_is_freed(void)
 	return holds(&new_sample);
 }
 
-/* ---- Found out late: nothing is reserved, and another writer takes the space ----------------- */
+/* ---- Full in the middle of a save: nothing is reserved, and another writer takes the space --- */
 
 static int fill_once(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
@@ -386,7 +389,7 @@ static bool found_out_late(void)
 	return true;
 }
 
-/* ---- Inodes: statfs() shows free space, and nothing can be created --------------------------- */
+/* ---- No free inodes: statfs() shows free space, but no file can be created ------------------- */
 
 static bool no_inodes(void)
 {
@@ -455,7 +458,10 @@ static int play_rank(const struct scene *scene, uint32_t rank)
 	}
 	if (!report_step(&report, IOSHAPE_STEP_SKIPPED) != (ret != IOSHAPE_E_SKIPPED))
 		return 12;
-	/* Of all parts; rank 0 has seen it, and the others know as much. */
+	/*
+	 * The sizes are those of all parts. Rank 0 has checked the space, and the other ranks
+	 * report its error.
+	 */
 	if (error->needed_bytes < RANKS * LARGE_BYTES || error->free_bytes > LEFT_BYTES)
 		return 13;
 	if (ioshape_group_get_latest(group, NULL, &latest) != -ENOENT)
@@ -466,7 +472,7 @@ static int play_rank(const struct scene *scene, uint32_t rank)
 	return 0;
 }
 
-/* All ranks of a scene; the statuses of those that did not end well. */
+/* Runs all ranks of a scene. Returns whether all of them ended with 0 and left no attempt. */
 static bool play(const struct scene *scene)
 {
 	pid_t pids[RANKS];
@@ -487,7 +493,7 @@ static bool play(const struct scene *scene)
 			well = false;
 		}
 	}
-	/* Of the attempt nothing is left. */
+	/* Nothing may remain of the attempt. */
 	return well && !shell("[ -z \"$(find '%s/runs' -name '*step*' 2>/dev/null)\" ]", where);
 }
 
@@ -503,11 +509,11 @@ static bool groups_fail_or_skip(void)
 	return holds(&old_sample);
 }
 
-/* ---- Programs of tests ----------------------------------------------------------------------- */
+/* ---- Other programs as tests ----------------------------------------------------------------- */
 
 static const struct kind {
 	const char *name;
-	const char *mount; /* what it takes, in the scratch directory */
+	const char *mount; /* commands that mount it in the scratch directory */
 } kinds[] = {
 	{ "tmpfs", "mount -t tmpfs -o size=24M none mnt" },
 	{ "ext4", "truncate -s 24M image && mkfs.ext4 -q -F image && mount -o loop image mnt" },
@@ -520,7 +526,7 @@ static const struct kind {
 struct full_test {
 	const char *name;
 	bool (*test)(void);
-	unsigned kinds; /* a bit for each */
+	unsigned kinds; /* a bit for each kind */
 };
 
 static void test_one(const struct full_test *test, unsigned kind, const char *why_not)
@@ -549,7 +555,7 @@ static void test_one(const struct full_test *test, unsigned kind, const char *wh
 	shell("cd '%s' && umount -l mnt; rm -f image", scratch_directory());
 }
 
-/* ---- All of them ----------------------------------------------------------------------------- */
+/* ---- Main ------------------------------------------------------------------------------------ */
 
 static const struct full_test tests[] = {
 	{ "what does not fit fails before it queues", fails_before_it_queues, 3 },

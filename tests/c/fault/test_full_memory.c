@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shared memory where there is no more: an error, never SIGBUS. A small tmpfs of this process's own
- * answers as a container does whose memory is full; mounting it takes root, or a namespace.
+ * Shared memory when none is free: an error, never SIGBUS. A small tmpfs that belongs to this
+ * process simulates a container whose memory is full. Mounting it needs root or a user namespace.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -60,7 +60,7 @@ static void fill_up(void)
 	close(fd);
 }
 
-/* Takes all memory but so much. */
+/* Takes all memory but `bytes`. */
 static bool leave_free(uint64_t bytes)
 {
 	int fd = open("/tmp/filler", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -75,7 +75,10 @@ static bool leave_free(uint64_t bytes)
 	return well;
 }
 
-/* Messages of ranks: out of reach while the memory is full, and put when it no longer is. */
+/*
+ * Checks that while the memory is full a put fails and may be repeated; it succeeds when memory is
+ * free again.
+ */
 static void fill_stores(void)
 {
 	static uint8_t big[200000];

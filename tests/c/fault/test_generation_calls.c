@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The order of the system calls by which a generation comes and goes. What a failure or a kill at
- * any of them may leave is tried by tests/campaign/harm.c.
+ * The order of the system calls that create and remove a checkpoint of a group.
+ * tests/campaign/harm.c tries what a failure or a kill at each of them leaves.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -18,8 +18,8 @@
 #include <unistd.h>
 
 static const struct scenario {
-	bool replace; /* an older one of the same step */
-	bool no_swap; /* as on NFS */
+	bool replace; /* a checkpoint of the same step */
+	bool no_swap; /* no exchange of names, as on NFS */
 	bool no_locks;
 } scenarios[] = {
 	{ .replace = false },
@@ -50,7 +50,7 @@ LOOP_TEST(tests, the_order_of_calls_survives_a_power_failure, 0, (int)ARRAY_LENG
 
 	io_machine_tag();
 	ck_assert_int_eq(generation_save(scenario->replace ? 7 : 1, "old", false, &error), 0);
-	/* For good: each test is a process of its own. */
+	/* Denials cannot be undone, but each test is a process of its own. */
 	if (scenario->no_swap)
 		calls_deny("renameat2", EINVAL);
 	if (scenario->no_locks)
@@ -58,7 +58,7 @@ LOOP_TEST(tests, the_order_of_calls_survives_a_power_failure, 0, (int)ARRAY_LENG
 	calls_begin(CALLS_COUNT, 0, 0);
 	ck_assert_msg(!generation_save(7, "new", false, &error), "%s", error.text);
 	calls_end();
-	/* The first is that of the rank's file. */
+	/* The first fsync is that of the rank's file. */
 	written = calls_find("fsync", (unsigned long)calls_find("fsync", 0) + 1);
 	ck_assert_int_gt(written, 0);
 	folder = calls_find("fsync directory", (unsigned long)written);
@@ -67,14 +67,15 @@ LOOP_TEST(tests, the_order_of_calls_survives_a_power_failure, 0, (int)ARRAY_LENG
 	ck_assert_int_gt(placed, folder);
 	directory = calls_find("fsync directory", (unsigned long)placed);
 	ck_assert_int_gt(directory, placed);
-	/* What was replaced goes only then. */
+	/* The replaced checkpoint is removed only after the new name is durable. */
 	if (scenario->replace)
 		ck_assert_int_gt(calls_find("unlinkat", (unsigned long)placed), directory);
 }
 
 /*
- * The blocks of a removed file may be another's before the removal is durable, and what is removed
- * in a directory may be durable before the directory's new name.
+ * The blocks of a removed file may be reused before its removal is durable. And removals inside a
+ * directory may become durable before the new name of the directory. So each step of pruning must
+ * be durable before the next one.
  */
 TEST(tests, each_step_of_pruning_is_durable_before_the_next)
 {
@@ -128,7 +129,7 @@ static uint64_t find_newest_intact(struct ioshape_context *context)
 	return step;
 }
 
-/* It may be the newest, for all that is known: until it can be read. */
+/* Until the manifest can be read again, the checkpoint may be the newest one. */
 TEST(tests, an_older_generation_that_cannot_be_read_for_a_moment_is_not_the_newest)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
@@ -139,7 +140,7 @@ TEST(tests, an_older_generation_that_cannot_be_read_for_a_moment_is_not_the_newe
 	ck_assert_int_eq(generation_save(7, "new", false, &error), 0);
 	options.coordinator = "open";
 	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
-	/* The first that is looked at is that of the highest step. */
+	/* The first manifest that is read is that of the highest step. */
 	calls_begin_named("pread64", EIO);
 	ck_assert_uint_eq(find_newest(context), 7);
 	calls_begin_named("pread64", EIO);
@@ -151,9 +152,11 @@ TEST(tests, an_older_generation_that_cannot_be_read_for_a_moment_is_not_the_newe
 /* ---- Ranks ------------------------------------------------------------------------------------
  */
 
-#define DEADLINE_MS 1000 /* the least there is */
+#define DEADLINE_MS 1000 /* the minimum */
 
-/* The file cannot be synced, and then there is no memory for a moment: so the others are not told.
+/*
+ * Makes four allocations fail after the fsync of the rank's file has failed. So the rank cannot
+ * send its error to the others.
  */
 static int no_memory_after_fsync(const char *name, const void *site)
 {
@@ -185,7 +188,7 @@ static bool begin_as(uint32_t rank)
 	struct ioshape_context_options context_options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 
-	alarm(30); /* instead of waiting for ever */
+	alarm(30); /* in case a rank waits forever */
 	context_options.coordinator = "open";
 	options.rank = own_rank = rank;
 	options.ranks = 2;
@@ -203,7 +206,7 @@ static void end(void)
 	ioshape_context_free(context);
 }
 
-/* What each of two ranks does ends well. */
+/* Runs the function in two ranks, both of which must succeed. */
 static void run_two(bool (*does)(uint32_t rank))
 {
 	pid_t children[2];
@@ -244,7 +247,10 @@ TEST(tests, a_rank_that_cannot_say_that_it_failed_is_not_waited_for)
 	run_two(fails_and_cannot_say);
 }
 
-/* From the first note on that it reads: a heartbeat of rank 0, or the plan. */
+/*
+ * Makes all allocations fail as soon as the rank reads its first message: a heartbeat of rank 0, or
+ * the plan.
+ */
 static int no_memory_to_read(const char *name, const void *site)
 {
 	(void)name, (void)site;
@@ -262,7 +268,7 @@ static bool goes_on_without_having_said(uint32_t rank)
 	ret = save_step(1, NULL);
 	calls_end();
 	fail_memory_by(NULL);
-	/* Its heartbeats go on. */
+	/* The rank sends its heartbeats nevertheless, so rank 0 does not take it for dead. */
 	return ret && !save_step(2, NULL);
 }
 

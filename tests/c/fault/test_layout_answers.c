@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * New files with a layout, on clients of Lustre and BeeGFS that answer otherwise than hoped: there
- * is a file to write to, of ours alone, or an error.
+ * New files with a layout, on clients of Lustre and BeeGFS that give unexpected answers. The result
+ * is a new file that is ours alone, or an error.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
-/* For what only it calls. */
+/* Included, because its functions are static. */
 #include "io/atomic_file.c"
 #include "support/check_main.h"
 #include "support/scratch.h"
@@ -36,17 +36,17 @@ static void teardown(void)
 
 static struct test_case tests = { .name = "answers", .setup = setup, .teardown = teardown };
 
-/* ---- The client ------------------------------------------------------------------------------ */
+/* ---- The simulated client -------------------------------------------------------------------- */
 
 #define BEEGFS_MAKE 0x4018661bu
 #define LUSTRE_SET 0x4008669au
 
-/* What it answers to these, and to attributes. */
+/* Answers to ioctls and to reads and writes of the layout attribute. */
 static struct {
 	int (*ioctl)(int fd, const void *argument);
 	const void *attribute;
 	size_t bytes;
-	int refuses; /* errno of setting an attribute */
+	int refuses; /* errno of setting the attribute */
 } client;
 
 int __wrap_ioctl(int fd, unsigned long request, ...);
@@ -108,7 +108,7 @@ static int create(enum fs_family family, const struct fs_layout *layout, char no
 	return fs_create_with_layout(directory, "new", 0640, family, layout, note, 256);
 }
 
-/* A file that is empty and ours, and has no other name. */
+/* Checks that the file is empty, is ours and has no other name, and removes it. */
 static void must_be_new(int fd)
 {
 	struct stat status, named;
@@ -125,7 +125,7 @@ static void must_be_new(int fd)
 
 /* ---- BeeGFS ---------------------------------------------------------------------------------- */
 
-/* Of its client's interface. */
+/* Argument of BeeGFS's ioctl that creates a file. */
 struct hints {
 	const char *name;
 	uint32_t mode, targets, chunk;
@@ -145,7 +145,7 @@ static int make(int fd, const void *argument)
 	return 0;
 }
 
-/* Another user of the directory is quicker than we open what was made. */
+/* Answers as if another user of the directory replaced the new file before it is opened. */
 static int make_a_link(int fd, const void *argument)
 {
 	const struct hints *hints = argument;
@@ -235,7 +235,7 @@ static int agree(int fd, const void *argument)
 	return 0;
 }
 
-/* As a host of this order of bytes tells it: 4 stripes of 1 MiB. */
+/* Encodes a layout of 4 stripes of 1 MiB, in the given byte order. Returns its length. */
 static size_t put_lustre(uint8_t blob[256], uint32_t magic, uint16_t count, bool swapped)
 {
 	const size_t head = magic == 0x0BD30BD0u ? 48 : 32;
@@ -257,14 +257,14 @@ static const struct {
 	uint32_t magic;
 	uint16_t count;
 	bool swapped;
-	size_t less; /* bytes that it lacks */
+	size_t less; /* bytes that are cut off */
 	bool striped;
 } lustre[] = {
 	{ 0x0BD10BD0u, 4, false, 0, true },
 	{ 0x0BD30BD0u, 4, false, 0, true },
 	{ 0x0BD10BD0u, 4, true, 0, true },
 	{ 0x0BD30BD0u, 4, true, 0, true },
-	/* A default, not this file's: without objects. */
+	/* A layout without objects: a directory's default, not this file's. */
 	{ 0x0BD10BD0u, 0, false, 0, false },
 	{ 0x0BD30BD0u, 0, false, 0, false },
 	{ 0x0BD10BD0u, 4, false, 4 * 24, false },
@@ -283,7 +283,7 @@ LOOP_TEST(tests, lustre_says_what_a_file_got, 0, (int)ARRAY_LENGTH(lustre))
 	client.bytes = put_lustre(blob, lustre[_i].magic, lustre[_i].count, lustre[_i].swapped) -
 		       lustre[_i].less;
 	client.attribute = blob;
-	/* A file without objects cannot be written: it is made anew. */
+	/* A file without objects cannot be written, so the library creates another one. */
 	must_be_new(create(FS_LUSTRE, &layout, note));
 	ck_assert_msg(!*note == lustre[_i].striped, "\"%s\"", note);
 }
@@ -319,11 +319,11 @@ TEST(tests, others_take_no_layouts)
 /* ---- FUSE, which decides at open() how a file is written ------------------------------------- */
 
 static struct {
-	bool asks;       /* what is described takes layouts */
-	int direct_code; /* of opening for direct I/O */
-	bool leaves;     /* it fails, and the file is there */
+	bool asks;       /* the filesystem accepts layouts */
+	int direct_code; /* error of an open for direct I/O */
+	bool leaves;     /* the open fails but creates the file */
 	bool elsewhere;  /* another file is opened */
-	bool no_flags;   /* they cannot be changed */
+	bool no_flags;   /* flags cannot be changed */
 	bool no_status;
 } fuse;
 
@@ -346,7 +346,7 @@ int __wrap_openat64(int fd, const char *name, int flags, ...)
 		return -1;
 	if (fuse.elsewhere)
 		return __real_openat64(fd, "other", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	/* Not every filesystem that tests run on has it. */
+	/* Not every filesystem that tests run on supports direct I/O. */
 	return __real_openat64(fd, name, flags & ~O_DIRECT, mode);
 }
 
@@ -415,7 +415,7 @@ static int create_on_fuse(bool asks)
 	struct stat status;
 	int fd;
 
-	if (!fstat(directory, &status)) { /* it may be made to fail */
+	if (!fstat(directory, &status)) { /* the wrapped fstat() may be made to fail */
 		memory.device_major = major(status.st_dev);
 		memory.device_minor = minor(status.st_dev);
 	}

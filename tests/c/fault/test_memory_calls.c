@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that processes share, while each call in turn fails: there is all of it or an error, and
- * no touch of it ends the process. And on kernels that cannot do what newer ones can.
+ * Memory that processes share, while each call in turn fails: either all of it is there, or there
+ * is an error. Touching it never ends the process. Also on kernels that lack newer calls.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -25,13 +25,13 @@ static int look_at(int fd, const void *memory)
 
 	if (ret)
 		return ret;
-	/* Nothing is asserted yet: that would be a call, too. */
+	/* No assertion here: it would make counted calls. */
 	ret = bytes != BYTES || memcmp(view, memory, BYTES) ? -EBADMSG : 0;
 	base_unmap((void *)(uintptr_t)view, bytes);
 	return ret;
 }
 
-/* As saves use it: all of it is written to and seen by another one. */
+/* Uses shared memory like a save: writes all of it, and reads it through a second mapping. */
 static int use(void)
 {
 	void *memory = NULL;
@@ -74,7 +74,7 @@ LOOP_TEST(tests, each_call_may_fail, 0, (int)ARRAY_LENGTH(codes))
 	ck_assert_uint_ge(failed, 3);
 }
 
-/* Linux before 5.14: the pages are made by the file. */
+/* Before Linux 5.14 there is no MADV_POPULATE_WRITE, so fallocate() creates the pages. */
 TEST(tests, an_older_kernel_makes_all_pages_beforehand)
 {
 	calls_deny("madvise", EINVAL);
@@ -84,7 +84,9 @@ TEST(tests, an_older_kernel_makes_all_pages_beforehand)
 	ck_assert_int_ge(calls_find("fallocate64", 0), 0);
 }
 
-/* A profiler's signals interrupt it; other failures are no reason to try again. */
+/*
+ * A profiler's signals interrupt fallocate(), which is then repeated. Other failures are returned.
+ */
 TEST(tests, an_older_kernel_is_asked_again_after_a_signal)
 {
 	calls_deny("madvise", EINVAL);

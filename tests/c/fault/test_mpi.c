@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams between the ranks of an MPI program; mpirun starts this several times. Rank 0 tells the
- * results of all.
+ * Streams between the ranks of an MPI program. mpirun starts this program several times, and rank 0
+ * reports the results of all ranks.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -74,7 +74,7 @@ static void every_byte_comes_in_its_place(void)
 	}
 }
 
-/* As a writer does: the next rank's bytes come in while this one's are written. */
+/* Checks that a writer receives the next rank's bytes while it writes this one's. */
 static void several_come_at_a_time(void)
 {
 	const uint32_t tag = 7;
@@ -145,7 +145,7 @@ static void messages_have_a_time_and_a_size(void)
 	}
 	STREAM_MUST(!MPI_Barrier(MPI_COMM_WORLD));
 	if (rank == 1) {
-		/* What was given up is not what the next one receives. */
+		/* The next receive must not get the message that was given up. */
 		STREAM_MUST(!comm->send(comm->user, 0, 31, "one", 4, TIMEOUT_MS));
 		STREAM_MUST(!comm->send(comm->user, 0, 31, "three", 6, TIMEOUT_MS));
 		STREAM_MUST(!comm->send(comm->user, 0, 31, "longer than expected", 21, TIMEOUT_MS));
@@ -168,7 +168,7 @@ static void options_are_the_jobs(void)
 	STREAM_MUST(!ioshape_group_options_of_mpi(MPI_COMM_WORLD, &options, token, message,
 						  sizeof(message)));
 	STREAM_MUST(options.rank == (uint32_t)rank && options.ranks == (uint32_t)ranks);
-	/* All are on this host. */
+	/* All ranks run on this host. */
 	STREAM_MUST(options.local_ranks == (uint32_t)ranks);
 	STREAM_MUST(options.token == token && strlen(token) == 32);
 	memcpy(first, token, sizeof(first));
@@ -179,9 +179,12 @@ static void options_are_the_jobs(void)
 	STREAM_MUST(ioshape_group_options_of_mpi(MPI_COMM_WORLD, NULL, token, NULL, 0) == -EINVAL);
 }
 
-/* ---- What MPI refuses ------------------------------------------------------------------------ */
+/* ---- Failures of MPI ------------------------------------------------------------------------- */
 
-/* The call that fails; empty: none. What MPI offers to profilers lets a program stand before it. */
+/*
+ * Name of the call that fails; empty: none. The program replaces MPI functions by means of MPI's
+ * profiling interface.
+ */
 static const char *refused = "";
 
 #define BEFORE_MPI(name, parameters, arguments)                                                    \
@@ -190,7 +193,7 @@ static const char *refused = "";
 		return strcmp(refused, #name) ? P##name arguments : MPI_ERR_OTHER;                 \
 	}
 
-/* What MPI got last, and what a message was to come into that was given up. */
+/* Memory of the newest receive, and memory of a receive that was given up. */
 static const void *last_memory, *given_up;
 
 static bool may_use(const char *name, const void *memory)
@@ -239,7 +242,7 @@ int MPI_Query_thread(int *level)
 	return MPI_SUCCESS;
 }
 
-/* As libc's, but for the kernel's early minutes. */
+/* Replaces libc's function. It fails like a kernel that lacks the call. */
 ssize_t getrandom(void *into, size_t bytes, unsigned flags)
 {
 	(void)flags;
@@ -276,7 +279,7 @@ static void what_mpi_refuses_is_an_error(void)
 
 	STREAM_MUST(send_while_refused("MPI_Isend", 40) == -EIO);
 	STREAM_MUST(receive_while_refused("MPI_Irecv", 40, bytes) == -EIO);
-	/* A short message is on its way at once, whoever waits for it. */
+	/* A short message is sent at once, before the receiver waits for it. */
 	STREAM_MUST(!send_while_refused("", 41));
 	STREAM_MUST(receive_while_refused("MPI_Get_count", 41, bytes) == -EPROTO);
 }
@@ -289,7 +292,10 @@ static struct ioshape_comm *other_comm(void)
 	return other;
 }
 
-/* MPI may still write to memory that it was given for a message, and does not say whether. */
+/*
+ * MPI may still write to the memory of a receive that was given up, and does not say when it no
+ * longer will.
+ */
 static void memory_that_mpi_may_write_to_is_not_used_again(const char *name)
 {
 	struct ioshape_comm *mine = comm;
@@ -361,7 +367,7 @@ static void a_comm_takes_threads_and_a_communicator(void)
 	}
 	level_told = MPI_THREAD_MULTIPLE;
 	refused_comm("MPI_Comm_dup", -EIO);
-	/* MPI promises tags up to 32767, whatever it says. */
+	/* MPI guarantees tags up to 32767 in any case. */
 	refused_comm("MPI_Comm_get_attr", 0);
 	STREAM_MUST(ioshape_comm_of_mpi(MPI_COMM_SELF, NULL, NULL, 0) == -EINVAL);
 }
@@ -406,7 +412,10 @@ static const struct {
 	{ "options_that_mpi_refuses_are_an_error", options_that_mpi_refuses_are_an_error },
 };
 
-/* With fewer threads than it takes: said, and nothing else. */
+/*
+ * Checks that with a lower thread level than needed, the library refuses with a message and does
+ * nothing else.
+ */
 static int refuse(void)
 {
 	char message[300];
@@ -444,7 +453,7 @@ int main(int argc, char **argv)
 		stream_fail(message);
 	if (!rank)
 		printf("1..%zu\n", ARRAY_LENGTH(tests));
-	/* A rank in which something does not hold aborts, and mpirun ends the others. */
+	/* A failed check aborts its rank, and mpirun then ends the others. */
 	for (size_t i = 0; i < ARRAY_LENGTH(tests); i++) {
 		tests[i].run();
 		STREAM_MUST(!MPI_Barrier(MPI_COMM_WORLD));
@@ -453,7 +462,7 @@ int main(int argc, char **argv)
 	}
 	ioshape_comm_mpi_free(NULL);
 	level = MPI_Finalize();
-	/* In whatever order a program ends. */
+	/* Freeing after MPI_Finalize() is allowed. */
 	ioshape_comm_mpi_free(comm);
 	STREAM_MUST(ioshape_comm_of_mpi(MPI_COMM_WORLD, &comm, message, sizeof(message)) ==
 		    -EINVAL);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Saves and loads over NFS: the kernel's client, versions 3 and 4.2, and a server in user space on
- * the same machine, so that a test sees what the server has, and can play another host by changing
- * it behind the client's back. Where this kernel has no NFS client another one runs for it: see
- * support/machine.h.
+ * this machine. So a test can inspect the server's files, and can act as another host by changing
+ * them behind the client's back. If this kernel has no NFS client, the test runs in a machine whose
+ * kernel has one: see support/machine.h.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
@@ -34,7 +34,7 @@
 #define LARGE_BYTES (2u << 20)
 #define EXPORT_MIB 64
 
-static const char *version; /* that is mounted */
+static const char *version; /* version that is mounted */
 
 static bool what_is_saved_is_loaded(void)
 {
@@ -61,7 +61,7 @@ static bool what_is_saved_is_loaded(void)
 		if (report.direct != (engines[i].engine != IOSHAPE_ENGINE_BUFFERED))
 			return complain("%s, direct is %u: %s", report.engine, report.direct,
 					report.steps[0].sentence);
-		/* Only 4.2 reserves space. */
+		/* Only version 4.2 can reserve space. */
 		if (!report_step(&report, IOSHAPE_STEP_PREALLOCATE) != (*version == '4'))
 			return complain("it reserves space, or not: %s", report.steps[0].sentence);
 		if (strncmp(report.filesystem, "nfs", 3) != 0)
@@ -94,12 +94,12 @@ static bool it_is_known_for_what_it_is(void)
 		return complain("it looks like one that is local, or striped");
 	if (storage.total_bytes >> 20 != EXPORT_MIB || storage.free_bytes > storage.total_bytes)
 		return complain("it has %llu bytes", (unsigned long long)storage.total_bytes);
-	/* All hosts that name the server like this take turns. */
+	/* All hosts that use this name of the server share the pool. */
 	snprintf(pool, sizeof(pool), "nfs:%s", source);
 	return !strcmp(name, pool) || complain("the pool is \"%s\"", name);
 }
 
-/* The server goes away while a save writes, and comes back: it is waited for. */
+/* Checks that the server stops during a save and comes back: the save waits for it. */
 static int lose_the_server(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
 	bool *lost = user;
@@ -136,7 +136,9 @@ static bool a_server_that_is_away_is_waited_for(void)
 	return well && holds(&new_sample) && nothing_is_left_behind();
 }
 
-/* The client keeps what is open under another name until it is closed. */
+/*
+ * Checks that the client renames an open file that is replaced, and removes it when it is closed.
+ */
 static bool a_reader_here_keeps_what_it_opened(void)
 {
 	struct ioshape_context *context =
@@ -156,8 +158,8 @@ static bool a_reader_here_keeps_what_it_opened(void)
 }
 
 /*
- * The client believes for a while (actimeo) that a name means what it meant. Whenever it finds out
- * that it does not, opening still succeeds; reading gives all of one file, or ESTALE.
+ * Checks that the client caches names for a while (actimeo), so it notices a replaced file late. At
+ * any time opening succeeds, and reading returns one whole file or ESTALE.
  */
 static bool another_hosts_file_comes_into_sight(void)
 {
@@ -187,7 +189,10 @@ static bool another_hosts_file_comes_into_sight(void)
 	return well && holds(&new_sample);
 }
 
-/* A reader of a file that another host replaced gets that file or an error, and nothing else. */
+/*
+ * Checks that a reader of a file that another host replaces gets the old file or an error, never a
+ * mixture.
+ */
 static bool a_file_replaced_elsewhere_is_not_mixed_up(void)
 {
 	struct ioshape_context *context =
@@ -215,7 +220,7 @@ static bool a_file_replaced_elsewhere_is_not_mixed_up(void)
 		if (ret && strcmp(ioshape_last_error()->path, FILE_HERE) != 0)
 			well = complain("the error is about %s", ioshape_last_error()->path);
 	}
-	/* While the old one is still open here: opening could go by that. */
+	/* The old file is still open, so the client could open it from its cache. */
 	well = well && another_hosts_file_comes_into_sight();
 	ioshape_reader_free(reader);
 	ioshape_context_free(context);
@@ -256,7 +261,7 @@ static bool of_two_that_must_not_replace_one_wins(void)
 	return holds(&new_sample) && nothing_is_left_behind();
 }
 
-/* Dies, or sleeps until it is killed, while it writes. */
+/* Reports on the pipe that the save is writing, then sleeps until the process is killed. */
 static int stop_while_writing(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
 	int *pipe_end = user;
@@ -270,7 +275,7 @@ static int stop_while_writing(void *user, enum ioshape_phase phase, uint64_t don
 	return 0;
 }
 
-/* A child that is in the middle of a save. */
+/* Returns a child that has stopped in the middle of a save. */
 static pid_t writer_in_the_middle(void)
 {
 	int ends[2];
@@ -297,7 +302,10 @@ static pid_t writer_in_the_middle(void)
 	return child;
 }
 
-/* What a living writer has is left alone, what a dead one left goes with the next save. */
+/*
+ * Checks that the temporary file of a living writer is kept. That of a dead writer is removed by
+ * the next save.
+ */
 static bool leftovers_go_when_their_writer_is_dead(void)
 {
 	bool well = !save(IOSHAPE_ENGINE_AUTO, &old_sample, false, NULL);
@@ -316,8 +324,8 @@ static bool leftovers_go_when_their_writer_is_dead(void)
 }
 
 /*
- * Leaves no more room on the server than this, until it stays so: the space of what was removed
- * comes back a little later, and what comes back may be promised already.
+ * Fills the server until only so many bytes are free, and checks that this lasts. The server frees
+ * the space of removed files a little later, and some of it may be reserved for the client.
  */
 static bool fill_up(uint64_t leave_bytes)
 {
@@ -367,7 +375,7 @@ static bool on_a_full_server_the_old_file_stays(void)
 	return well && !save(IOSHAPE_ENGINE_AUTO, &new_sample, false, NULL) && holds(&new_sample);
 }
 
-/* In the folder of generations; that it holds nothing else shows that what went left nothing. */
+/* Returns whether the folder has so many checkpoints and nothing else. */
 static bool generations_are(unsigned count)
 {
 	if (!hidden_names_go("runs"))
@@ -376,7 +384,7 @@ static bool generations_are(unsigned count)
 	       complain("%u names instead of %u", scratch_entries("runs"), count);
 }
 
-/* There is no exchange of two names over NFS: the old generation steps aside. */
+/* NFS cannot exchange two names, so the old checkpoint is renamed first. */
 static bool a_generation_is_replaced(void)
 {
 	struct base_error error = { 0 };
@@ -401,7 +409,7 @@ static bool prune(struct ioshape_context *context, uint64_t should_go)
 	return removed == should_go || complain("%u were removed", (unsigned)removed);
 }
 
-/* Version 4 has locks that other hosts see. */
+/* Checks that with version 4 other hosts see the locks of readers. */
 static bool a_generation_that_is_read_is_not_pruned(void)
 {
 	const char *reading = *version == '3' ? "runs" : NFS_OTHER_FOLDER "/runs";
@@ -426,7 +434,8 @@ static bool a_generation_that_is_read_is_not_pruned(void)
 static const struct {
 	const char *name;
 	bool (*test)(void);
-	bool alike; /* in both versions: the second one has its turn in the long form */
+	bool alike; /* versions do not differ; the second one is tested only if tests may take long
+		     */
 } tests[] = {
 	{ "what is saved is loaded, and on the server", what_is_saved_is_loaded, false },
 	{ "it is known for what it is", it_is_known_for_what_it_is, false },

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What becomes of calls when the Redis, or what is taken for one, is not well. */
+/* Calls to a Redis that fails, stalls or restarts, and to peers that are not Redis. */
 #include "support/check_main.h"
 #include "support/fake_redis.h"
 #include "support/redis_case.h"
@@ -24,7 +24,7 @@ static void teardown(void)
 	redis_server_free(&server);
 }
 
-/* ---- Servers that come and go ---------------------------------------------------------------- */
+/* ---- Servers that restart -------------------------------------------------------------------- */
 
 static struct test_case tests = { .name = "redis_faults", .setup = setup, .teardown = teardown };
 
@@ -54,7 +54,7 @@ TEST(tests, a_holder_keeps_its_slot_and_fence_when_the_server_loses_all)
 	held = redis_case_hold(pool, "1-1");
 	redis_server_kill(&server);
 	redis_server_start(&server);
-	/* Who comes first is not the holder, and must not get past it. */
+	/* The first client to come does not hold the slot and must wait. */
 	ck_assert_int_eq(redis_case_acquire(other, "2-1").state, SLOTS_WAITING);
 	kept = redis_case_beat(pool, "1-1", &held);
 	ck_assert_int_eq(kept.state, SLOTS_HOLDING);
@@ -82,7 +82,7 @@ TEST(tests, without_a_server_all_calls_fail_and_then_go_well_again)
 	ck_assert_int_eq(slots_redis.wait(pool, 5000, NULL), IOSHAPE_E_COORDINATOR);
 	ck_assert_int_eq(slots_redis.release(pool, "1-1", 0, NULL), IOSHAPE_E_COORDINATOR);
 	redis_server_start(&server);
-	redis_case_until_well(pool, "1-1"); /* the longest back-off */
+	redis_case_until_well(pool, "1-1"); /* waits for the longest back-off */
 	slots_redis.close(pool);
 }
 
@@ -99,7 +99,9 @@ TEST(tests, a_server_that_is_gone_is_not_asked_all_the_time)
 		redis_case_refused(pool, &error);
 		poll(NULL, 0, 1);
 	}
-	/* 50, 100, 200, 400, 800, 1000 ms, or half of that. */
+	/*
+	 * Back-offs are 50, 100, 200, 400, 800, 1000 ms, each shortened at random by up to a half.
+	 */
 	ck_assert_int_ge(fake_redis_connections(&fake), 4);
 	ck_assert_int_le(fake_redis_connections(&fake), 9);
 	slots_redis.close(pool);
@@ -116,7 +118,7 @@ TEST(tests, a_server_that_hangs_is_given_up_after_two_seconds)
 	redis_case_acquire(pool, "1-1");
 	redis_server_signal(&server, SIGSTOP);
 	ck_assert_uint_ge(redis_case_refused(pool, &error), 1900);
-	redis_case_refused(pool, &error); /* the sentence again, at once */
+	redis_case_refused(pool, &error); /* the error is repeated without asking the server */
 	redis_server_signal(&server, SIGCONT);
 	redis_case_until_well(pool, "1-1");
 	slots_redis.close(pool);
@@ -162,7 +164,7 @@ TEST(tests, waiting_ends_when_the_server_does)
 	pool = redis_case_open(address, "1");
 	redis_case_acquire(pool, "1-1");
 	pthread_create(&thread, NULL, kill_soon, NULL);
-	/* Perhaps with a hint at first: whoever asks then learns more. */
+	/* At first there may be a hint to ask again, which then finds the failure. */
 	for (int i = 0; i < 3 && !ret; i++)
 		ret = slots_redis.wait(pool, REDIS_CASE_GENEROUS_MS, NULL);
 	ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
@@ -200,7 +202,7 @@ static void *hammer(void *argument)
 	return NULL;
 }
 
-/* Sockets of this kind know at once that nobody listens any more, and would raise SIGPIPE. */
+/* A Unix socket notices at once that the server is gone; writing to it would raise SIGPIPE. */
 TEST(tests, a_dead_server_raises_no_signal)
 {
 	struct base_error error;
@@ -250,20 +252,21 @@ TEST(tests, a_server_killed_again_and_again_costs_neither_descriptors_nor_signal
 		pthread_join(hammers[i].thread, NULL);
 		ck_assert_uint_gt(hammers[i].well, 0);
 	}
-	ck_assert_uint_le(scratch_descriptors(), before + 3); /* eventfd, commands, wakes */
+	ck_assert_uint_le(scratch_descriptors(),
+			  before + 3); /* an eventfd and two connections: commands and wakes */
 	slots_redis.close(pool);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
 
-/* ---- Peers that are no Redis ----------------------------------------------------------------- */
+/* ---- Peers that are not Redis ---------------------------------------------------------------- */
 
 static const struct {
 	enum fake_manner kind;
 	unsigned at_least_ms;
 } silent_peers[] = {
 	{ FAKE_SILENT, 1900 },
-	{ FAKE_TRICKLES, 1900 }, /* byte by byte */
-	{ FAKE_FULL, 900 },      /* as a network that swallows everything */
+	{ FAKE_TRICKLES, 1900 }, /* a byte at a time */
+	{ FAKE_FULL, 900 },      /* like a network that drops all packets */
 };
 
 LOOP_TEST(tests, a_peer_that_never_answers_is_given_up, 0, (int)ARRAY_LENGTH(silent_peers))
@@ -305,11 +308,11 @@ TEST(tests, what_is_no_answer_of_a_redis_is_said_to_be_none)
 #define ONE ":1\r\n"
 #define TEXT "$1\r\nx\r\n"
 #define NONE "*0\r\n"
-/* A name, and its value. */
+/* A field's name and its value. */
 #define VALUE(length, name, value) "$" #length "\r\n" name "\r\n" value
 #define NUMBER(length, name) VALUE(length, name, ONE)
 #define WORD(length, name) VALUE(length, name, TEXT)
-/* Parts of the answer to a request. */
+/* Fields of the answer to a request. */
 #define HOLDS VALUE(5, "state", ":2\r\n")
 #define ALL NUMBER(5, "epoch") NUMBER(8, "capacity")
 #define HELD NUMBER(4, "beat") NUMBER(6, "weight") NUMBER(6, "target")
@@ -347,7 +350,7 @@ TEST(tests, answers_of_another_shape_are_not_taken_for_ours)
 		fake_redis_start(&fake, FAKE_SAYS, answers[i]);
 		pool = redis_case_open(fake.address, "1");
 		redis_case_refused(pool, &error);
-		/* The last one ends before it begins. */
+		/* The last answer ends the connection before the next call. */
 		ck_assert_int_eq(slots_redis.pace(pool, 1, &grant, NULL), IOSHAPE_E_COORDINATOR);
 		slots_redis.wait(pool, 10, NULL);
 		slots_redis.close(pool);
@@ -362,7 +365,7 @@ TEST(tests, a_reply_without_an_end_is_given_up_before_it_fills_the_memory)
 	struct base_error error;
 	void *pool;
 
-	/* A string of 512 MiB; and a list with more elements than memory. */
+	/* A string of 512 MiB, and a list with more elements than memory. */
 	memset(flood, 'x', sizeof(flood) - 1);
 	memcpy(flood, "$536870911\r\n", 12);
 	fake_redis_start(&fake, FAKE_FLOODS, flood);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A neighbour with the documented user of the Redis forges notes of somebody else's group: real
- * ranks, which meet through a real server.
+ * A neighbour with the documented Redis user forges messages of another user's group. The ranks are
+ * real and meet through a real server.
  */
 #define _GNU_SOURCE
-/* Included: how messages are sealed is this file's own. */
+/* Included, because the functions that seal messages are static. */
 #include "group/group.h"
 #include "group/store_redis.c"
 #include "support/check_main.h"
@@ -27,7 +27,7 @@
 #define RANKS 2u
 #define STEP 1u
 #define TOKEN "somebody's job"
-/* What must not hang ends within this time, on any machine. */
+/* Limit for calls that must not hang, generous enough for any machine. */
 #define PATIENCE_MS 60000u
 
 static struct redis_server server;
@@ -41,14 +41,14 @@ static void setup(void)
 	redis_server_init(&server);
 	redis_server_option(&server, "--aclfile", IOSHAPE_USERS_ACL);
 	redis_server_start(&server);
-	/* The neighbour: what this program says itself. */
+	/* Commands of this program are sent as the neighbour. */
 	server.user = "ioshape";
 	server.password = "CHANGE-THIS";
 	snprintf(address, sizeof(address), "redis://ioshape:CHANGE-THIS@127.0.0.1:%u", server.port);
 	snprintf(directory, sizeof(directory), "%s", scratch_path("run"));
 	snprintf(evil, sizeof(evil), "%s", scratch_path("evil"));
 	ck_assert(!mkdir(evil, 0777));
-	/* As group.c makes it of what anybody may know. */
+	/* The name that group.c derives from what any user can know. */
 	snprintf(text, sizeof(text), "%s\n%s\n%u\n%u", TOKEN, directory, RANKS, GROUP_NOTES_FORMAT);
 	snprintf(board_name, sizeof(board_name), "%016llx",
 		 (unsigned long long)base_hash_text(text));
@@ -66,7 +66,7 @@ static struct test_case tests = { .name = "redis_forgery", .setup = setup, .tear
 
 struct rank {
 	pid_t pid;
-	int go; /* a byte, and it saves */
+	int go; /* the rank saves when it reads a byte from this pipe */
 };
 
 static int save(uint32_t rank, uint32_t deadline_ms, int go)
@@ -98,7 +98,7 @@ static int save(uint32_t rank, uint32_t deadline_ms, int go)
 		return 100;
 	}
 	ret = ioshape_group_save_tensors(group, STEP, tensors, 1, NULL, NULL);
-	/* No farewell, which would be waited for. */
+	/* No clean end of the group, because the other rank would be waited for. */
 	return -ret;
 }
 
@@ -125,7 +125,7 @@ static void let_save(const struct rank *rank)
 	ck_assert_int_eq(write(rank->go, "", 1), 1);
 }
 
-/* Its code; -EINPROGRESS if it still runs after this time. */
+/* Returns the exit code of the rank; -EINPROGRESS if it still runs after `most_ms`. */
 static int code_of(struct rank *rank, uint32_t most_ms)
 {
 	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(most_ms);
@@ -147,7 +147,7 @@ static void list_of(char list[SLOTS_NOTES_LIST_BYTES], const char *scope)
 	snprintf(list, SLOTS_NOTES_LIST_BYTES, "%s:%s", board_name, scope);
 }
 
-/* Waits until a note of at least so many bytes is there. To be freed. */
+/* Waits for a message of at least so many bytes. Returns it, to be freed. */
 static redisReply *read_note(const char *scope, const char *name, size_t least)
 {
 	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(PATIENCE_MS);
@@ -174,7 +174,7 @@ static void write_note(const char *scope, const char *name, const void *bytes, s
 	redis_server_tell(&server, "HSET {ios:scratch}:board:%s %s %b", list, name, bytes, count);
 }
 
-/* "r<the group's id>", which is the first number of the roster. */
+/* Stores the scope "r<id>-<end>". The group's ID is the first number of the roster. */
 static void find_scope(char scope[STORE_NAME_BYTES], const char *end)
 {
 	redisReply *roster = read_note("meeting", "roster-0", BASE_MAC_BYTES + 9);
@@ -184,7 +184,7 @@ static void find_scope(char scope[STORE_NAME_BYTES], const char *end)
 	freeReplyObject(roster);
 }
 
-/* All is well; and write there. */
+/* Returns a plan that says that all is well and that ranks are to write to `evil`. */
 static struct base_buffer forged_plan(void)
 {
 	struct group_planned ranks[RANKS] = { 0 };
@@ -215,7 +215,7 @@ static struct base_buffer forged_verdict(void)
 	return note.bytes;
 }
 
-/* By this secret, or, without it, as well as can be done. */
+/* Stores a message that is sealed with this secret; NULL: with a guess. */
 static void forge(const struct redis_store *secret, const char *scope, const char *name,
 		  struct base_buffer note)
 {
@@ -244,7 +244,7 @@ TEST(tests, a_forged_plan_and_verdict_are_no_notes)
 	forge(NULL, scope, "verdict-0", forged_verdict());
 	ck_assert_int_eq(code_of(&one, 1000), -EINPROGRESS);
 	ck_assert_uint_eq(scratch_entries(evil), 0);
-	/* And no harm is done. */
+	/* The save succeeds nevertheless. */
 	let_save(&zero);
 	ck_assert_int_eq(code_of(&one, PATIENCE_MS), 0);
 	ck_assert_int_eq(code_of(&zero, PATIENCE_MS), 0);
@@ -252,7 +252,7 @@ TEST(tests, a_forged_plan_and_verdict_are_no_notes)
 	ck_assert_uint_eq(scratch_entries(evil), 0);
 }
 
-/* What a rank has written, in another place. */
+/* A message that a rank wrote, stored under another name, is ignored. */
 TEST(tests, a_note_put_somewhere_else_is_none)
 {
 	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
@@ -274,7 +274,9 @@ TEST(tests, a_note_put_somewhere_else_is_none)
 	ck_assert_int_eq(code_of(&zero, PATIENCE_MS), 0);
 }
 
-/* Should a secret be known: rank 0 says in which attempt ranks write, and no other place. */
+/*
+ * Even with a known secret, a forged plan cannot make ranks write outside an attempt's directory.
+ */
 TEST(tests, a_plan_is_for_no_place_but_an_attempt)
 {
 	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
@@ -305,7 +307,7 @@ TEST(tests, heartbeats_of_the_dead_count_for_nothing)
 	redisReply *first, *second;
 	int code = -EINPROGRESS;
 
-	/* It waits for the other one, and says that it lives. */
+	/* The rank waits for the other one and sends heartbeats. */
 	let_save(&zero);
 	find_scope(scope, "life");
 	first = read_note(scope, "beat-0", 1);

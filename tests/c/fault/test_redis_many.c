@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Several servers: a master that fails over, as sentinels know, and clusters. */
+/* Several Redis servers: a master with a replica and sentinels, and clusters. */
 #include "group/group.h"
 #include "support/check_main.h"
 #include "support/redis_case.h"
@@ -68,7 +68,7 @@ static void start_sentinels(void)
 	snprintf(address + used, sizeof(address) - (size_t)used, "/trains");
 }
 
-/* Sentinels may ask for a password, too. */
+/* Starts sentinels that require a password. */
 static void start_locked_sentinels(void)
 {
 	sentinels_are_locked = true;
@@ -83,7 +83,9 @@ static void stop_sentinels(void)
 	redis_server_free(&master);
 }
 
-/* Sentinels fail over only to what they know, and agree on. */
+/*
+ * Waits until the sentinels know each other and the replica, without which they cannot fail over.
+ */
 static void wait_for_sentinels(void)
 {
 	for (int i = 0; i < SENTINELS; i++) {
@@ -111,7 +113,7 @@ TEST(failover_case, sentinels_lead_to_the_master_and_after_it_died_to_the_next)
 	uint64_t begin;
 
 	wait_for_sentinels();
-	/* The first one in the address does not run. */
+	/* The first sentinel in the address does not run. */
 	held = redis_case_hold(pool, "1-1");
 	slots_redis.rest(pool);
 	ck_assert_int_eq(redis_case_beat(pool, "1-1", &held).state, SLOTS_HOLDING);
@@ -120,13 +122,13 @@ TEST(failover_case, sentinels_lead_to_the_master_and_after_it_died_to_the_next)
 	redis_server_kill(&master);
 	redis_case_until_well(pool, "1-1");
 	kept = redis_case_beat(pool, "1-1", &held);
-	/* Within the lease the holder's own data is still there, or reclaimed. */
+	/* Within the lease, the holder's record is still there or is restored. */
 	if (redis_case_ms_since(begin) < LEASE_MS - 200) {
 		ck_assert_int_eq(kept.state, SLOTS_HOLDING);
 		ck_assert_uint_eq(kept.fence, held.fence);
 	}
 	ck_assert_uint_gt(kept.epoch, held.epoch);
-	/* The old one comes back, as a replica: nobody is led astray. */
+	/* The old master comes back as a replica, and clients must not use it. */
 	redis_server_start(&master);
 	for (int i = 0; i < 20; i++) {
 		redis_case_until_well(pool, "1-2");
@@ -146,7 +148,7 @@ TEST(failover_case, a_master_that_was_made_a_replica_is_left)
 	reply = redis_server_say(&sentinels[0], "SENTINEL FAILOVER trains");
 	ck_assert_msg(reply->type != REDIS_REPLY_ERROR, "%s", reply->str);
 	freeReplyObject(reply);
-	/* Until the old one is a replica it answers; then the way is found again. */
+	/* The old master answers until it is a replica; then the client finds the new one. */
 	for (int i = 0; i < 100; i++) {
 		redis_case_until_well(pool, "1-1");
 		slots_redis.wait(pool, 50, NULL);
@@ -242,7 +244,7 @@ static struct test_case cluster_case = { .name = "cluster",
 					 .setup = start_cluster,
 					 .teardown = stop_cluster };
 
-/* Through any of the nodes, for pools on all of them: one is in each node's part. */
+/* Each pool is on one node of the cluster; a client finds it through any node. */
 TEST(cluster_case, any_node_of_a_cluster_leads_to_the_pool)
 {
 	unsigned before = scratch_descriptors();
@@ -267,7 +269,7 @@ TEST(cluster_case, any_node_of_a_cluster_leads_to_the_pool)
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
 
-/* Notes lie where the pool's keys are, whichever node that is. */
+/* Messages are stored on the node of the pool's keys. */
 TEST(cluster_case, notes_follow_the_pool_in_a_cluster)
 {
 	for (int number = 0; number < 6; number++) {
@@ -340,7 +342,7 @@ TEST(cluster_case, a_pool_that_is_moved_to_another_node_is_followed)
 	redis_server_tell(&nodes[to], "CLUSTER SETSLOT %lld IMPORTING %s", slot, from_id);
 	redis_server_tell(&nodes[from], "CLUSTER SETSLOT %lld MIGRATING %s", slot, to_id);
 	move_keys(from, to, slot);
-	/* Now the old node says ASK. */
+	/* The old node answers ASK. */
 	for (int i = 0; i < 3; i++) {
 		kept = redis_case_beat(pool, "1-1", &held);
 		ck_assert_int_eq(kept.state, SLOTS_HOLDING);
@@ -348,7 +350,7 @@ TEST(cluster_case, a_pool_that_is_moved_to_another_node_is_followed)
 	}
 	for (int i = 0; i < NODES; i++)
 		redis_server_tell(&nodes[i], "CLUSTER SETSLOT %lld NODE %s", slot, to_id);
-	/* And now MOVED. */
+	/* Now it answers MOVED. */
 	kept = redis_case_beat(pool, "1-1", &kept);
 	ck_assert_int_eq(kept.state, SLOTS_HOLDING);
 	redis_case_wait(pool, 20);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A Redis that refuses: passwords, rights, memory, replicas, TLS. */
+/* A Redis that refuses commands: passwords, permissions, memory, replicas, TLS. */
 #define _GNU_SOURCE
-/* The source itself: how it connects and reads refusals is no other file's. */
+/* Included, because the functions that connect and read refusals are static. */
 #include "slots/redis.c"
 #include "support/check_main.h"
 #include "support/fake_redis.h"
@@ -58,7 +58,7 @@ TEST(tests, passwords_open_doors_and_are_never_said)
 	slots_redis.close(pool);
 }
 
-/* Whether a text is anywhere on our heap. */
+/* Returns whether the text is on the heap of this process. */
 static bool is_on_the_heap(const char *text)
 {
 	FILE *maps = fopen("/proc/self/maps", "re");
@@ -79,7 +79,7 @@ TEST(tests, a_closed_pool_leaves_no_password_in_memory)
 	char text[300];
 	void *pool;
 
-	/* So long that nothing else is put in its place. */
+	/* Long, so that later allocations do not overwrite it by chance. */
 	redis_server_option(&server, "--requirepass", "another");
 	redis_server_start(&server);
 	snprintf(text, sizeof(text), "redis://:%0200d-SECRET@127.0.0.1:%u", 0, server.port);
@@ -109,7 +109,7 @@ TEST(tests, a_server_that_repeats_its_arguments_does_not_betray_the_password)
 	fake_redis_stop(&fake);
 }
 
-/* Which calls were refused for want of a right: each adds one. */
+/* Number of calls that were refused because of a missing permission. */
 static unsigned denials;
 
 static void note_denial(int ret, struct base_error *error)
@@ -128,7 +128,7 @@ static int ignore_note(void *user, size_t index, const void *data, size_t bytes)
 	return 0;
 }
 
-/* What a group's ranks need. */
+/* Makes the calls of a group's ranks. */
 static void use_notes(const struct slots_config *config)
 {
 	const char *const names[] = { "n", "m" };
@@ -142,7 +142,7 @@ static void use_notes(const struct slots_config *config)
 	slots_notes_close(notes);
 }
 
-/* What an operator's calls in Python need. */
+/* Makes the calls of the operator's commands, which are written in Python. */
 #define use_script(client, operation, ...)                                                         \
 	use_numbers(client, operation, (const uint64_t[]){ __VA_ARGS__ },                          \
 		    ARRAY_LENGTH(((const uint64_t[]){ __VA_ARGS__ })))
@@ -203,7 +203,7 @@ static void use_all(const char *as)
 	note_denial(slots_redis.wait(pool, 10, &error), &error);
 	use_script(&client, "set", 1, 2);
 	list_pools(&client);
-	/* With the last one the whole job goes. */
+	/* Releasing the last slot removes the job. */
 	for (int i = 2; i < 5; i++) {
 		snprintf(request.id, sizeof(request.id), "1-%d", i);
 		note_denial(slots_redis.release(pool, request.id, 0, &error), &error);
@@ -232,19 +232,22 @@ TEST(tests, the_documented_rights_are_enough_and_each_is_needed)
 	use_all(text);
 	ck_assert_uint_eq(denials, 0);
 	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 1);
-	/* Not even behind our back. */
+	/* Nor may the server have logged a denied command that the client ignored. */
 	reply = redis_server_say(&server, "ACL LOG");
 	ck_assert_uint_eq(reply->elements, 0);
 	freeReplyObject(reply);
 	for (right = strtok_r(rights, " \n", &rest); right; right = strtok_r(NULL, " \n", &rest)) {
-		/* These are for databases and clusters. */
+		/* These are only needed for databases other than 0 and for clusters. */
 		if (*right != '+' || !strcmp(right, "+select") || !strcmp(right, "+asking"))
 			continue;
 		denials = 0;
 		redis_server_tell(&server, "ACL SETUSER ioshape -%s", right + 1);
 		use_all(text);
 		redis_server_tell(&server, "ACL SETUSER ioshape %s", right);
-		/* The registry's rights are missed in silence. */
+		/*
+		 * Without the permissions of the registry no call fails; the registry is only not
+		 * kept up to date.
+		 */
 		if (!denials && !strcmp(right, "+zrem")) {
 			ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 2);
 			continue;
@@ -253,7 +256,7 @@ TEST(tests, the_documented_rights_are_enough_and_each_is_needed)
 	}
 }
 
-/* ---- BLPOP, and nothing else ---- */
+/* ---- BLPOP denied ---------------------------------------------------------------------------- */
 
 static unsigned lines;
 
@@ -286,7 +289,7 @@ TEST(tests, without_the_right_to_be_woken_waiting_fails_and_all_else_goes_on)
 		ck_assert_int_eq(redis_case_beat(pool, "1-1", &held).state, SLOTS_HOLDING);
 	}
 	ck_assert_uint_eq(lines, 1);
-	/* An operator has given it: the wake of the grant comes. */
+	/* The operator grants the permission: the wake of the next grant arrives. */
 	redis_server_tell(&server, "ACL SETUSER default +blpop");
 	redis_case_be_woken(pool);
 	ck_assert_uint_eq(lines, 1);
@@ -302,7 +305,7 @@ TEST(tests, a_proxy_that_hangs_up_at_blpop_is_no_server_that_is_away)
 	pool = open_counting(fake.address);
 	for (int i = 0; i < 3; i++)
 		ck_assert_int_eq(slots_redis.wait(pool, 50, NULL), IOSHAPE_E_COORDINATOR);
-	/* No failure has been noted, which would keep commands back. */
+	/* The failure did not start a back-off, which would delay commands. */
 	ck_assert_int_eq(fake_redis_connections(&fake), 3);
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
@@ -319,7 +322,9 @@ TEST(tests, a_replica_is_not_written_to)
 	pool = redis_case_open(address, "1");
 	redis_case_refused(pool, &error);
 	redis_case_must_say(&error, "READONLY");
-	/* The way is looked for anew: an eventfd is all that is left. */
+	/*
+	 * The client has closed its connections to find the master again; only an eventfd remains.
+	 */
 	ck_assert_uint_eq(scratch_descriptors(), before + 1);
 	redis_server_tell(&server, "REPLICAOF NO ONE");
 	redis_case_until_well(pool, "1-1");
@@ -368,7 +373,7 @@ TEST(tests, tls_that_is_not_there_is_refused_with_what_to_install)
 	struct base_error error = { 0 };
 	void *pool;
 
-	if (!slots_redis.open(&pool, &config, &error)) { /* this build has it */
+	if (!slots_redis.open(&pool, &config, &error)) { /* this build supports TLS */
 		slots_redis.close(pool);
 		return;
 	}
@@ -376,7 +381,7 @@ TEST(tests, tls_that_is_not_there_is_refused_with_what_to_install)
 	redis_case_must_say(&error, "hiredis_ssl");
 }
 
-/* ---- Servers that lead elsewhere ------------------------------------------------------------- */
+/* ---- Redirections to other servers ----------------------------------------------------------- */
 
 static const struct {
 	const char *says;
@@ -425,7 +430,7 @@ static const struct {
 } redirects[] = {
 	{ "-MOVED 3999 10.0.0.7:6380\r\n", true, false, "10.0.0.7" },
 	{ "-ASK 3999 10.0.0.7:6380\r\n", true, true, "10.0.0.7" },
-	/* Of the node that says so. */
+	/* Without a host, the port is on the node that answers. */
 	{ "-MOVED 3999 :6380\r\n", true, false, "127.0.0.1" },
 	{ "-MOVED 3999 10.0.0.7:port\r\n", false, false, "" },
 	{ "-ERR 3999\r\n", false, false, "" },
@@ -463,7 +468,7 @@ LOOP_TEST(tests, a_node_of_a_cluster_leads_to_another, 0, (int)ARRAY_LENGTH(redi
 	fake_redis_stop(&fake);
 }
 
-/* ---- Notes ----------------------------------------------------------------------------------- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
 static int nothing_is_found(void *user, size_t index, const void *data, size_t bytes)
 {

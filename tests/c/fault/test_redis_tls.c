@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TLS to a Redis; built where hiredis can do it. */
+/* TLS to a Redis, if hiredis supports it. */
 #include "support/check_main.h"
 #include "support/fake_redis.h"
 #include "support/redis_case.h"
@@ -11,7 +11,7 @@
 static struct redis_server server;
 static char certificate[128], key[128], address[64], tls_port[8];
 
-/* A certificate for this name that signs itself. */
+/* Makes a self-signed certificate for this name. */
 static void certify(const char *name)
 {
 	char command[600];
@@ -108,7 +108,7 @@ TEST(tests, a_server_without_tls_is_given_up_in_time)
 	slots_redis.close(pool);
 }
 
-/* A TLS record of 16 KiB is announced, and comes a byte at a time. */
+/* The server announces a TLS record of 16 KiB and sends it byte by byte. */
 TEST(tests, a_handshake_that_drips_is_given_up_in_time)
 {
 	unsigned before;
@@ -141,7 +141,7 @@ TEST(tests, a_server_that_hangs_or_dies_is_given_up_in_time)
 	redis_case_acquire(pool, "1-1");
 	redis_server_signal(&server, SIGSTOP);
 	redis_case_refused(pool, &error);
-	redis_case_refused(fresh, &error); /* in the middle of the handshake */
+	redis_case_refused(fresh, &error); /* during the handshake */
 	redis_server_signal(&server, SIGCONT);
 	poll(NULL, 0, 300);
 	redis_case_acquire(pool, "1-1");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines that the kernel does not give, or shuts down in the middle of the process's life. */
+/* Engines that the kernel refuses, at the beginning or later in the life of the process. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "support/check_main.h"
@@ -63,14 +63,14 @@ static int save_while_the_door_closes(void *argument)
 	if (ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL))
 		return 1;
 	if (strcmp(report.engine, "uring") != 0)
-		return 0; /* there is none here to be shut down */
+		return 0; /* io_uring is not available here */
 	scratch_write("file", old_file, sizeof(old_file));
 	if (sandbox_refuse(__NR_io_uring_enter, EPERM))
 		return 2;
 	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL);
 	if (ret != -EPERM || !scratch_same("file", old_file, sizeof(old_file)))
 		return 3;
-	/* One save failed; the next ones go another way, and say so. */
+	/* One save fails; later ones use another engine and report it. */
 	for (int i = 0; i < 2; i++) {
 		ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options,
 					   NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bytes from one process of a host to another, while each call of one end fails in turn: the
- * stream carries all of them, or both ends end with a sentence and with nothing left open.
+ * A stream between two processes of a host, while each call of one end fails in turn. Either the
+ * stream carries all bytes, or both ends get an error and leave nothing open.
  */
 #define _GNU_SOURCE
 #include "support/calls.h"
@@ -17,15 +17,15 @@
 #define PIECE (96 * KIB)
 #define SEED 5u
 
-/* What both ends see. */
+/* Memory that both ends share. */
 static struct shared {
 	atomic_bool over;
-	int ret; /* of the child */
-	int fds; /* that it left open */
+	int ret; /* result of the child */
+	int fds; /* descriptors that the child left open */
 	char sentence[1024];
 } * shared;
 
-/* Until the other end has ended. */
+/* Waits until the other end has ended. */
 static int wait_for_other(void *user, struct base_error *error)
 {
 	(void)user;
@@ -88,7 +88,7 @@ static int send_all(struct stream_memory *memory, struct base_error *error)
 	return ret;
 }
 
-/* Of the end whose calls fail. */
+/* Call that fails, in the end under test. */
 static struct {
 	int (*run)(struct stream_memory *memory, struct base_error *error);
 	enum calls_mode mode;
@@ -166,7 +166,10 @@ static void run_both(enum calls_mode mode, unsigned long *failed)
 	*failed += ret || shared->ret;
 }
 
-/* Other tests may have much in the same folder; and what cannot be removed would stay there. */
+/*
+ * Leaves out calls on the shared folder: other tests may use it too, and a failed removal would
+ * leave files there.
+ */
 static bool is_tried(const char *name)
 {
 	return name && strcmp(name, "readdir64") != 0 && strcmp(name, "unlink") != 0;
@@ -198,7 +201,10 @@ static void listen_and_die(const void *unused)
 	calls_end();
 }
 
-/* Also of those that other tests are about to listen at. */
+/*
+ * Returns the number of sockets without a listener. Sockets on which other tests are about to
+ * listen count, too.
+ */
 static unsigned count_dead(void)
 {
 	struct sockaddr_un at = find_socket();
@@ -235,7 +241,7 @@ TEST(tests, a_listener_killed_at_any_call_leaves_no_socket)
 
 		ck_assert_int_eq(waitpid(child, &status, 0), child);
 	}
-	/* Also what listens well is left there without its process. */
+	/* A killed child also leaves its socket. New listeners remove such sockets. */
 	do {
 		stream_listener_close(listen_here());
 	} while (count_dead());

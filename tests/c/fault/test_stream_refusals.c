@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams between nodes whose sender gets no memory, or no thread: both sides hear why. */
+/* Streams between nodes whose sender gets no memory or no thread: both sides get the reason. */
 #define _GNU_SOURCE
 #include "group/group.h"
 #include "support/check_main.h"
@@ -20,7 +20,7 @@ static struct test_case tests = { .name = "refusals" };
 
 static struct pair_comm pair;
 
-/* ---- What is refused, in this process -------------------------------------------------------- */
+/* ---- Faults in this process ------------------------------------------------------------------ */
 
 static bool no_memory, no_thread;
 
@@ -40,7 +40,7 @@ int __wrap_base_start_thread(pthread_t *thread, void *(*run)(void *), void *argu
 
 static const struct {
 	bool *refused;
-	int code; /* of the sender */
+	int code; /* error of the sender */
 	const char *says;
 } refusals[] = {
 	{ &no_memory, -ENOMEM, "blocks of bytes to send" },
@@ -73,7 +73,7 @@ static void be_refused(const void *argument)
 	struct stream_memory memory;
 
 	*refusals[which].refused = true;
-	/* With one byte more than a block the block is sent. */
+	/* A block is sent when it is full and one more byte comes. */
 	STREAM_MUST(stream_sender_put(sender, bytes, sizeof(bytes), &error) ==
 		    refusals[which].code);
 	STREAM_MUST(strstr(error.text, refusals[which].says));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two ranks save a generation on a tier, and one of them dies before any of its calls, or a call of
- * it fails: what a rank has called saved comes to its destination, whoever is left, and comes whole
- * or not at all.
+ * Two ranks save a checkpoint on a tier, and one rank dies before any of its calls, or one of its
+ * calls fails. A checkpoint that a rank reported as saved reaches its destination, whichever rank
+ * is left. It arrives complete or not at all.
  */
 #define _GNU_SOURCE
 #include "support/check_main.h"
@@ -22,7 +22,7 @@
 
 #define RANKS 2
 
-/* Of all processes: which ranks have called it saved. */
+/* Memory of all processes: ranks whose save succeeded. */
 static struct {
 	bool saved[RANKS];
 } * shared;
@@ -36,13 +36,13 @@ static struct test_case tests = { .name = "groups",
 				  .setup = setup,
 				  .teardown = tier_calls_teardown };
 
-/* ---- In a process of its own ----------------------------------------------------------------- */
+/* ---- In a child process ---------------------------------------------------------------------- */
 
 struct harm {
 	uint32_t victim;
 	enum calls_mode mode;
 	unsigned long nth;
-	uint64_t step; /* 1, or another after it */
+	uint64_t step; /* 1, or a later step */
 };
 
 static int save(const struct harm *harm, uint32_t rank)
@@ -152,7 +152,7 @@ static bool is_there(uint64_t step)
 	return !WEXITSTATUS(status);
 }
 
-/* Whether the nth call was there at all. */
+/* Runs both ranks, with harm at the nth call of the victim. Returns whether that call exists. */
 static bool harm_once(struct harm *harm)
 {
 	pid_t children[RANKS];
@@ -167,7 +167,7 @@ static bool harm_once(struct harm *harm)
 				      (rank == harm->victim && WTERMSIG(status) == SIGKILL),
 			      "%lu: %x", harm->nth, (unsigned)status);
 	}
-	/* Where the tier fails it is saved directly. */
+	/* If the tier fails, the checkpoint is saved directly. */
 	ck_assert_msg(harm->mode == CALLS_FAIL || !is_there(harm->step),
 		      "%lu: nobody has drained it", harm->nth);
 	ck_assert_int_eq(scratch_in_child(drain, NULL), 0);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One filesystem that is mounted twice on one host, as for two pods: neither mount sees the locks
- * of the other. The second one shows times of a clock that is two days late. What somebody writes
- * through one is safe from those who tidy through the other.
+ * A filesystem that is mounted twice on one host, as for two pods: neither mount sees the locks of
+ * the other. The second mount shows times of a clock that is two days late. Files being written
+ * through one mount must survive clean-ups through the other.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -54,7 +54,7 @@ static void unmount_both(void)
 	}
 }
 
-/* ---- What is tested -------------------------------------------------------------------------- */
+/* ---- Tests ----------------------------------------------------------------------------------- */
 
 static unsigned tidy(const char *directory)
 {
@@ -100,7 +100,7 @@ static bool removes_the_dead(void)
 	return tidy("one") == 1 || complain("nothing was removed");
 }
 
-/* By their clock, whatever the host's says. */
+/* Checks that the age of temporary files is measured by the server's clock, not by the host's. */
 static bool goes_by_the_server(void)
 {
 	static const char young[] = "base/.a.ioshape-tmp-01234567-0123456789abcdef";
