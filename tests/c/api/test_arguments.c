@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What calls make of bad arguments, of structs of other versions, and that nothing is ever printed.
- */
+/* Invalid arguments and structs of other versions are refused, and the library never prints. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/every_call.h"
@@ -26,7 +25,7 @@ static struct sample sample;
 static char output[4096];
 static int real_output[2] = { -1, -1 };
 
-/* From here on standard output and error go to a file, which must stay empty. */
+/* Redirects standard output and error to a file, which must stay empty. */
 static void setup(void)
 {
 	int fd;
@@ -67,7 +66,7 @@ static int save_with(const struct ioshape_save_options *options)
 				    options, NULL);
 }
 
-/* Each answers -EINVAL. */
+/* Checks that all calls returned -EINVAL. */
 static void must_be_refused(const int *answers, size_t count)
 {
 	for (size_t i = 0; i < count; i++)
@@ -106,7 +105,8 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 	struct ioshape_reader *reader;
 	struct ioshape_file *file;
 
-	with_report.report = &report; /* its handle is asked when it has ended */
+	with_report.report =
+		&report; /* the report of a background save comes from its handle, at its end */
 	beside.checksums = IOSHAPE_CHECKSUMS_BESIDE;
 	safetensors.format = told.format = IOSHAPE_FORMAT_SAFETENSORS;
 	told.checksums = (enum ioshape_keep_checksums)2;
@@ -193,7 +193,7 @@ TEST(calls_case, slots_need_what_they_are_about_and_a_place_for_what_they_give)
 	ioshape_slot_free(NULL);
 }
 
-/* In a child of fork(). */
+/* Runs in a forked child. */
 static int use_slot(void *slot)
 {
 	struct ioshape_slot_info info = IOSHAPE_SLOT_INFO_INIT;
@@ -257,7 +257,7 @@ TEST(calls_case, a_group_needs_ranks_a_board_and_whole_functions)
 	wrong[0].rank = 2;
 	wrong[1].ranks = UINT32_MAX;
 	wrong[2].board = (enum ioshape_board)99;
-	wrong[3].board = IOSHAPE_BOARD_REDIS; /* the coordinator is none */
+	wrong[3].board = IOSHAPE_BOARD_REDIS; /* there is no coordinator */
 	wrong[4].comm = &comm;
 	wrong[5].mode = (enum ioshape_mode)99;
 	wrong[6].size = 1;
@@ -271,7 +271,6 @@ TEST(calls_case, a_group_needs_ranks_a_board_and_whole_functions)
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-/* Each is refused by name, before anything has begun. */
 TEST(calls_case, a_tensor_that_makes_no_sense_is_refused_by_name)
 {
 	static const int64_t shape[2] = { 3, 4 }, negative[2] = { 3, -4 };
@@ -289,7 +288,7 @@ TEST(calls_case, a_tensor_that_makes_no_sense_is_refused_by_name)
 		{ NULL, IOSHAPE_FLOAT32, 2, shape, NULL, data },
 		{ "", IOSHAPE_FLOAT32, 2, shape, NULL, data },
 		{ "\xff\xfe", IOSHAPE_FLOAT32, 2, shape, NULL, data },
-		/* From here on it is beyond a limit. */
+		/* These exceed a limit. */
 		{ "odd", IOSHAPE_FLOAT32, 2, huge, NULL, data },
 		{ "odd", IOSHAPE_FLOAT32, IOSHAPE_MAX_DIMS + 1, shape, NULL, data },
 		{ "odd", IOSHAPE_FLOAT32, UINT32_MAX, shape, NULL, data },
@@ -331,10 +330,10 @@ TEST(calls_case, no_tensors_make_a_file)
 
 /* ---- Structs of other versions --------------------------------------------------------------- */
 
-/* Every call that takes a struct with a size refuses one that is not set. */
 TEST(calls_case, a_size_that_was_forgotten_is_refused_everywhere)
 {
-	const char *path = strdupa(scratch_path("file")); /* save_with() makes others */
+	const char *path =
+		strdupa(scratch_path("file")); /* save_with() reuses the static buffers */
 	struct ioshape_context_options context_options = { 0 };
 	struct ioshape_save_options save_options = { 0 };
 	struct ioshape_reader_options reader_options = { 0 };
@@ -435,17 +434,17 @@ TEST(calls_case, a_report_is_told_in_one_line)
 	length = ioshape_report_text(&report, text, sizeof(text));
 	ck_assert_str_eq(text, whole);
 	ck_assert_uint_eq(length, strlen(whole));
-	/* Cut off, or only measured. */
+	/* A buffer that is too small, and no buffer at all. */
 	ck_assert_uint_eq(ioshape_report_text(&report, little, sizeof(little)), length);
 	ck_assert_str_eq(little, "2,147,483");
 	ck_assert_uint_eq(ioshape_report_text(&report, NULL, 0), length);
-	/* More steps down than there is room for. */
+	/* More downgrades than the report has entries. */
 	report.fallbacks = IOSHAPE_REPORT_STEPS + 5;
 	for (size_t i = 0; i < IOSHAPE_REPORT_STEPS; i++)
 		strcpy(report.steps[i].sentence, "s");
 	ck_assert_uint_gt(ioshape_report_text(&report, text, sizeof(text)), 0);
 	ck_assert_str_eq(strrchr(text, ';'), "; s");
-	/* Of other saves. */
+	/* A group's report. */
 	report = (struct ioshape_report){ .size = sizeof(report), .file_bytes = 999 };
 	report.generation_bytes = 1000;
 	report.repeated_bytes = 1000000;
@@ -473,7 +472,7 @@ TEST(calls_case, the_report_of_a_failed_save_is_filled_too)
 	ck_assert_double_ge(report.total_s, 0);
 	ck_assert_double_lt(report.total_s, 60);
 	ck_assert_uint_eq(report.fallbacks, 0);
-	/* One that fails at the very end has much to report. */
+	/* This save fails at the very end, so its report is nearly complete. */
 	scratch_write(scratch_path("file"), "old", 3);
 	options.replace = IOSHAPE_OFF;
 	ck_assert_int_eq(save_with(&options), -EEXIST);
@@ -533,7 +532,7 @@ TEST(calls_case, variables_fill_what_is_left_at_zero)
 	report = report_of(&options);
 	ck_assert_str_eq(report.engine, "threads");
 	ck_assert_uint_eq(report.direct, 0);
-	/* What the program sets is stronger. */
+	/* An option of the program overrides the variable. */
 	options.engine = IOSHAPE_ENGINE_BUFFERED;
 	ck_assert_str_eq(report_of(&options).engine, "buffered");
 }
@@ -556,7 +555,7 @@ TEST(calls_case, variables_that_make_no_sense_are_refused)
 	}
 }
 
-/* Metadata of one save is not in the next one's file. */
+/* The metadata of one save does not appear in the next file. */
 TEST(calls_case, saves_do_not_know_of_each_other)
 {
 	char why[512];
@@ -601,7 +600,7 @@ TEST(calls_case, a_failure_tells_the_path_and_what_was_being_done)
 	ioshape_reader_free(reader);
 }
 
-/* What people read: path, reason and remedy. */
+/* A sentence contains path, reason and remedy. */
 TEST(calls_case, a_failure_in_words_wording)
 {
 	const char *path = scratch_path("missing/file");

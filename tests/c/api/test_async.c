@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saves in the background: what the caller may do meanwhile, and what becomes of them. */
+/* Background saves: what the caller may do meanwhile, and how they end. */
 #define _GNU_SOURCE
 #include "support/async_case.h"
 #include "support/check_main.h"
@@ -19,7 +19,9 @@ START_TEST(tensors_may_change_as_soon_as_the_call_returns)
 	char path[512], names[SAMPLE_TENSORS][64];
 	struct ioshape_save *save;
 
-	/* All that is passed, spoilt afterwards: arrays, names, path, options, metadata. */
+	/*
+	 * Every argument is overwritten after the call: arrays, names, path, options and metadata.
+	 */
 	memcpy(tensors, sample.tensors, sizeof(tensors));
 	for (size_t i = 0; i < sample.count; i++) {
 		snprintf(names[i], sizeof(names[i]), "%s", sample.tensors[i].name);
@@ -129,11 +131,11 @@ START_TEST(a_failure_in_the_background_is_told_by_the_handle)
 }
 END_TEST
 
-/* ---- Order ----------------------------------------------------------------------------------- */
+/* ---- Order of saves to one path -------------------------------------------------------------- */
 
 /*
- * The first stands still before its commit; the others, which are ready sooner, wait for it. (Each
- * holds a chunk of staging memory meanwhile: there are four.)
+ * The first save stops before its commit. The later ones finish sooner and wait for it. Each holds
+ * one of the four chunks of staging memory meanwhile.
  */
 START_TEST(saves_to_one_path_take_their_places_in_the_order_of_the_calls)
 {
@@ -189,7 +191,7 @@ START_TEST(a_save_that_waits_for_its_turn_can_be_dropped)
 	second = begin(scratch_path("file"), &sample, NULL);
 	third = begin(scratch_path("file"), &sample, NULL);
 	usleep(30000);
-	ioshape_save_free(second); /* does not wait for the first */
+	ioshape_save_free(second); /* does not wait for the first save */
 	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 2);
 	sem_post(&gate.opened);
 	ck_assert_int_eq(end(first), 0);
@@ -197,7 +199,7 @@ START_TEST(a_save_that_waits_for_its_turn_can_be_dropped)
 }
 END_TEST
 
-/* ---- The end of saves ------------------------------------------------------------------------ */
+/* ---- How saves end --------------------------------------------------------------------------- */
 
 static const enum ioshape_phase gated_phases[] = { IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE,
 						   IOSHAPE_PHASE_SYNC };
@@ -211,7 +213,7 @@ START_TEST(a_save_dropped_on_its_way_leaves_nothing)
 	scratch_write(scratch_path("file"), "old", 3);
 	save = begin_gated(&gate, gated_phases[_i], scratch_path("file"));
 	pthread_create(&opener, NULL, gate_open_later, &gate);
-	ioshape_save_free(save); /* waits until its thread has ended */
+	ioshape_save_free(save); /* waits until the save's thread has ended */
 	ck_assert(scratch_same(scratch_path("file"), "old", 3));
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 	pthread_join(opener, NULL);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process that forks, as data loaders do: the child touches nothing, the parent notices nothing.
+/*
+ * Fork, as in data loaders: a child cannot use the library's objects, and does not disturb the
+ * parent.
  */
 #define _GNU_SOURCE
 #include "support/check_main.h"
@@ -17,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* In a child the parent's threads are neither there nor joined. */
+/* Configures ThreadSanitizer: in a child the parent's threads do not exist and cannot be joined. */
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void)
 {
@@ -59,7 +61,7 @@ static int use_everything(void *handles)
 
 	if (!other && !*ioshape_last_error()->remedy)
 		other = 100;
-	/* All handles can be let go of. */
+	/* A child may free all handles. */
 	ioshape_save_free(with->save);
 	ioshape_file_free(with->file);
 	ioshape_reader_free(with->reader);
@@ -67,7 +69,7 @@ static int use_everything(void *handles)
 	scratch_leave_child(other);
 }
 
-/* In the middle of writing. */
+/* Begins a save that stops in the middle of writing. */
 static struct ioshape_save *begin_gated(struct gate *gate, const char *path)
 {
 	struct ioshape_save_options options = gate_options(gate, IOSHAPE_PHASE_WRITE, 1 << 20);
@@ -81,7 +83,7 @@ static struct ioshape_save *begin_gated(struct gate *gate, const char *path)
 	return save;
 }
 
-/* Opens the gate, if there is one, and waits for the save's end. */
+/* Opens the gate, unless it is NULL, and waits for the end of the save. */
 static void end(struct ioshape_save *save, struct gate *gate)
 {
 	if (gate)
@@ -103,7 +105,7 @@ START_TEST(a_child_is_refused_everywhere_and_the_parent_goes_on)
 	status = scratch_in_child(use_everything, &all);
 	ck_assert_msg(WIFEXITED(status) && !WEXITSTATUS(status), "call %d", WEXITSTATUS(status));
 	ck_assert_int_ne(access("new", F_OK), 0);
-	/* Two temporary files are under way, and both survive the child. */
+	/* Two saves are in progress, and their temporary files survive the child. */
 	ck_assert_uint_eq(scratch_temporaries("."), 2);
 	end(all.save, &gate);
 	must_hold("background");
@@ -141,7 +143,7 @@ START_TEST(children_that_come_and_go_disturb_no_save)
 }
 END_TEST
 
-/* How many files, rings and memory of ours a process has open. */
+/* Returns how many files, rings and shared memory objects of the library a process has open. */
 static unsigned count_ours(pid_t pid)
 {
 	const char *const ours[] = { scratch_directory(), "/memfd:ioshape", "/dev/shm/ioshape",
@@ -165,7 +167,7 @@ static unsigned count_ours(pid_t pid)
 	return count;
 }
 
-/* It holds neither locks nor the space of files that are replaced. */
+/* The child must hold neither locks nor the space of files that are replaced. */
 START_TEST(a_child_that_lives_on_holds_nothing_and_disturbs_no_save)
 {
 	struct ioshape_reader *reader;
@@ -187,7 +189,7 @@ START_TEST(a_child_that_lives_on_holds_nothing_and_disturbs_no_save)
 		_exit(pause());
 	}
 	close(ends[1]);
-	ck_assert_int_eq(read(ends[0], &byte, 1), 0); /* it runs */
+	ck_assert_int_eq(read(ends[0], &byte, 1), 0); /* the child is running */
 	close(ends[0]);
 	ck_assert_uint_eq(count_ours(child), 0);
 	ioshape_reader_free(reader);
@@ -228,7 +230,10 @@ int main(void)
 	tcase_add_test(tests, a_child_is_refused_everywhere_and_the_parent_goes_on);
 	tcase_add_test(tests, children_that_come_and_go_disturb_no_save);
 	tcase_add_test(tests, a_child_that_lives_on_holds_nothing_and_disturbs_no_save);
-	/* It takes memory that a child does not inherit (MADV_DONTFORK) for there, and stumbles. */
+	/*
+	 * valgrind crashes in this test: it uses memory that a child does not inherit
+	 * (MADV_DONTFORK).
+	 */
 	if (!scratch_under_valgrind())
 		tcase_add_test(tests, a_child_can_open_a_context_of_its_own);
 	return check_main(suite);

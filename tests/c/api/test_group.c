@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that save together: real processes, in every mode, and what becomes of it when some fail.
- */
+/* Groups of real processes that save together, in every mode, and what happens when some fail. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/open_context.h"
@@ -35,13 +34,13 @@ struct scene {
 	enum ioshape_mode mode;
 	enum ioshape_board board;
 	bool background;
-	size_t bytes;      /* of a rank's large tensor */
-	size_t more_bytes; /* of the last rank's */
+	size_t bytes;      /* of each rank's large tensor */
+	size_t more_bytes; /* in addition, for the last rank */
 	uint64_t steps;
 	uint32_t keep_last;
 	uint32_t deadline_ms;
 	bool wired;
-	const char *layout; /* that it comes to */
+	const char *layout; /* mode that the group must choose */
 };
 
 struct member {
@@ -64,7 +63,7 @@ static void make_sample(struct sample *sample, const struct scene *scene, uint32
 								    scene->bytes);
 }
 
-/* With staging memory that a large part does not fit into. */
+/* Opens a context whose staging memory is smaller than a large part. */
 static struct ioshape_context *open_context(void)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
@@ -101,7 +100,7 @@ static void open_member(struct member *member)
 	ck_assert_msg(!ret, "rank %u: %s", member->rank, ioshape_last_error()->sentence);
 }
 
-/* The code of the save, which ioshape_last_error() tells of. */
+/* Saves a step. Returns the code of the save, which ioshape_last_error() describes. */
 static int save_reported(struct member *member, uint64_t step, struct ioshape_report *report)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -172,7 +171,7 @@ static int look_beside(struct member *member)
 {
 	open_member(member);
 	save_well(member, 1);
-	/* Nothing but that generation. */
+	/* The checkpoint is the only entry. */
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), 1);
 	close_member(member);
 	return 0;
@@ -217,7 +216,7 @@ static void setup(void)
 	ck_assert(wires_lay(&wires, MOST_RANKS));
 }
 
-/* ---- Looking at what there is ---------------------------------------------------------------- */
+/* ---- Inspecting checkpoints ------------------------------------------------------------------ */
 
 static void check_generation(const struct scene *scene, uint64_t step)
 {
@@ -246,7 +245,7 @@ static void check_generation(const struct scene *scene, uint64_t step)
 	ioshape_context_free(context);
 }
 
-/* 1 if there is something of that name. */
+/* Returns 1 if there is an entry for this step, else 0. */
 static unsigned count_of(uint64_t step)
 {
 	char name[64];
@@ -255,7 +254,7 @@ static unsigned count_of(uint64_t step)
 	return !access(scratch_path(name), F_OK);
 }
 
-/* ---- Everything is well ---------------------------------------------------------------------- */
+/* ---- Saves that succeed ---------------------------------------------------------------------- */
 
 static const struct scene good[] = {
 	{ .ranks = 1, .nodes = 1, .layout = "each" },
@@ -284,7 +283,7 @@ static const struct scene good[] = {
 };
 
 #define GOOD_SCENES ((int)(sizeof(good) / sizeof(*good)))
-/* From this one on. */
+/* Number of the first large scene. */
 #define LARGE_SCENE 8
 
 START_TEST(saves_and_loads)
@@ -298,7 +297,7 @@ START_TEST(saves_and_loads)
 	run_all(&scene, run_well, NULL);
 	for (uint64_t step = 1; step <= scene.steps; step++)
 		check_generation(&scene, step);
-	/* Nothing else is left in there. */
+	/* The directory contains nothing else. */
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), scene.steps);
 }
 END_TEST
@@ -321,18 +320,18 @@ START_TEST(keeps_as_many_as_asked)
 }
 END_TEST
 
-/* ---- Something is not ------------------------------------------------------------------------ */
+/* ---- Saves that fail ------------------------------------------------------------------------- */
 
-/* What one rank does in the place of saving step 2, and what the others are told. */
+/* What one rank does instead of saving step 2, and the errors of the others. */
 struct mishap {
 	struct scene scene;
 	uint32_t victim;
 	bool dies;
 	int (*instead)(struct member *member);
-	int expected; /* of the others' saves; 0: any failure */
+	int expected; /* result of the others' saves; 0: any failure */
 	bool goes_on; /* step 3 succeeds */
 	bool may_come_too_late;
-	const char *awaited; /* the others begin when there is this file */
+	const char *awaited; /* file that the others wait for before they save */
 };
 
 static const struct mishap *mishap;
@@ -344,7 +343,7 @@ static int die(struct member *member)
 	return 0;
 }
 
-/* Another job begins on this host, which removes what dead ones left in memory. */
+/* Opens a group of another job on this host, which removes the shared memory of dead processes. */
 static void sweep_when_parent_is_dead(pid_t parent)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
@@ -357,7 +356,7 @@ static void sweep_when_parent_is_dead(pid_t parent)
 	options.ranks = options.local_ranks = 2;
 	options.token = scratch_path("other job");
 	options.deadline_ms = 1000;
-	/* Its other rank never comes. */
+	/* The other rank of this job never arrives. */
 	ck_assert_int_eq(ioshape_group_open(context, scratch_path("checkpoints"), &options, &group),
 			 -ETIMEDOUT);
 	scratch_write(scratch_path("swept"), "", 0);
@@ -404,10 +403,13 @@ static int save_another_step(struct member *member)
 	return 0;
 }
 
-/* A file that others leave when they have failed. */
+/* File that the other ranks create when they have failed. */
 static const char gave_up[] = "gave-up";
 
-/* By the clock of the others, which may come late themselves on a busy machine. */
+/*
+ * Saves after the others have failed. It waits for their file instead of a time, because they may
+ * be late themselves on a busy machine.
+ */
 static int be_late(struct member *member)
 {
 	while (access(scratch_path(gave_up), F_OK))
@@ -453,7 +455,7 @@ static int cancel(struct member *member)
 	return 0;
 }
 
-/* As soon as it has begun. */
+/* Frees a save in the background as soon as it has begun. */
 static int free_at_once(struct member *member)
 {
 	struct ioshape_save *save;
@@ -523,7 +525,7 @@ static int run_into_mishap(struct member *member)
 				      ioshape_last_error()->sentence);
 	}
 	clock_gettime(CLOCK_MONOTONIC, &end);
-	/* Nobody waits for the deadline where there is something to be known before. */
+	/* The failure must be known long before the deadline. */
 	ck_assert_int_lt(end.tv_sec - begin.tv_sec, DEADLINE_MS / 2000);
 	if (mishap->goes_on)
 		save_well(member, 3);
@@ -595,7 +597,7 @@ START_TEST(a_mishap_fails_one_generation)
 	}
 	if (mishap->scene.wired || !mishap->dies)
 		return;
-	/* The job is started anew: it saves, and what the dead one left behind is gone. */
+	/* The restarted job saves, and removes what the dead process left. */
 	again = mishap->scene;
 	again.steps = 2;
 	run_all(&again, run_well, NULL);
@@ -623,7 +625,7 @@ static int come_alone(struct member *member)
 	return 0;
 }
 
-/* In the directory they meet, and leave nothing there once all share memory. */
+/* Ranks meet in the directory, and leave nothing there once all share memory. */
 START_TEST(ranks_that_share_memory_leave_nothing_in_the_directory)
 {
 	static const struct scene scene = { .ranks = 3, .nodes = 1, .bytes = MIB };
@@ -685,7 +687,7 @@ START_TEST(a_step_is_replaced_or_not)
 }
 END_TEST
 
-/* What was given up is not kept in the place of what goes on. */
+/* Retention keeps the checkpoint of the lower step, which was saved last. */
 START_TEST(going_back_keeps_what_was_saved_last)
 {
 	const struct scene scene = { .ranks = 1, .nodes = 1, .bytes = MIB, .keep_last = 1 };
@@ -728,7 +730,7 @@ static void *save_many(void *argument)
 	return NULL;
 }
 
-/* With staging memory for less than two. */
+/* The staging memory is too small for two saves at a time. */
 START_TEST(threads_of_a_rank_save_one_after_the_other)
 {
 	const struct scene scene = {
@@ -770,10 +772,12 @@ int main(void)
 	tcase_add_test(tests, going_back_keeps_what_was_saved_last);
 	tcase_add_test(tests, who_has_a_file_open_does_not_wait_for_itself);
 	tcase_add_test(tests, threads_of_a_rank_save_one_after_the_other);
-	/* What takes long whatever the board is not done twice. */
+	/* Scenes that take long do not depend on the store and are tested once. */
 	tcase_add_loop_test(files, saves_and_loads, GOOD_SCENES, GOOD_SCENES + LARGE_SCENE);
 	tcase_set_tags(files, "files");
-	/* Of valgrind each process asks for much: the first of them, in which ranks die, and some.
+	/*
+	 * valgrind slows each process down: it runs only the first scenes, in which ranks die, and
+	 * a few more.
 	 */
 	tcase_add_loop_test(mishap_tests, a_mishap_fails_one_generation, 0,
 			    scratch_under_valgrind() ? 9 : sizeof(mishaps) / sizeof(*mishaps));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library and its headers belong together. Where fields lie: tests/python/core/test_abi.py. */
+/* The library matches its headers. tests/python/core/test_abi.py checks the offsets of fields. */
 #include "support/check_main.h"
 
 #include <ioshape/ioshape.h>
@@ -11,7 +11,7 @@ TEST(tests_case, the_library_is_of_the_version_of_the_headers)
 	ck_assert_str_eq(ioshape_version(), IOSHAPE_VERSION);
 }
 
-/* A struct begun with its macro is its size and zeros, padding aside. */
+/* A struct that is initialized with its macro contains its size and zeros, apart from padding. */
 TEST(tests_case, structs_begin_with_their_size_and_zeros)
 {
 	struct ioshape_context_options context = IOSHAPE_CONTEXT_OPTIONS_INIT;

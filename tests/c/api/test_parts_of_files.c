@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file that several processes write at the same time, each its own part. */
+/* A file that several processes write at once, each its own range. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/random.h"
@@ -20,7 +20,7 @@
 #define PART_BYTES (2 * MIB)
 
 static struct ioshape_context *context;
-static uint8_t *data; /* as the file shall be */
+static uint8_t *data; /* expected contents of the file */
 static unsigned descriptors_before;
 
 static void setup(void)
@@ -55,7 +55,7 @@ static struct ioshape_file_options options_of(unsigned part, uint64_t expected)
 	return options;
 }
 
-/* In whatever context: as each process has its own. */
+/* Writes a range with this context. In practice each process has its own. */
 static int write_part(struct ioshape_context *in, unsigned part, size_t bytes, uint64_t expected,
 		      bool commit, struct ioshape_report *report)
 {
@@ -84,8 +84,7 @@ static void check_part(unsigned part, size_t bytes)
 	free(back);
 }
 
-/* Small ones through the page cache and large ones past it; with and without the space ahead; in
- * any order. */
+/* Small ranges are buffered and large ones direct, with and without preallocation, in any order. */
 static const size_t lengths[] = { 1, 4097, MIB + 1, PART_BYTES };
 
 START_TEST(each_part_lies_where_it_shall_whoever_comes_first)
@@ -146,7 +145,7 @@ START_TEST(a_part_without_a_commit_leaves_the_others)
 }
 END_TEST
 
-/* What was written is not where it is looked for. */
+/* The bytes are in a file that the path no longer names. */
 START_TEST(a_part_of_a_file_that_is_gone_is_not_saved)
 {
 	struct ioshape_file_options options = options_of(0, 0);
@@ -165,7 +164,7 @@ START_TEST(a_part_of_a_file_that_is_gone_is_not_saved)
 }
 END_TEST
 
-/* Neither the bytes nor the padding of what is past the page cache. */
+/* Neither data nor the padding of direct I/O reaches beyond the range. */
 START_TEST(nothing_is_written_outside_a_part)
 {
 	struct ioshape_file_options options = options_of(1, 0);
@@ -181,7 +180,7 @@ START_TEST(nothing_is_written_outside_a_part)
 
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &options, &file), 0);
 	ck_assert_int_eq(ioshape_file_write(file, data + PART_BYTES, PART_BYTES), 0);
-	ck_assert_int_eq(ioshape_file_write(file, data, 1), 0); /* it is still being gathered */
+	ck_assert_int_eq(ioshape_file_write(file, data, 1), 0); /* still buffered */
 	ck_assert_int_eq(ioshape_file_commit(file, NULL), -EFBIG);
 	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "a part of 2.0 MiB"));
 	ioshape_file_free(file);
@@ -227,7 +226,7 @@ START_TEST(parts_are_checked)
 }
 END_TEST
 
-/* The limit counts from the beginning of the file. */
+/* The limit applies to offsets from the beginning of the file. */
 START_TEST(a_part_beyond_the_largest_file_is_refused)
 {
 	struct rlimit limit, before;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What headers and reference promise beyond saving and loading: paths, waiting, words, refusals. */
+/*
+ * Promises of headers and reference beyond saving and loading: paths, waiting, log lines, refusals.
+ */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/one_core.h"
@@ -24,7 +26,7 @@
 #define CHUNK_BYTES (16 * MIB)
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
-/* The library's calls of it come here: a directory may fail to become durable. */
+/* Replaces the fsync() that the library calls. The sync of a directory may fail. */
 static bool directories_fail;
 
 int fsync(int fd)
@@ -73,7 +75,7 @@ static struct ioshape_context *open_context(const struct ioshape_context_options
 	return opened;
 }
 
-/* The test's own instead of one with all defaults. */
+/* Replaces the default context of the test. */
 static void open_another(const struct ioshape_context_options *options)
 {
 	ioshape_context_free(context);
@@ -139,16 +141,16 @@ static struct ioshape_report end(struct ioshape_save *save)
 	return report;
 }
 
-/* ---- A save that lingers --------------------------------------------------------------------- */
+/* ---- A save that is delayed before its commit ------------------------------------------------ */
 
 #define LINGER_US 300000
-/* Of those, what must be seen of it by somebody who waits for it. */
+/* Least part of the delay that a waiting thread must notice. */
 #define SEEN_S 0.1
 
-/* Set by who is about to wait; and by the save when it lingers. */
+/* `go` is set by the thread that is about to wait, `lingering` by the save when it is delayed. */
 static atomic_bool go, lingering;
 
-/* Everything is written, nothing is in place; some time after `go` it goes on. */
+/* Delays the save when all is written but not committed, until some time after `go`. */
 static int linger(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
 	(void)user;
@@ -410,7 +412,8 @@ TEST(tests, a_save_larger_than_staging_speaks_from_two_threads)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 
-	keep_to_one_core(); /* helpers would copy and not speak */
+	keep_to_one_core(); /* with several threads, helpers would copy without reporting progress
+			     */
 	open_with_staging(CHUNK_BYTES);
 	make_one(&one, 4 * CHUNK_BYTES, 1);
 	told.caller = pthread_self();
@@ -435,7 +438,7 @@ TEST(tests, the_plan_is_told_before_space_is_reserved)
 	const struct rlimit limit = { 2 << 20, 2 << 20 };
 	struct ioshape_file *file;
 
-	/* Reserving it would be refused. */
+	/* Reserving the space would fail with an error. */
 	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
 	options.expected_bytes = 4 << 20;
 	options.progress = stop_at_plan;
@@ -447,7 +450,7 @@ TEST(tests, the_plan_is_told_before_space_is_reserved)
 
 /* ---- Log ------------------------------------------------------------------------------------- */
 
-/* Lines of each level, and whether all name the file. */
+/* Number of log lines of each level, and whether a line lacked the name of the file. */
 static struct {
 	atomic_uint lines[IOSHAPE_LOG_DEBUG + 1];
 	atomic_bool nameless;
@@ -463,13 +466,13 @@ static void listen(void *user, enum ioshape_log_level level, const char *line)
 
 static const struct {
 	enum ioshape_engine engine;
-	enum ioshape_log_level level; /* of the context */
+	enum ioshape_log_level level; /* log level of the context */
 	const char *path;
 	unsigned lines[IOSHAPE_LOG_DEBUG + 1];
 } logged[] = {
 	/* A background save that fails. */
 	{ IOSHAPE_ENGINE_AUTO, IOSHAPE_LOG_ERROR, "no/a.pt", { [IOSHAPE_LOG_ERROR] = 1 } },
-	/* Each save, for who debugs. */
+	/* One debug line for each save. */
 	{ IOSHAPE_ENGINE_BUFFERED, IOSHAPE_LOG_DEBUG, "a.pt", { [IOSHAPE_LOG_DEBUG] = 1 } },
 	{ IOSHAPE_ENGINE_BUFFERED, IOSHAPE_LOG_INFO, "a.pt", { 0 } },
 };
@@ -515,7 +518,7 @@ TEST(tests, too_much_to_say_about_tensors_is_refused_up_front)
 	free(names);
 }
 
-/* The one failure after which the new file is there all the same. */
+/* This is the only failure after which the new file is in place. */
 TEST(tests, a_directory_that_does_not_become_durable_fails_the_save_in_place)
 {
 	ck_assert_int_eq(save_one(), 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files in somebody else's format: whole or not at all, byte for byte. */
+/* Files in other formats: written as a whole or not at all, byte for byte. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/random.h"
@@ -20,7 +20,7 @@
 #define MIB ((size_t)1 << 20)
 #define ROOM (5 * MIB)
 
-/* The library's calls of it come here, too. */
+/* Counts the library's calls of fsync(). */
 static atomic_uint syncs;
 
 int fsync(int fd)
@@ -79,9 +79,11 @@ static void must_commit(struct ioshape_file *file, struct ioshape_report *report
 	ioshape_file_free(file);
 }
 
-/* ---- What arrives ---------------------------------------------------------------------------- */
+/* ---- Contents -------------------------------------------------------------------------------- */
 
-/* In pieces of any length, with and without knowing the length: around blocks, and what is small.
+/*
+ * Pieces of random length, with and without an announced length. The lengths are around block
+ * boundaries, and small ones.
  */
 static const size_t lengths[] = { 0, 1, 65535, 65536, 65537, MIB, MIB + 1, ROOM - 3 };
 
@@ -93,7 +95,7 @@ START_TEST(what_is_written_is_what_is_there)
 	uint64_t state = (uint64_t)_i;
 	struct ioshape_file *file;
 
-	/* Unknown, right, too much. */
+	/* Unknown, right, too large. */
 	options.expected_bytes = _i % 3 == 0 ? 0 : _i % 3 == 1 ? bytes : bytes + 3 * MIB;
 	scratch_write(scratch_path("file"), "old", 3);
 	file = open_file(scratch_path("file"), &options);
@@ -149,7 +151,7 @@ END_TEST
 
 START_TEST(several_files_are_written_at_the_same_time)
 {
-	struct ioshape_file *files[10]; /* more than lanes are kept */
+	struct ioshape_file *files[10]; /* more than the io lanes that a context keeps */
 	char names[10][16];
 
 	for (int i = 0; i < 10; i++) {
@@ -166,7 +168,7 @@ START_TEST(several_files_are_written_at_the_same_time)
 }
 END_TEST
 
-/* ---- Promises that it shares with saves ------------------------------------------------------ */
+/* ---- Promises shared with saves -------------------------------------------------------------- */
 
 START_TEST(what_is_there_may_have_to_stay)
 {
@@ -200,7 +202,7 @@ START_TEST(stable_storage_is_waited_for_unless_told_otherwise)
 	must_write(file, data, 2 * MIB);
 	atomic_store(&syncs, 0);
 	must_commit(file, NULL);
-	/* The file, and its name. */
+	/* One for the file, one for its directory. */
 	ck_assert_uint_eq(atomic_load(&syncs), _i ? 0 : 2);
 	ck_assert(scratch_same(scratch_path("file"), data, 2 * MIB));
 }
@@ -324,7 +326,7 @@ START_TEST(arguments_are_checked)
 	ck_assert_int_eq(ioshape_file_commit(NULL, NULL), -EINVAL);
 	ioshape_file_free(NULL);
 
-	/* These can be mended. */
+	/* These errors are not final. */
 	file = open_file(scratch_path("file"), NULL);
 	ck_assert_int_eq(ioshape_file_write(file, NULL, 1), -EINVAL);
 	ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
@@ -371,7 +373,7 @@ END_TEST
 
 /* ---- Checksums ------------------------------------------------------------------------------- */
 
-/* The reader of a file in another format. */
+/* Opens a reader for a file in any format. */
 static struct ioshape_reader *open_any(const char *path, struct ioshape_reader_info *info)
 {
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
@@ -384,7 +386,7 @@ static struct ioshape_reader *open_any(const char *path, struct ioshape_reader_i
 	return reader;
 }
 
-/* Ranges of the file in one call: two that overlap, and the file's end, in any order. */
+/* Loads ranges of the file in one call: two that overlap, and the end, in any order. */
 static void must_load_ranges(struct ioshape_reader *reader)
 {
 	uint8_t *back = malloc(4 * MIB);
@@ -462,7 +464,7 @@ START_TEST(checksums_are_no_promise_of_pipes)
 }
 END_TEST
 
-/* The file is there all the same. */
+/* The file is saved nevertheless. */
 START_TEST(checksums_that_have_no_place_beside_it_are_said)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
@@ -481,7 +483,10 @@ START_TEST(checksums_that_have_no_place_beside_it_are_said)
 }
 END_TEST
 
-/* Where everybody may put a file, as far as this process can be two users. */
+/*
+ * A reader ignores checksums that belong to another user, who may be able to create files in the
+ * directory. Without root the test has only one user.
+ */
 START_TEST(checksums_of_another_user_do_not_count)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loading: everything, parts of it, in any order; and damage, found and named. */
+/* Loads of whole files and of parts, in any order; damage is found and named. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/random.h"
@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define LARGE 4 /* the position of the large tensor */
+#define LARGE 4 /* index of the large tensor */
 #define LARGE_BYTES (5u << 20)
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -124,7 +124,7 @@ START_TEST(any_ranges_in_any_order_are_what_was_saved)
 }
 END_TEST
 
-/* As tensors are: here the first bytes of each that has some. */
+/* Loads the first bytes of each tensor that has any, in one call. */
 START_TEST(records_are_loaded_many_at_once)
 {
 	struct ioshape_load_request requests[COUNT(sample.tensors)];
@@ -153,7 +153,7 @@ START_TEST(records_are_loaded_many_at_once)
 }
 END_TEST
 
-/* Whether the kernel was asked for huge pages where this lies ("hg" in smaps). */
+/* Returns whether huge pages were requested for this memory ("hg" in smaps). */
 static bool expects_huge_pages(const void *memory)
 {
 	FILE *maps = fopen("/proc/self/smaps", "re");
@@ -172,7 +172,7 @@ static bool expects_huge_pages(const void *memory)
 	return found;
 }
 
-/* Whether the machine's owner allows huge pages to those who ask for them. */
+/* Returns whether the machine allows huge pages with madvise. */
 static bool may_have_huge_pages(void)
 {
 	FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
@@ -204,7 +204,7 @@ START_TEST(fresh_memory_is_filled_in_huge_pages_if_it_is_said_to_be_fresh)
 		ck_assert_mem_eq(request.into, sample.expected[LARGE], LARGE_BYTES);
 		ck_assert_int_eq(expects_huge_pages(fresh + 5000 + LARGE_BYTES / 2),
 				 said && may_have_huge_pages());
-		/* Nothing is asked for memory that is not ours to fill. */
+		/* Huge pages must not be requested for memory outside the destination. */
 		ck_assert(!expects_huge_pages(fresh));
 		ck_assert(!expects_huge_pages(fresh + room - 1));
 		ck_assert_int_eq(munmap(fresh, room), 0);
@@ -276,14 +276,14 @@ START_TEST(records_are_listed_in_the_order_of_the_file)
 		end = info.file_offset + info.bytes;
 		ck_assert_int_eq(ioshape_reader_find_record(reader, info.name, &found), 0);
 		ck_assert_uint_eq(found, i);
-		ck_assert_int_ne(info.name[0], '.'); /* the library's own are not shown */
+		ck_assert_int_ne(info.name[0], '.'); /* the library's own records are hidden */
 		tensors += !strncmp(info.name, "data/", 5);
 	}
 	ck_assert_uint_eq(tensors, sample.count);
 }
 END_TEST
 
-/* As the format says it, a bit at a time. */
+/* Computes the CRC-32 bit by bit, as the specification defines it. */
 static uint32_t crc32_of(const uint8_t *data, size_t bytes)
 {
 	uint32_t crc = ~0u;
@@ -348,7 +348,10 @@ END_TEST
 
 /* ---- Damage ---------------------------------------------------------------------------------- */
 
-/* Flips one bit of a record's byte in the file, or flips it back. Returns where in the file. */
+/*
+ * Flips a bit of a record's byte in the file; a second call restores it. Returns the offset in the
+ * file.
+ */
 static uint64_t flip(const char *record, uint64_t offset)
 {
 	struct ioshape_record_info info = { .size = sizeof(info) };
@@ -383,7 +386,7 @@ START_TEST(damage_is_found_and_named_wherever_it_is)
 		error = ioshape_last_error();
 		ck_assert_str_eq(error->path, scratch_path("file"));
 		ck_assert_ptr_nonnull(strstr(error->record, "data/4"));
-		/* The beginning of the block that holds it. */
+		/* Offset of the block that contains the damage. */
 		ck_assert(error->offset <= at && at < error->offset + (1 << 20));
 		ck_assert_int_eq(ioshape_reader_verify(reader, 1), IOSHAPE_E_DAMAGED);
 		ck_assert_ptr_nonnull(strstr(ioshape_last_error()->record, "data/4"));
@@ -395,7 +398,9 @@ START_TEST(damage_is_found_and_named_wherever_it_is)
 }
 END_TEST
 
-/* Changes a record's checksum in the file's directory, where its name stands 30 bytes after it. */
+/*
+ * Changes the checksum of a record in the central directory, where it is 30 bytes before the name.
+ */
 static void change_checksum(const char *record)
 {
 	const int fd = open(scratch_path("file"), O_RDWR);
@@ -449,7 +454,7 @@ START_TEST(damage_elsewhere_does_not_keep_from_reading_the_rest)
 	flip("data/0", 10);
 	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
 	ck_assert_mem_eq(into, (uint8_t *)sample.expected[LARGE] + (2 << 20), 1 << 20);
-	/* A range that only touches the damaged block is verified with all of that block. */
+	/* A range that touches the damaged block is verified with the whole block. */
 	request = (struct ioshape_load_request){ LARGE, 500000, 10, into };
 	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), IOSHAPE_E_DAMAGED);
 }
@@ -467,7 +472,7 @@ START_TEST(who_does_not_want_to_verify_gets_what_is_there)
 	flip("data/4", 100);
 	ck_assert_int_eq(ioshape_reader_load(careless, &request, 1), 0);
 	ck_assert_uint_eq(into[100] ^ 0x10, ((uint8_t *)sample.expected[LARGE])[100]);
-	/* To verify is to verify. */
+	/* ioshape_reader_verify() verifies in any case. */
 	ck_assert_int_eq(ioshape_reader_verify(careless, 1), IOSHAPE_E_DAMAGED);
 	ioshape_reader_free(careless);
 }
@@ -491,7 +496,7 @@ START_TEST(a_reader_keeps_the_file_it_opened)
 {
 	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
 
-	/* What takes its place is another file. */
+	/* The save replaces the file; the reader keeps the old one open. */
 	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), NULL, 0, NULL, NULL),
 			 0);
 	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);

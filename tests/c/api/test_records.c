@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Records that are handed over in one call: blocking, in the background, and borrowed. */
+/* Records saved in one call: blocking, in the background, and borrowed. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/gate.h"
@@ -22,7 +22,7 @@
 #define MIB ((size_t)1 << 20)
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define MOST 8
-#define LARGE 4 /* the record that begins a page of the file */
+#define LARGE 4 /* index of the record that begins a page of the file */
 
 enum way { BLOCKING, BACKGROUND, BORROWED, WAYS };
 
@@ -41,25 +41,26 @@ static struct ioshape_context *open_with(uint64_t staging_bytes)
 	return opened;
 }
 
-/* ---- Records, and where their bytes come from ------------------------------------------------ */
+/* ---- Records and their sources --------------------------------------------------------------- */
 
-/* A function's view of one record, and of the calls for all of them. */
+/* State of a fetch function for one record, and counters for all records. */
 struct fetched {
 	const uint8_t *memory;
 	uint64_t bytes;
-	uint64_t next; /* the offset that is due */
+	uint64_t next; /* expected offset of the next fetch */
 	unsigned number;
-	uint64_t fail_from; /* the first byte that cannot be had */
+	uint64_t fail_from; /* first byte that cannot be fetched */
 	int code;
 };
 
 static struct {
-	unsigned number; /* of the record last asked for */
+	unsigned number; /* number of the last record fetched */
 	unsigned calls;
 	size_t largest;
 	bool other_thread;
 	bool disorder;
-	bool elsewhere; /* than where it will be written from: there pages are pages of the file */
+	bool elsewhere; /* fetched into memory other than the block that is written; such blocks are
+			   pages of the file */
 	pthread_t caller;
 } calls;
 
@@ -114,7 +115,7 @@ static void give(struct given *to, const char *name, size_t bytes, uint32_t alig
 	to->count++;
 }
 
-/* What torch writes, more or less; `large_bytes` of one record. */
+/* Makes records like those of torch.save; one has `large_bytes`. */
 static void give_all(struct given *to, size_t large_bytes)
 {
 	size_t room = large_bytes + 2 * MIB;
@@ -137,7 +138,7 @@ static void give_all(struct given *to, size_t large_bytes)
 	give(to, ".data/serialization_id", 40, 0);
 }
 
-/* From now on these records are brought by a function. */
+/* Makes a fetch function the source of these records. */
 static void let_fetch(struct given *of, unsigned which)
 {
 	for (size_t i = 0; i < of->count; i++) {
@@ -151,7 +152,7 @@ static void let_fetch(struct given *of, unsigned which)
 	calls.caller = pthread_self();
 }
 
-/* Not the first ones alone, and all. */
+/* Sets of records to fetch: none, some that are not the first ones, and all. */
 static const unsigned fetches[] = { 0, 1 << 2 | 1 << 4, (1 << MOST) - 1 };
 
 static void setup(void)
@@ -198,7 +199,7 @@ static int save_by(enum way way, const char *path, const struct ioshape_record *
 	return ret;
 }
 
-/* The file that the other ways are compared with: saved by a call that blocks, from memory. */
+/* Saves the reference file: with a blocking call, from memory. */
 static void save_expected(const char *path, const struct given *of,
 			  const struct ioshape_metadata *metadata)
 {
@@ -308,7 +309,7 @@ static const struct {
 	{ { .name = "a//b" }, -EINVAL },
 	{ { .name = "a/" }, -EINVAL },
 	{ { .name = ".ioshape/index" }, -EINVAL },
-	{ { .name = "data.pkl" }, -EEXIST }, /* there is one */
+	{ { .name = "data.pkl" }, -EEXIST }, /* the name is used already */
 	{ { .name = "x", .alignment = 3 }, -EINVAL },
 	{ { .name = "x", .alignment = 8192 }, -EINVAL },
 	{ { .name = "x", .bytes = 1 }, -EINVAL },
@@ -325,14 +326,14 @@ START_TEST(a_record_that_makes_no_sense_is_refused_before_anything_is_created)
 
 	memset(long_name, 'x', sizeof(long_name) - 1);
 	for (size_t i = 0; i < COUNT(refused); i++) {
-		/* As the last one: those before it are good. */
+		/* In the last record: the ones before it are valid. */
 		struct given all = given;
 		int ret;
 
 		all.records[MOST - 1] = refused[i].record;
 		let_fetch(&all, 1);
 		ret = save_by((enum way)_i, path, all.records, MOST, NULL, NULL);
-		/* Not -ENOENT: nobody has looked for the directory. */
+		/* An error of -ENOENT would mean that the directory was looked at. */
 		ck_assert_msg(ret == refused[i].code, "%zu: %d", i, ret);
 		ck_assert_msg(strstr(ioshape_last_error()->path, "missing/file") != NULL, "%zu", i);
 		ck_assert_uint_eq(calls.calls, 0);
@@ -362,7 +363,7 @@ START_TEST(what_is_there_may_have_to_stay)
 }
 END_TEST
 
-/* ---- Functions that bring the bytes ---------------------------------------------------------- */
+/* ---- Fetch functions ------------------------------------------------------------------------- */
 
 START_TEST(each_byte_is_fetched_once_and_in_order)
 {
@@ -397,7 +398,7 @@ static const struct {
 	{ INT_MIN, -EIO },    { INT_MAX, -EIO }, { -4095, -4095 }, { -4096, -EIO },
 };
 
-/* Whatever a function of the caller's answers. */
+/* -EINPROGRESS from a fetch function must not be passed on. */
 START_TEST(a_failure_does_not_look_like_a_save_under_way)
 {
 	struct given all;
@@ -437,7 +438,7 @@ START_TEST(what_cannot_be_fetched_fails_the_save)
 		ck_assert(scratch_same(scratch_path("file"), "old", 3));
 		ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 	}
-	/* And all memory is there again. */
+	/* All staging memory must be free again. */
 	let_fetch(&all, 1 << 4);
 	all.fetched[4].next = 0;
 	all.fetched[4].fail_from = UINT64_MAX;
@@ -493,7 +494,7 @@ static struct ioshape_save *begin_gated(struct gate *gate, enum ioshape_phase ph
 	return save;
 }
 
-/* Waits for its end, and frees it. */
+/* Waits until the save has ended, and frees it. Returns its result. */
 static int end(struct ioshape_save *save)
 {
 	int ret = ioshape_save_wait(save, -1);
@@ -502,7 +503,7 @@ static int end(struct ioshape_save *save)
 	return ret;
 }
 
-/* ---- Borrowed -------------------------------------------------------------------------------- */
+/* ---- Borrowed memory ------------------------------------------------------------------------- */
 
 START_TEST(what_is_borrowed_is_read_after_the_call)
 {
@@ -518,7 +519,7 @@ START_TEST(what_is_borrowed_is_read_after_the_call)
 		passed.records[i].name = names[i];
 	}
 	save = begin_gated(&gate, IOSHAPE_PHASE_PLAN, 0, scratch_path("file"), &passed, true);
-	/* Nothing has been copied but names and the array. */
+	/* Only the names and the array were copied. */
 	memset(names, 0xff, sizeof(names));
 	memset(&passed, 0xff, sizeof(passed));
 	memset(given.memory, 42, given.bytes);
@@ -535,7 +536,7 @@ START_TEST(tensors_can_be_borrowed_too)
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	int64_t shape[2] = { 300, 200 }, strides[2] = { 1000, 2 };
 	char name[] = "tensor", lying[] = "lying";
-	/* One is packed on the way, the other lies as it is saved. */
+	/* One tensor is packed during the save; the other is contiguous. */
 	struct ioshape_tensor tensors[] = {
 		{ name, IOSHAPE_FLOAT32, 2, shape, strides, given.memory },
 		{ lying, IOSHAPE_UINT8, 2, shape, NULL, given.memory },
@@ -573,7 +574,7 @@ START_TEST(a_blocking_save_ignores_borrow)
 }
 END_TEST
 
-/* Returns what it failed with. */
+/* Saves in the background. Returns the error of the call. */
 static void *save_copied(void *path)
 {
 	return (void *)(intptr_t)save_by(BACKGROUND, path, given.records, given.count, NULL, NULL);
@@ -590,7 +591,7 @@ START_TEST(a_borrowed_save_needs_no_staging_memory)
 	ioshape_context_free(context);
 	context = open_with(16 * MIB);
 	first = begin_gated(&gate, IOSHAPE_PHASE_WRITE, 0, scratch_path("first"), &given, false);
-	/* Stands in the queue for memory from now on. */
+	/* From now on this save queues for staging memory. */
 	snprintf(path, sizeof(path), "%s", scratch_path("second"));
 	ck_assert_int_eq(pthread_create(&second, NULL, save_copied, path), 0);
 	usleep(100000);
@@ -606,7 +607,7 @@ START_TEST(a_borrowed_save_needs_no_staging_memory)
 }
 END_TEST
 
-/* Behind ioshape_save_free(), or the end of the context, nobody may look at the memory again. */
+/* After ioshape_save_free() or the end of the context, the library must not read the memory. */
 START_TEST(a_borrowed_save_dropped_on_its_way_lets_go_of_the_memory)
 {
 	const size_t bytes = 30 * MIB;
@@ -635,7 +636,7 @@ START_TEST(a_borrowed_save_dropped_on_its_way_lets_go_of_the_memory)
 	pthread_join(opener, NULL);
 	if (_i)
 		ioshape_save_free(save);
-	/* It has not gone on to the end first. */
+	/* The save stopped without writing the rest. */
 	ck_assert_uint_eq(atomic_load(&gate.calls), calls_before);
 	ck_assert(scratch_same(scratch_path("file"), "old", 3));
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
@@ -697,7 +698,7 @@ START_TEST(a_save_under_way_says_how_far_it_is)
 
 	save = begin_gated(&gate, phase, from, scratch_path("file"), &given, borrow);
 	seen = ask(save);
-	/* It is done when it has ended, not when the last thing is told. */
+	/* A save is done when it has ended, not at its last progress call. */
 	ck_assert_int_eq(seen.phase, phase == IOSHAPE_PHASE_DONE ? IOSHAPE_PHASE_COMMIT : phase);
 	ck_assert_uint_ge(seen.total, given.bytes);
 	ck_assert_uint_lt(seen.total, given.bytes + 40000);
@@ -716,7 +717,7 @@ START_TEST(a_save_under_way_says_how_far_it_is)
 }
 END_TEST
 
-/* Whoever looks all the time, and told by nobody, sees one direction only. */
+/* Polls the status without a callback. */
 START_TEST(progress_never_goes_back)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -724,7 +725,9 @@ START_TEST(progress_never_goes_back)
 	struct ioshape_save *save;
 	struct given all;
 
-	/* One fits into the staging memory; one is staged and written at the same time. */
+	/*
+	 * One save fits into the staging memory; the other is staged and written at the same time.
+	 */
 	give_all(&all, _i == BACKGROUND ? 40 * MIB : 100 * MIB);
 	options.borrow = _i == BORROWED;
 	ck_assert_int_eq(ioshape_save_records(context, scratch_path("file"), all.records, all.count,
@@ -736,12 +739,14 @@ START_TEST(progress_never_goes_back)
 		ck_assert_int_ge(seen.phase, before.phase);
 		if (seen.phase == before.phase)
 			ck_assert(seen.done >= before.done && seen.total == before.total);
-		/* The handle is there when staging is over; by then a large save is being written.
+		/*
+		 * The handle exists only after staging. A save that is larger than the staging
+		 * memory is being written by then.
 		 */
 		if (seen.phase == IOSHAPE_PHASE_STAGE)
 			ck_assert(_i == BACKGROUND && seen.done == seen.total);
 		before = seen;
-		/* Done means ended. */
+		/* A save that is done has ended. */
 		ck_assert(seen.phase != IOSHAPE_PHASE_DONE || !ioshape_save_wait(save, 0));
 	} while (seen.phase != IOSHAPE_PHASE_DONE);
 	ck_assert_uint_eq(seen.done, seen.total);

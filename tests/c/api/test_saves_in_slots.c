@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saves take turns: what they do while they wait, and what they say of it. */
+/* Saves that wait for slots: their behaviour while they wait, and what they report. */
 #define _GNU_SOURCE
 #include "support/async_case.h"
 #include "support/check_main.h"
@@ -18,9 +18,9 @@
 
 static const uint32_t lease_ms = 2000;
 static char address[256];
-static struct ioshape_context *other; /* another client of the same pool */
+static struct ioshape_context *other; /* another client of the pool */
 
-static char logged[1024]; /* how the newest file was written */
+static char logged[1024]; /* debug line of the newest file */
 
 static void listen(void *user, enum ioshape_log_level level, const char *message)
 {
@@ -53,7 +53,7 @@ static struct ioshape_context *open_client(const char *job, const char *pool)
 static void setup(void)
 {
 	scratch_setup();
-	sample_make(&sample, 3, 20 * MIB); /* too large to be let past the queue */
+	sample_make(&sample, 3, 20 * MIB); /* too large for the small-file bypass */
 	snprintf(address, sizeof(address), "local:%s", scratch_directory());
 	context = open_client("J", NULL);
 	other = open_client("K", NULL);
@@ -77,7 +77,7 @@ static struct ioshape_slot *hold(void)
 	return slot;
 }
 
-/* Returns 1 if the only slot is held, or a request waits for it. */
+/* Returns 1 if the only slot is held or a request waits for it, else 0. */
 static int holding(void)
 {
 	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
@@ -155,7 +155,7 @@ TEST(all, a_save_waits_for_its_slot_after_staging_and_before_the_first_byte)
 	options.progress = hear_phase;
 	options.queue = hear_place;
 	options.progress_user = options.queue_user = &heard;
-	/* It returns although nobody may write: training never waits for its turn. */
+	/* The call returns without a slot: training never waits for one. */
 	save = begin(scratch_path("file"), &sample, &options);
 	wait_for_phase(save, IOSHAPE_PHASE_WAIT);
 	for (int tries = 0; tries < 1000 && heard.places < 3; tries++)
@@ -314,13 +314,13 @@ TEST(all, a_save_with_a_deadline_overtakes_an_earlier_one_to_its_file)
 	save_by(600000);
 	wait_for_phase(earlier, IOSHAPE_PHASE_WAIT);
 	ioshape_slot_free(slot);
-	/* It neither fails nor comes back. */
+	/* The save succeeds without replacing the newer file. */
 	ck_assert_int_eq(ioshape_save_wait(earlier, -1), 0);
 	ck_assert_int_eq(report_of(earlier).steps[0].code, IOSHAPE_STEP_OVERTAKEN);
 	ioshape_save_free(earlier);
 	must_hold(scratch_path("file"), &sample);
 	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
-	/* Those that come later are as ever. */
+	/* Later saves are not affected. */
 	sample.metadata.step = 3;
 	ck_assert_uint_eq(save_by(0).fallbacks, 0);
 	must_hold(scratch_path("file"), &sample);
@@ -354,7 +354,7 @@ TEST(all, files_have_deadlines_too)
 	ioshape_slot_free(slot);
 }
 
-/* ---- Nobody waits for itself ----------------------------------------------------------------- */
+/* ---- A process never waits for its own slot -------------------------------------------------- */
 
 TEST(all, saves_to_one_path_do_not_wait_for_each_other_in_a_ring)
 {
@@ -362,8 +362,10 @@ TEST(all, saves_to_one_path_do_not_wait_for_each_other_in_a_ring)
 	struct ioshape_save_options options = with_metadata(&sample);
 	struct ioshape_save *saves[SAVES];
 
-	/* With one slot, and places in the order of the calls: a later one must not keep the slot
-	 * while it waits for an earlier one. */
+	/*
+	 * One slot, and commits in the order of the calls: a later save must not hold the slot
+	 * while it waits for an earlier one.
+	 */
 	for (int i = 0; i < SAVES; i++) {
 		sample.metadata.step = i;
 		saves[i] = begin(scratch_path("file"), &sample, &options);
@@ -404,7 +406,7 @@ static int write_to_it(void *file, enum ioshape_phase phase, uint64_t done_bytes
 	return phase == IOSHAPE_PHASE_WRITE ? ioshape_file_write(file, block, sizeof(block)) : 0;
 }
 
-/* Also while the first waits for bandwidth, which both have together. */
+/* This also holds while the first file waits for bandwidth, which both share. */
 TEST(all, progress_of_a_file_may_write_to_another_in_the_same_slot)
 {
 	static char data[8 * MIB];
@@ -449,7 +451,7 @@ TEST(all, a_save_does_not_wait_for_a_file_that_its_own_thread_has_open)
 	ck_assert_double_eq(report.slot_s, 0);
 	ioshape_file_free(file);
 	must_hold(scratch_path("file"), &sample);
-	/* And nothing is held afterwards. */
+	/* The slot is free afterwards. */
 	ioshape_slot_free(hold());
 }
 
@@ -461,7 +463,7 @@ TEST(all, a_file_does_not_share_a_slot_that_was_lost)
 
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("first"), &options, &first), 0);
 	ck_assert_int_eq(holding(), 1);
-	/* The holder looks for the file twice a second, with its heartbeats. */
+	/* The holder checks for the slot file with its heartbeats, twice a second. */
 	snprintf(command, sizeof(command), "rm %s/ioshape-*.slots", scratch_directory());
 	ck_assert_int_eq(system(command), 0);
 	usleep(lease_ms * 1000 + 600000);
@@ -512,7 +514,7 @@ TEST(all, what_goes_to_a_pipe_takes_no_slot)
 	ioshape_slot_free(slot);
 }
 
-/* ---- What is said ---------------------------------------------------------------------------- */
+/* ---- Reports --------------------------------------------------------------------------------- */
 
 static struct ioshape_report save_with(struct ioshape_context *with)
 {
@@ -556,7 +558,7 @@ TEST(all, a_save_whose_coordinator_is_unreachable_is_saved_all_the_same)
 	must_hold(scratch_path("file"), &sample);
 }
 
-/* Returns the name of the pool that a slot for a path is of. */
+/* Returns the name of the pool that paths are assigned to. */
 static const char *pool_of(struct ioshape_context *asked, const char *path)
 {
 	static char names[2][sizeof(((struct ioshape_slot_info *)NULL)->pool)];
@@ -602,7 +604,10 @@ TEST(all, the_rate_of_a_job_holds_its_saves_back)
 					  (struct test_rules){ .block_bytes = 256 * 1024 }),
 			0);
 		report = save_with(paced);
-		/* 20 MiB at 40 MiB/s, however long they would take by themselves. */
+		/*
+		 * The rate limit of 40 MiB/s makes 20 MiB take half a second, however fast the
+		 * storage is.
+		 */
 		ck_assert_double_gt(report.write_s, 0.25);
 		ck_assert_double_gt(report.paced_s, 0);
 		ioshape_context_free(paced);
@@ -627,7 +632,7 @@ TEST(all, a_share_that_the_processes_of_a_host_do_not_have_is_reported_once)
 	ioshape_context_free(shared);
 }
 
-/* ---- Bad settings ---------------------------------------------------------------------------- */
+/* ---- Invalid settings ------------------------------------------------------------------------ */
 
 static const struct ioshape_context_options wrong[] = {
 	{ .coordinator = "zookeeper://a" },
@@ -651,7 +656,9 @@ LOOP_TEST(all, bad_settings_are_refused, 0, (int)(sizeof(wrong) / sizeof(*wrong)
 	ck_assert_ptr_null(strstr(ioshape_last_error()->remedy, "s3cret"));
 }
 
-/* What a call that needs the coordinator says, with a password file that holds this (NULL: none).
+/*
+ * Returns the error of a call that needs the coordinator, with this text in the password file
+ * (NULL: no file).
  */
 static const char *asked_with(const char *text, size_t bytes)
 {
@@ -665,7 +672,10 @@ static const char *asked_with(const char *text, size_t bytes)
 	options.unreachable = IOSHAPE_UNREACHABLE_FAIL;
 	if (text)
 		scratch_write(options.password_file, text, bytes);
-	/* It is no mistake of the caller's if an operator changes a file. */
+	/*
+	 * Opening a context succeeds with an invalid password file, because an operator may change
+	 * it later.
+	 */
 	ck_assert_int_eq(ioshape_context_open(&opened, &options), 0);
 	slot_options.pool = "pool";
 	ck_assert_int_eq(ioshape_slot_acquire(opened, &slot_options, &slot), IOSHAPE_E_COORDINATOR);
@@ -679,7 +689,7 @@ TEST(all, a_password_file_that_is_not_there_is_named)
 	struct ioshape_context *opened;
 
 	ck_assert_ptr_nonnull(strstr(asked_with(NULL, 0), scratch_path("password")));
-	/* A program that has no use for a password reads none. */
+	/* The file is read only if a password is needed. */
 	options.password_file = scratch_path("password");
 	options.coordinator = "local";
 	ck_assert_int_eq(ioshape_context_open(&opened, &options), 0);
@@ -699,7 +709,7 @@ TEST(all, a_password_is_the_first_line_whole)
 
 		ck_assert_int_eq(!strstr(said, "password"), files[i].good);
 	}
-	/* It is not cut. */
+	/* A password that is too long must not be truncated. */
 	for (size_t bytes = 511; bytes < 515; bytes++) {
 		char line[600];
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every coordinator has to do, through the public calls: the same tests for each of them. */
+/* Promises of every coordinator, tested through the public calls, with the same tests for each. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/open_context.h"
@@ -27,7 +27,7 @@ enum { LOCAL, REDIS, COORDINATORS };
 
 static struct redis_server server;
 static uint32_t lease_ms = LEASE_MS;
-static uint64_t rate; /* of the job */
+static uint64_t rate; /* rate limit of the job */
 static char address[256];
 static struct ioshape_context *contexts[16]; /* each is a client of its own */
 
@@ -81,12 +81,12 @@ static void end(int which)
 	scratch_teardown();
 }
 
-/* `count` clients of job "J", in contexts[]. */
+/* Opens `count` clients of job "J" in contexts[]. */
 static void open_clients(unsigned count, uint32_t slots)
 {
 	for (unsigned i = 0; i < count; i++)
 		contexts[i] = open_context("J", slots);
-	/* A server that was just started first lets those in that held slots before. */
+	/* A new server first serves holders from before. Taking a slot waits for that. */
 	ioshape_slot_free(take(contexts[0], NULL));
 }
 
@@ -124,7 +124,7 @@ static int try_to_take(struct ioshape_context *context, uint32_t weight)
 	return ret;
 }
 
-/* A request for more slots than there are comes in alone. */
+/* Checks that no slot is held: a request for more than all slots is granted only then. */
 static void must_be_idle(struct ioshape_context *context)
 {
 	ck_assert_int_eq(try_to_take(context, 1000), 0);
@@ -138,13 +138,13 @@ static struct ioshape_slot_info info_of(struct ioshape_slot *slot)
 	return info;
 }
 
-/* A thread that takes a slot, notes when, and gives it back at once. */
+/* A thread that takes a slot, records when, and releases it at once. */
 struct visitor {
 	struct ioshape_context *context;
 	struct ioshape_slot_options options;
 	pthread_t thread;
 	int ret;
-	unsigned place; /* from 1 on, in the order of the grants */
+	unsigned place; /* position in the order of grants, from 1 */
 	atomic_bool waits;
 	struct ioshape_slot_info info;
 };
@@ -175,7 +175,7 @@ static int note_waiting(void *user, const struct ioshape_place *place)
 	return 0;
 }
 
-/* Returns when it stands in the queue. */
+/* Starts the thread, and returns when its request is queued. */
 static void send(struct visitor *visitor, struct ioshape_context *context)
 {
 	visitor->context = context;
@@ -196,11 +196,11 @@ static void await(struct visitor *visitor)
 	ck_assert_int_eq(visitor->ret, 0);
 }
 
-/* One that a coordinator of its own is kept for: meson.build runs them side by side. */
+/* Separate cases, because meson.build runs the coordinators in parallel. */
 static struct test_case local = { .name = "local" };
 static struct test_case redis = { .name = "redis", .tags = "redis" };
 
-/* A test for both. */
+/* Defines a test for both coordinators. */
 #define EACH(name)                                                                                 \
 	static void name(int _i);                                                                  \
 	CHECK_ADD(local, name, LOCAL, LOCAL + 1)                                                   \
@@ -251,7 +251,7 @@ EACH(requests_of_a_job_are_served_in_their_order)
 
 TEST(redis, a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 {
-	/* As much as a turn of a job, and more. */
+	/* As much as a turn of a job, or more. */
 	const uint64_t bytes = UINT64_C(64) << 30;
 	struct visitor many[6] = { 0 }, few = { .options.expected_bytes = bytes };
 	struct ioshape_slot *slot;
@@ -286,7 +286,7 @@ EACH(requests_take_as_many_slots_as_they_weigh)
 	ck_assert_int_eq(try_to_take(contexts[1], 2), -EAGAIN);
 	ck_assert_int_eq(try_to_take(contexts[1], 1), 0);
 	ioshape_slot_free(slot);
-	/* More than there is comes in alone. */
+	/* A request for more than all slots is granted when no other is held. */
 	oversized.weight = 9;
 	slot = take(contexts[0], &oversized);
 	ck_assert_int_eq(try_to_take(contexts[1], 1), -EAGAIN);
@@ -379,7 +379,7 @@ EACH(two_pools_are_two_queues)
 
 /* ---- Deadlines ------------------------------------------------------------------------------- */
 
-static const int64_t long_ms = 600000; /* nobody goes ahead without a slot in a test */
+static const int64_t long_ms = 600000; /* no request of these tests reaches its deadline */
 
 static struct ioshape_slot_options urgent(void)
 {
@@ -417,7 +417,10 @@ EACH(a_deadline_is_next_of_many_though_the_slot_is_held)
 	ck_assert_uint_eq(grants, 0);
 	ck_assert_uint_gt(info_of(first).fence, info_of(slot).fence);
 	ck_assert_uint_eq(info_of(first).capacity, 1);
-	/* It has taken a slot in advance: the one that comes free is not given to anybody. */
+	/*
+	 * It holds a slot in advance, so the slot that becomes free is not granted to another
+	 * request.
+	 */
 	ioshape_slot_free(slot);
 	usleep(200000);
 	ck_assert_uint_eq(grants, 0);
@@ -493,8 +496,10 @@ EACH(a_slot_is_kept_for_longer_than_a_lease)
 	end(_i);
 }
 
-/* Takes a slot in a process of its own, says so, and holds it. Before this process has threads: the
- * sanitizers cannot be relied on in a child that was forked beside one. */
+/*
+ * Starts a process that takes a slot, reports it, and holds it. To be called before this process
+ * has threads: sanitizers are unreliable in a child of a threaded process.
+ */
 static pid_t start_holder(int64_t deadline_ms)
 {
 	int said[2];
@@ -567,7 +572,7 @@ EACH(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over)
 	contexts[0] = open_context("J", 1);
 	kill(holder, SIGSTOP);
 	slot = take(contexts[0], NULL);
-	/* When it wakes up it does not get it back. */
+	/* After it continues, it does not get the slot back. */
 	kill(holder, SIGCONT);
 	usleep(LEASE_MS * 1000);
 	ck_assert_uint_eq(info_of(slot).lost, 0);
@@ -594,7 +599,7 @@ TEST(redis, processes_of_a_job_share_its_bandwidth)
 		ioshape_slot_pace(first, 500000);
 		ioshape_slot_pace(second, 500000);
 	}
-	/* 20 MB at 20 MB/s. */
+	/* 20 MB at 20 MB/s, less the initial burst. */
 	ck_assert_double_ge(now_s() - begin_s, 0.7);
 	ioshape_slot_free(first);
 	ioshape_slot_free(second);
@@ -602,16 +607,18 @@ TEST(redis, processes_of_a_job_share_its_bandwidth)
 	end(REDIS);
 }
 
-/* ---- Many ------------------------------------------------------------------------------------ */
+/* ---- Many clients ---------------------------------------------------------------------------- */
 
-/* Who holds a slot takes a byte out of a pipe that has as many as there are slots: if there is none
- * left, he is one too many. */
+/*
+ * Takes and releases many slots. The pipe contains a byte for each slot. A holder reads a byte and
+ * writes it back; if there is none, too many slots are granted.
+ */
 static int take_many_slots(int count, const int tokens[2])
 {
 	struct ioshape_context *context;
 	int ret = 0;
 
-	/* On a machine that has much else to do none of them shall be taken for dead. */
+	/* A long lease, so that no process is taken for dead on a busy machine. */
 	lease_ms = 20 * LEASE_MS;
 	context = open_context("J", 2);
 

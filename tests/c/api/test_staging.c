@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saves in the background: the memory that they are staged in, and stopping them. */
+/* Background saves: the staging memory that they use, and how they are stopped. */
 #define _GNU_SOURCE
 #include "support/async_case.h"
 #include "support/check_main.h"
@@ -29,7 +29,7 @@ static void *save_late(void *argument)
 	return ret || end(save) ? late : NULL;
 }
 
-/* Otherwise small saves would overtake a large one for ever. */
+/* Otherwise small saves could delay a large one forever. */
 START_TEST(who_waits_for_room_is_not_overtaken)
 {
 	struct sample large;
@@ -39,7 +39,7 @@ START_TEST(who_waits_for_room_is_not_overtaken)
 	struct gate gate;
 	void *failure;
 
-	/* Two chunks, of which the first save holds one and the large one needs both. */
+	/* Two chunks: the first save holds one, and the large one needs both. */
 	sample_make(&large, 5, 20 * MIB);
 	ioshape_context_free(context);
 	context = open_with(32 * MIB);
@@ -88,7 +88,7 @@ START_TEST(who_waits_for_room_can_be_told_to_stop)
 			 -ECANCELED);
 	ck_assert_ptr_null(second);
 	ck_assert_int_eq(calls, 2);
-	/* Whoever comes next does not wait behind him. */
+	/* The next save does not wait behind the stopped one. */
 	sem_post(&gate.opened);
 	third = begin(scratch_path("third"), &sample, NULL);
 	ck_assert_int_eq(end(third), 0);
@@ -105,7 +105,7 @@ START_TEST(a_save_that_is_canceled_leaves_the_old_file)
 	scratch_write(scratch_path("file"), "old", 3);
 	save = begin_gated(&gate, _i ? IOSHAPE_PHASE_WRITE : IOSHAPE_PHASE_PLAN,
 			   scratch_path("file"));
-	/* It waits for its turn behind the other. */
+	/* This save waits for the first one's commit. */
 	next = begin(scratch_path("file"), &sample, NULL);
 	ck_assert_int_eq(ioshape_save_cancel(next), 0);
 	ck_assert_int_eq(ioshape_save_wait(next, -1), -ECANCELED);
@@ -129,7 +129,7 @@ START_TEST(a_checkpoint_larger_than_the_stage_passes_through_it)
 	struct ioshape_save *save;
 	struct sample large;
 
-	/* Two chunks of staging memory for five of tensors. */
+	/* Five chunks of tensors pass through two chunks of staging memory. */
 	sample_make(&large, 5, 70 * MIB);
 	options = with_metadata(&large);
 	ioshape_context_free(context);
@@ -154,7 +154,7 @@ START_TEST(a_large_save_that_fails_early_does_not_hang)
 	ck_assert_int_eq(end(save), -ENOSPC);
 	save = begin(scratch_path("missing/file"), &large, NULL);
 	ck_assert_int_eq(end(save), -ENOENT);
-	/* And all of the memory is there again. */
+	/* All staging memory is free again. */
 	save = begin(scratch_path("file"), &large, NULL);
 	ck_assert_int_eq(end(save), 0);
 	sample_free(&large);
@@ -166,7 +166,7 @@ END_TEST
 struct told {
 	atomic_uint calls;
 	unsigned stop_at;
-	atomic_uint phases; /* a bit for each that was told */
+	atomic_uint phases; /* a bit for each reported phase */
 	atomic_bool stopped;
 };
 
@@ -204,8 +204,7 @@ static int run_telling(struct told *told, const struct sample *of)
 	return ret;
 }
 
-/* Each call in turn stops the save, whether that call comes from the caller's thread or from the
- * save's. */
+/* Stops the save at each progress call in turn, in the caller's thread and in the save's. */
 static void stop_everywhere(const struct sample *of, unsigned step)
 {
 	struct told told = { 0 };
@@ -241,7 +240,7 @@ START_TEST(the_callback_can_stop_a_save_at_every_call)
 }
 END_TEST
 
-/* Told that all is staged, it thinks about it for so long that the writer could be through. */
+/* Stops the save at the end of staging, after a pause in which the writer could finish. */
 static int stop_when_all_is_staged(void *user, enum ioshape_phase phase, uint64_t done,
 				   uint64_t total)
 {
@@ -263,7 +262,7 @@ START_TEST(the_last_word_about_staging_comes_before_the_file_is_in_place)
 	options.progress = stop_when_all_is_staged;
 	options.sync = IOSHAPE_OFF;
 	ioshape_context_free(context);
-	keep_to_one_core(); /* so that the caller's own thread stages the last of it */
+	keep_to_one_core(); /* so that the caller's own thread stages the last bytes */
 	context = open_with(32 * MIB);
 	scratch_write(scratch_path("file"), "old", 3);
 	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), large.tensors,

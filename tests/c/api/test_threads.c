@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One context serves many threads: saves, loads, messages and memory, all at once. Made for
- * ThreadSanitizer. */
+/*
+ * Many threads use one context at once: saves, loads, errors and memory. Written for
+ * ThreadSanitizer.
+ */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/open_context.h"
@@ -58,7 +60,7 @@ static void teardown(void)
 	scratch_teardown();
 }
 
-/* What went wrong in a thread: assertions belong to the main one. */
+/* A thread and its failure. Only the main thread may use assertions. */
 struct worker {
 	size_t number;
 	int (*act)(struct worker *worker);
@@ -117,7 +119,7 @@ static int save_blocking(struct worker *worker, const char *path)
 	options.report = &report;
 	if (ioshape_save_tensors(context, path, sample->tensors, sample->count, &options, NULL))
 		return complain(worker, ioshape_last_error()->sentence);
-	/* The samples differ by more than the zip adds to each. */
+	/* The samples differ in size by more than the zip adds. */
 	return report.file_bytes - sample->total_bytes < 50000 ?
 		       0 :
 		       complain(worker, "another save's report");
@@ -178,7 +180,7 @@ TEST(tests, threads_that_save_to_one_path_leave_one_of_their_files)
 	ck_assert_uint_eq(whole, 1);
 }
 
-/* Now right, now wrong, now large and refused: what one thread is told is about its own call. */
+/* Checks that the error of a thread describes the thread's own last call. */
 static int fail_and_ask_why(struct worker *worker)
 {
 	char path[64];
@@ -219,7 +221,7 @@ TEST(tests, threads_write_and_verify_records_at_the_same_time)
 	run_all(write_records, "records-");
 }
 
-/* Saves and their ends, all mixed. */
+/* Frees saves at random times after they have begun. */
 static int save_and_drop(struct worker *worker)
 {
 	struct sample *sample = &samples[worker->number];

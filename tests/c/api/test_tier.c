@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saves on a fast disk, and how they come to where they belong. */
+/* Saves on a fast disk of the node, and their copies at the destination. */
 #define _GNU_SOURCE
 #include "support/tier_case.h"
 
 #include <pthread.h>
 #include <sys/wait.h>
 
-static char root[4096]; /* of the user, on the tier */
+static char root[4096]; /* the user's folder on the tier */
 
 static void setup(void)
 {
@@ -25,7 +25,7 @@ static void save(const char *name, const struct sample *what)
 	keep(name);
 }
 
-/* ---- The way there --------------------------------------------------------------------------- */
+/* ---- Draining -------------------------------------------------------------------------------- */
 
 TEST(tests, a_save_is_on_the_tier_until_it_is_drained)
 {
@@ -52,7 +52,9 @@ TEST(tests, a_save_is_on_the_tier_until_it_is_drained)
 	must_hold(there("a.pt"), &sample);
 	ck_assert_uint_eq(waiting(&all), 0);
 	ck_assert_uint_eq(all, 1);
-	/* It is as old there as the save is, and the copy is the nearest still. */
+	/*
+	 * The destination gets the time of the save, and the copy on the tier is still preferred.
+	 */
 	ck_assert_int_eq(stat(there("a.pt"), &drained), 0);
 	ck_assert_int_eq(drained.st_mtime, here.st_mtime);
 	ck_assert_int_eq(ioshape_tier_find(tier, there("a.pt"), &place), 0);
@@ -72,7 +74,7 @@ TEST(tests, another_tier_at_the_same_folder_goes_on)
 	ck_assert_int_eq(drain(), 0);
 	must_hold(there("a.pt"), &sample);
 	must_hold(there("b.pt"), &other);
-	/* The oldest first. */
+	/* The oldest copy is drained first. */
 	ck_assert_ptr_nonnull(strstr(told.paths, "a.pt|"));
 	ck_assert(strstr(told.paths, "a.pt|") < strstr(told.paths, "b.pt|"));
 }
@@ -86,7 +88,7 @@ TEST(tests, of_two_saves_to_one_path_the_later_one_goes)
 	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_OVERTAKEN], 1);
 	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED], 1);
 	must_hold(there("a.pt"), &other);
-	/* Again, over what is there. */
+	/* A second drain replaces the destination. */
 	save("a.pt", &sample);
 	ck_assert_int_eq(drain(), 0);
 	must_hold(there("a.pt"), &sample);
@@ -134,7 +136,7 @@ TEST(tests, files_of_any_format_are_carried_with_their_checksums)
 	free(place);
 }
 
-/* An empty file, and one byte: no block. */
+/* Files smaller than a block: empty, and one byte. */
 LOOP_TEST(tests, small_files_are_carried, 0, 2)
 {
 	char *place = place_of("small");
@@ -148,7 +150,7 @@ LOOP_TEST(tests, small_files_are_carried, 0, 2)
 
 static const mode_t umasks[] = { 022, 002, 077 };
 
-/* That of the save counts, and not that of the drain; what is replaced keeps its own. */
+/* The umask of the save counts, not that of the drain. A replaced file keeps its own mode. */
 LOOP_TEST(tests, the_destination_has_the_mode_of_a_direct_save, 0, 3)
 {
 	const mode_t before = umask(umasks[_i]);
@@ -191,7 +193,7 @@ TEST(tests, a_name_may_be_as_long_as_names_are)
 	ck_assert(has_copy(name));
 }
 
-/* ---- Which is newer -------------------------------------------------------------------------- */
+/* ---- Which version is newer ------------------------------------------------------------------ */
 
 TEST(tests, what_is_newer_at_the_destination_stays)
 {
@@ -223,7 +225,7 @@ TEST(tests, what_replaces_a_drained_one_is_nearest)
 	ck_assert(!has_copy("b.pt"));
 }
 
-/* Whatever clocks do: what an earlier drain has put there is older than what was saved since. */
+/* What an earlier drain wrote is older than later saves, whatever the clock says. */
 TEST(tests, a_clock_that_was_set_back_loses_no_save)
 {
 	char *place;
@@ -281,7 +283,7 @@ TEST(tests, a_copy_that_is_replaced_while_it_is_drained_goes_too)
 	ck_assert(has_copy("a.pt"));
 }
 
-/* ---- What fails ------------------------------------------------------------------------------ */
+/* ---- Failures -------------------------------------------------------------------------------- */
 
 TEST(tests, a_damaged_copy_is_never_carried)
 {
@@ -297,7 +299,7 @@ TEST(tests, a_damaged_copy_is_never_carried)
 		ck_assert_int_ne(access(there("a.pt"), F_OK), 0);
 		ck_assert_uint_eq(waiting(NULL), 1);
 	}
-	/* It did not keep the other one. */
+	/* The failure did not stop the drain of the other copy. */
 	must_hold(there("b.pt"), &other);
 	free(place);
 }
@@ -329,7 +331,7 @@ TEST(tests, a_copy_that_is_gone_is_said)
 	free(place);
 }
 
-/* ---- What is given up ------------------------------------------------------------------------ */
+/* ---- Forgetting copies ----------------------------------------------------------------------- */
 
 TEST(tests, what_can_never_be_drained_is_forgotten_with_its_copy)
 {
@@ -353,7 +355,7 @@ TEST(tests, what_can_never_be_drained_is_forgotten_with_its_copy)
 	ck_assert(!has_copy("run/a.pt"));
 	ck_assert_uint_eq(waiting(&all), 1);
 	ck_assert_uint_eq(all, 1);
-	/* Nor does what was removed by hand stay. */
+	/* A copy whose file was removed by hand is forgotten, too. */
 	ck_assert_int_eq(unlink(gone), 0);
 	ck_assert_int_eq(ioshape_tier_forget(tier, there("b.pt"), &bytes), 0);
 	ck_assert_uint_eq(bytes, 0);
@@ -374,7 +376,7 @@ TEST(tests, only_what_waits_is_forgotten)
 	ck_assert_int_eq(drain(), 0);
 	ck_assert_int_eq(ioshape_tier_forget(tier, there("a.pt"), NULL), -ENOENT);
 	ck_assert(has_copy("a.pt"));
-	/* What was drained to the same path, and replaced on the tier since, is gone there, too. */
+	/* The entry of a drained copy that was replaced on the tier is removed, too. */
 	save("a.pt", &other);
 	ck_assert_int_eq(ioshape_tier_forget(tier, there("a.pt"), NULL), 0);
 	ck_assert(!has_copy("a.pt"));
@@ -383,7 +385,7 @@ TEST(tests, only_what_waits_is_forgotten)
 	must_hold(there("a.pt"), &sample);
 }
 
-/* The path that is listed is good, wherever links on it lead now. */
+/* The path in the list is accepted even if links on it lead elsewhere now. */
 TEST(tests, what_was_kept_is_forgotten_by_the_name_that_it_was_kept_by)
 {
 	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
@@ -413,7 +415,7 @@ TEST(tests, nothing_is_forgotten_during_a_drain)
 	must_hold(there("a.pt"), &sample);
 }
 
-/* ---- What is stopped ------------------------------------------------------------------------- */
+/* ---- Stopped drains -------------------------------------------------------------------------- */
 
 static int stop_in_the_middle(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
@@ -445,7 +447,7 @@ TEST(tests, what_is_no_entry_of_the_journal_is_left_alone)
 		snprintf(path, sizeof(path), "%s/journal/%s", root, garbage[i]);
 		scratch_write(path, "garbage", 7);
 	}
-	/* Links with good names that say nothing, or lead away. */
+	/* Links with valid names whose targets are invalid or point outside. */
 	snprintf(path, sizeof(path), "%s/journal/%020d", root, 3);
 	ck_assert_int_eq(symlink(target, path), 0);
 	snprintf(path, sizeof(path), "%s/journal/%020d", root, 4);
@@ -461,11 +463,11 @@ TEST(tests, what_is_no_entry_of_the_journal_is_left_alone)
 	ck_assert_uint_eq(scratch_entries(path), 8);
 }
 
-/* ---- Links that come later ------------------------------------------------------------------- */
+/* ---- Links that are created later ------------------------------------------------------------ */
 
 #define SOMEBODY 65533
 
-/* In the place of what is there: a link of that user to "precious", which is not the save's. */
+/* Replaces the file by a link of this user to "precious", which does not belong to the save. */
 static void put_link(const char *name, uid_t user)
 {
 	const char *path = there(name);
@@ -486,12 +488,12 @@ static void save_old(const char *path)
 	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-/* Neither for the directory nor for the file itself. */
+/* Neither a directory on the path nor the file itself may be such a link. */
 LOOP_TEST(tests, a_link_of_another_user_leads_no_drain_elsewhere, 0, 2)
 {
 	const char *name = _i ? "run/a.pt" : "run/deep/a.pt";
 
-	if (geteuid()) /* only root can make one of another user */
+	if (geteuid()) /* only root can create a link of another user */
 		return;
 	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
 	ck_assert_int_eq(mkdir(there("run/deep"), 0777), 0);
@@ -508,7 +510,7 @@ LOOP_TEST(tests, a_link_of_another_user_leads_no_drain_elsewhere, 0, 2)
 	ck_assert_ptr_nonnull(strstr(told.why, "belongs to user 65533"));
 	ck_assert(scratch_same(there(_i ? "precious" : "precious/a.pt"), "precious", 8));
 	ck_assert_uint_eq(waiting(NULL), 1);
-	/* The remedy. */
+	/* The remedy that the error suggests. */
 	ck_assert_int_eq(unlink(there(_i ? name : "run/deep")), 0);
 	if (!_i)
 		ck_assert_int_eq(mkdir(there("run/deep"), 0777), 0);
@@ -556,7 +558,7 @@ TEST(tests, paths_that_have_no_place_are_refused)
 	ck_assert_ptr_null(none);
 }
 
-/* Links on the way are resolved, and what is not there yet is as it is written. */
+/* Links on the path are resolved; components that do not exist are taken literally. */
 TEST(tests, one_destination_has_one_place)
 {
 	char *one, *two;
@@ -569,7 +571,7 @@ TEST(tests, one_destination_has_one_place)
 	free(two);
 }
 
-/* ---- Room ------------------------------------------------------------------------------------ */
+/* ---- Space ----------------------------------------------------------------------------------- */
 
 static int place_for(uint64_t bytes)
 {
@@ -594,7 +596,7 @@ TEST(tests, what_is_drained_makes_room_the_oldest_first)
 	ck_assert_int_eq(place_for(3 * LARGE / 2), 0);
 	ck_assert(!has_copy("a.pt"));
 	ck_assert(has_copy("b.pt"));
-	/* What waits stays; and if that is too much, nothing goes. */
+	/* Copies that wait stay. If too much space is needed, nothing is removed. */
 	ck_assert_int_eq(place_for(3 * LARGE), -ENOSPC);
 	ck_assert(has_copy("b.pt"));
 	ck_assert_int_eq(place_for(5 * LARGE / 2), 0);
@@ -617,7 +619,7 @@ TEST(tests, what_was_saved_again_and_waits_does_not_go)
 	must_hold(there("a.pt"), &other);
 }
 
-/* Saved, and not kept yet, in the place of what was drained. */
+/* A save that is not kept yet, at the path of a drained copy. */
 TEST(tests, what_is_not_kept_yet_does_not_go)
 {
 	char *place = place_of("a.pt");
@@ -766,7 +768,7 @@ TEST(tests, one_process_drains_and_others_wait_for_it)
 	if (!child)
 		drain_in_a_process(pipes);
 	ck_assert_int_eq(read(pipes[0], &byte, 1), 1);
-	/* It has the lock, and stands still until we have begun to wait. */
+	/* The child holds the lock, and pauses until this process waits for it. */
 	memset(&told, 0, sizeof(told));
 	options.ended = ended;
 	options.progress = let_it_go_on;
@@ -788,7 +790,7 @@ static void *save_some(void *number)
 
 	for (int i = 0; i < 5; i++) {
 		snprintf(name, sizeof(name), "%d-%d.pt", *(int *)number, i);
-		/* there() is one thread's. */
+		/* The buffers of there() belong to one thread. */
 		char path[4096], *place;
 
 		snprintf(path, sizeof(path), "%s/there/%s", scratch_directory(), name);

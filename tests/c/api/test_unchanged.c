@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stale bytes are noticed: a save whose large tensors are all those of the one before it. */
+/* Stale bytes are detected: a save whose large tensors all equal those of the save before. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/gate.h"
@@ -18,7 +18,7 @@
 #define MIB ((size_t)1 << 20)
 #define TENSORS 3
 
-/* Two that training changes, and one that counts its steps. */
+/* Two tensors that training changes, and a step counter. */
 static struct state {
 	size_t bytes[TENSORS];
 	int64_t shapes[TENSORS];
@@ -29,7 +29,7 @@ static struct state {
 static struct ioshape_context *context;
 static struct ioshape_report report;
 static atomic_uint warnings;
-static unsigned long long compared_bytes, unchanged_bytes; /* by the newest save */
+static unsigned long long compared_bytes, unchanged_bytes; /* of the newest save */
 
 static void listen(void *user, enum ioshape_log_level level, const char *message)
 {
@@ -112,7 +112,7 @@ static int try_save(const char *name)
 				    NULL);
 }
 
-/* What the log has said of it. */
+/* Saves. Returns how many warnings the log got. */
 static unsigned save(const char *name)
 {
 	unsigned before = atomic_load(&warnings);
@@ -129,7 +129,7 @@ static void load(const char *name)
 	ioshape_reader_free(reader);
 }
 
-/* ---- What is told ---------------------------------------------------------------------------- */
+/* ---- Detection ------------------------------------------------------------------------------- */
 
 static struct test_case telling = { .name = "telling", .setup = setup, .teardown = teardown };
 
@@ -137,7 +137,7 @@ TEST(telling, a_save_that_repeats_the_one_before_it_is_told)
 {
 	ck_assert_uint_eq(save("model-1000.pt"), 0);
 	ck_assert_uint_eq(compared_bytes, 0);
-	/* The step counts on: only what is large must change. */
+	/* The step counter changes; only large tensors must. */
 	state.memory[2][0]++;
 	ck_assert_uint_eq(save("model-1100.pt"), 1);
 	ck_assert_uint_eq(compared_bytes, large_bytes());
@@ -153,7 +153,7 @@ TEST(telling, one_bit_of_one_large_tensor_is_a_change)
 	ck_assert_uint_eq(save("last.pt"), 0);
 	state.memory[1][state.bytes[1] - 1] ^= 0x80;
 	ck_assert_uint_eq(save("last.pt"), 0);
-	/* A layer that is frozen is no news. */
+	/* A frozen layer causes no warning. */
 	ck_assert_uint_eq(compared_bytes, large_bytes());
 	ck_assert_uint_eq(unchanged_bytes, state.bytes[0]);
 }
@@ -170,7 +170,7 @@ TEST(telling, tensors_that_moved_in_the_file_are_the_same)
 
 TEST(telling, of_small_models_the_largest_tensors_count)
 {
-	/* 5,056 bytes have the generators of torch. */
+	/* 5,056 bytes is the size of torch's generator states. */
 	make_state(20 * KIB, 5056);
 	save("last.pt");
 	state.memory[2][0]++;
@@ -244,7 +244,7 @@ TEST(telling, a_save_of_one_record_is_told_too)
 	ck_assert_uint_eq(atomic_load(&warnings), 1);
 }
 
-/* ---- What is compared with what -------------------------------------------------------------- */
+/* ---- Which saves are compared ---------------------------------------------------------------- */
 
 static struct test_case series = { .name = "series", .setup = setup, .teardown = teardown };
 
@@ -266,9 +266,9 @@ TEST(series, a_save_is_compared_with_the_newest_of_its_series_alone)
 	train();
 	save("a-2.pt");
 	save("b-1.pt");
-	train(); /* back to what it was, but for the step */
+	train(); /* equal to the first save, except for the step */
 	ck_assert_uint_eq(save("a-3.pt"), 0);
-	/* Whatever has become of the file. */
+	/* The comparison does not need the earlier file. */
 	ck_assert_int_eq(unlink(scratch_path("a-3.pt")), 0);
 	ck_assert_uint_eq(save("a-4.pt"), 1);
 }
@@ -313,7 +313,7 @@ TEST(series, a_save_that_failed_is_not_the_one_before)
 	ck_assert_uint_eq(save("last.pt"), 1);
 }
 
-/* It stands still where it only has to be synced. */
+/* Begins a save that stops before its sync. */
 static struct ioshape_save *begin_save(const char *name, struct gate *gate)
 {
 	struct ioshape_save_options options = gate_options(gate, IOSHAPE_PHASE_SYNC, 0);
@@ -381,11 +381,11 @@ TEST(series, a_job_that_goes_back_compares_with_what_it_has_loaded)
 	train();
 	save("model-1100.pt");
 	load("model-1000.pt");
-	train(); /* what was in memory before is the step's; the weights are those of 1000 */
+	train(); /* memory differs from the save of 1100, but equals the loaded weights of 1000 */
 	ck_assert_uint_eq(save("model-1100.pt"), 1);
 }
 
-/* ---- What is done about it ------------------------------------------------------------------- */
+/* ---- Actions --------------------------------------------------------------------------------- */
 
 static struct test_case doing = { .name = "doing", .setup = setup, .teardown = teardown };
 
@@ -409,7 +409,7 @@ TEST(doing, fail_leaves_the_old_file_and_nothing_else)
 	ck_assert(scratch_same(scratch_path("last.pt"), before, bytes));
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 	free(before);
-	/* It fails again, and what has changed does not. */
+	/* An unchanged save fails again; a changed one does not. */
 	ck_assert_int_eq(try_save("last.pt"), IOSHAPE_E_UNCHANGED);
 	train();
 	ck_assert_int_eq(try_save("last.pt"), 0);

@@ -76,8 +76,7 @@ static bool leave_free(uint64_t bytes)
 }
 
 /*
- * Checks that while the memory is full a put fails and may be repeated; it succeeds when memory is
- * free again.
+ * Checks that a put fails while the memory is full, and succeeds when memory is free again.
  */
 static void fill_stores(void)
 {

@@ -99,7 +99,7 @@ static bool it_is_known_for_what_it_is(void)
 	return !strcmp(name, pool) || complain("the pool is \"%s\"", name);
 }
 
-/* Checks that the server stops during a save and comes back: the save waits for it. */
+/* Stops the server during a save. A save waits until the server comes back. */
 static int lose_the_server(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
 	bool *lost = user;
@@ -137,7 +137,8 @@ static bool a_server_that_is_away_is_waited_for(void)
 }
 
 /*
- * Checks that the client renames an open file that is replaced, and removes it when it is closed.
+ * Checks that an open reader keeps its file when the file is replaced. The client renames the open
+ * file, and removes it when it is closed.
  */
 static bool a_reader_here_keeps_what_it_opened(void)
 {
@@ -158,8 +159,8 @@ static bool a_reader_here_keeps_what_it_opened(void)
 }
 
 /*
- * Checks that the client caches names for a while (actimeo), so it notices a replaced file late. At
- * any time opening succeeds, and reading returns one whole file or ESTALE.
+ * Checks that opening succeeds at any time, and that reading returns one whole file or ESTALE. The
+ * client caches names for a while (actimeo), so it notices a replaced file late.
  */
 static bool another_hosts_file_comes_into_sight(void)
 {
@@ -303,8 +304,8 @@ static pid_t writer_in_the_middle(void)
 }
 
 /*
- * Checks that the temporary file of a living writer is kept. That of a dead writer is removed by
- * the next save.
+ * Checks that the temporary file of a living writer is kept, and that of a dead writer is removed
+ * by the next save.
  */
 static bool leftovers_go_when_their_writer_is_dead(void)
 {
