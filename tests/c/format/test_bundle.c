@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bundles: archives as members of a larger file, and readers of one member. */
+/* Shard files: archives as members of a larger file, and readers of one member. */
 #define _GNU_SOURCE
 #include "format/format.h"
 #include "support/check_main.h"
@@ -21,11 +21,11 @@ static const uint64_t alignments[] = { 4096, 12288, 1 * MIB, 3 * MIB };
 static struct {
 	char path[4096];
 	struct io_lane *lane;
-	struct io_writer *file; /* the bundle's */
+	struct io_writer *file; /* of the shard file */
 	struct format_writer *bundle;
 	struct format_entry members[RANKS];
 	uint32_t file_crc;
-	uint8_t *content; /* of the whole file */
+	uint8_t *content; /* contents of the whole file */
 	size_t bytes;
 	uint8_t *data[RANKS], *into;
 	struct io_notes notes;
@@ -87,7 +87,7 @@ static void free_bundle(void)
 	io_writer_free(test.file);
 }
 
-/* Two records: one in a piece, one in many of all sizes. */
+/* Writes two records: one in one piece, one in many pieces of all sizes. */
 static int put_archive(struct format_writer *writer, unsigned rank)
 {
 	static const size_t pieces[] = { 1, 100, 5000, 70000, MIB, BIG };
@@ -159,9 +159,9 @@ static void write_bundle(uint64_t alignment)
 	test.content = scratch_read(test.path, &test.bytes);
 }
 
-/* ---- What is written ------------------------------------------------------------------------- */
+/* ---- Writing --------------------------------------------------------------------------------- */
 
-/* The same archive in a file of its own. */
+/* Writes an archive to a file of its own. Returns its contents, to be freed. */
 static uint8_t *alone(unsigned rank, size_t *bytes)
 {
 	const struct io_file_options options = { .no_sync = true };
@@ -372,7 +372,7 @@ START_TEST(a_file_of_parts_is_read_onward_to_the_end_of_the_part)
 						     piece, true, NULL, NULL, &test.error));
 			ck_assert(
 				!memcmp(test.into, test.content + member->data_offset + at, piece));
-			/* The lane goes back as readers give it back. */
+			/* Readers also return the lane between reads. */
 			if (io_stream_is_idle(stream))
 				io_stream_stop(stream);
 		}
@@ -382,7 +382,7 @@ START_TEST(a_file_of_parts_is_read_onward_to_the_end_of_the_part)
 }
 END_TEST
 
-/* Every neighbour is damaged as well: a reader of the middle one must not notice. */
+/* All neighbours are damaged, which a reader of the middle member must not notice. */
 START_TEST(damage_is_found_in_the_part_and_nowhere_else)
 {
 	const struct format_entry *member = &test.members[1];
@@ -437,7 +437,7 @@ START_TEST(only_the_part_itself_is_an_archive)
 	*member = right;
 	member->bytes = test.bytes - member->data_offset + 1;
 	ck_assert_int_eq(open_member(&reader, 1), IOSHAPE_E_DAMAGED);
-	/* An empty part is none, and not the rest of the file. */
+	/* An empty member must not be read as the rest of the file. */
 	*member = (struct format_entry){ .data_offset = right.data_offset };
 	ck_assert_int_lt(open_member(&reader, 1), 0);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The file of checksums beside a file: what is written comes back, and anything else is refused. */
+/*
+ * The file of checksums beside a file: it is read as it was written, and invalid contents are
+ * refused.
+ */
 #include "format/index.c"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
@@ -30,7 +33,7 @@ static struct base_buffer encoded(const struct format_checksums *checksums)
 	return bytes;
 }
 
-/* As somebody who knows the format: all that follows is covered. */
+/* Recomputes the checksum of the changed file, as an attacker could. */
 static void seal(struct base_buffer *bytes)
 {
 	base_put_le(bytes->data + 12, base_crc32(0, bytes->data + 16, bytes->bytes - 16), 4);
@@ -39,7 +42,7 @@ static void seal(struct base_buffer *bytes)
 static int decode(const struct base_buffer *bytes, size_t length)
 {
 	struct format_checksums found = { 0 };
-	/* Of its own, so that a read beyond it is noticed. */
+	/* An exact copy, so that sanitizers detect a read beyond it. */
 	uint8_t *copy = malloc(length + 1);
 	int ret;
 
@@ -92,7 +95,7 @@ TEST(tests, no_bit_may_be_wrong_and_no_byte_missing)
 	base_buffer_free(&bytes);
 }
 
-/* Offset in the file, bytes and value of a number. */
+/* Offset in the file, width and value of a number. */
 static const struct {
 	size_t at;
 	unsigned bytes;
@@ -158,7 +161,7 @@ TEST(tests, memory_may_run_out)
 	base_buffer_free(&bytes);
 }
 
-/* ---- Those of a plain file ------------------------------------------------------------------- */
+/* ---- Checksums of a plain file --------------------------------------------------------------- */
 
 static int open_plain(struct format_reader *reader, struct base_error *error)
 {
@@ -188,7 +191,7 @@ TEST(tests, a_plain_file_takes_those_of_its_length_only)
 	ck_assert(reader.has_index && !reader.no_checksums);
 	ck_assert_ptr_eq(reader.index.checks, crc);
 	ck_assert_ptr_null(own.crc32);
-	/* Frees them, too. */
+	/* This also frees the checksums. */
 	format_reader_close(&reader);
 	scratch_teardown();
 }

@@ -17,7 +17,7 @@ TEST(tests, what_is_no_dtype_has_neither)
 	}
 }
 
-/* Files hold the numbers: a value that moved would make old files lie. */
+/* Files contain these numbers, so they must never change. */
 TEST(tests, the_numbers_in_files_never_change)
 {
 	static const struct {

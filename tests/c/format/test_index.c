@@ -3,18 +3,18 @@
 #include "support/check_main.h"
 #include "support/fail_memory.h"
 #include "support/random.h"
-/* For the numbers of its format. */
+/* Included for the offsets of its format. */
 #include "format/index.c"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- An index of everything ------------------------------------------------------------------ */
+/* ---- An index with all sections -------------------------------------------------------------- */
 
 #define CHECK_BYTES (64 * KIB)
 
-/* Records as they would lie in a file: header, data, 16 bytes of descriptor. */
+/* Records as they are in a file: header, data, and 16 bytes of descriptor. */
 static struct format_entry entries[] = {
 	{ (char[]){ "data.pkl" }, 8, 1, 500, 0, 64 },
 	{ (char[]){ "version" }, 7, 2, 2, 580, 640 },
@@ -24,7 +24,7 @@ static struct format_entry entries[] = {
 };
 static const uint64_t end = 3 * CHECK_BYTES + 4176;
 static const uint64_t offsets[] = { 64, 640, 704, 4096, 3 * CHECK_BYTES + 4160 };
-/* One block for each of the first three, four for the fourth, none for the empty one. */
+/* The first three records have one block each, the fourth has four, and the empty one has none. */
 static const uint32_t checks[] = { 0x11, 0x22222222, 0xffffffff, 0, 1, 2, 0x80000000 };
 
 static const int64_t shapes[] = { 2, 3, 4, 3 * CHECK_BYTES / 4 + 1, 3, 0 };
@@ -127,7 +127,7 @@ START_TEST(table_and_metadata_may_be_missing)
 	format_index_free(&index);
 	base_buffer_free(&bytes);
 
-	/* A table without tensors is not the same as none. */
+	/* An empty table differs from a missing one. */
 	bare.has_table = true;
 	bytes = encoded(&bare);
 	ck_assert_int_eq(decode(&index, &bytes), 0);
@@ -200,7 +200,8 @@ START_TEST(sections_of_the_future_are_skipped)
 	struct format_index index;
 
 	base_buffer_append(&bytes, unknown, sizeof(unknown));
-	ck_assert_int_eq(decode(&index, &bytes), IOSHAPE_E_DAMAGED); /* not announced */
+	ck_assert_int_eq(decode(&index, &bytes),
+			 IOSHAPE_E_DAMAGED); /* the header's count of sections is too low */
 	bytes.data[12]++;
 	ck_assert_int_eq(decode(&index, &bytes), 0);
 	expect_equal(&index, &everything);
@@ -232,7 +233,7 @@ END_TEST
 
 static uint64_t used; /* keeps the compiler from dropping the reads below */
 
-/* Reads all that the index says is there: a sanitizer sees what is not. */
+/* Reads all parts of the index, so that sanitizers detect invalid pointers. */
 static void touch(const struct format_index *index)
 {
 	for (uint64_t i = 0; i < index->records; i++)
@@ -252,7 +253,7 @@ static void touch(const struct format_index *index)
 		used += ((const uint8_t *)index->metadata.blob)[i];
 }
 
-/* Exactly as long as the bytes, so that a sanitizer sees a read behind them. */
+/* Decodes an exact copy of the bytes, so that sanitizers detect a read beyond them. */
 static int decode_copy(const uint8_t *data, size_t bytes)
 {
 	uint8_t *copy = malloc(bytes);
@@ -282,7 +283,10 @@ START_TEST(every_truncation_is_refused)
 }
 END_TEST
 
-/* Some pass: a flipped checksum is as good as another. The record's own CRC-32 finds those. */
+/*
+ * Some changes are accepted, such as a flipped bit in a checksum. The CRC-32 of the index record
+ * detects those.
+ */
 START_TEST(no_flipped_bit_leads_astray)
 {
 	struct base_buffer bytes = encoded(&everything);
@@ -347,7 +351,7 @@ START_TEST(no_made_up_number_leads_astray)
 }
 END_TEST
 
-/* Where the numbers of `everything` stand. */
+/* Offsets of the numbers in the encoded `everything`. */
 #define AT_VERSION 8
 #define AT_CHECK_BYTES 24
 #define AT_RECORDS 32
@@ -360,7 +364,7 @@ END_TEST
 #define AT_NAMES (AT_STRIDES + sizeof(strides))
 #define AT_METADATA (AT_NAMES + 22 + 2 + SECTION_HEADER_BYTES)
 
-static unsigned long allocations; /* by the last call below */
+static unsigned long allocations; /* during the last call below */
 
 static void expect_refused(size_t at, uint64_t number, unsigned width, int code)
 {
@@ -395,7 +399,8 @@ START_TEST(counts_are_refused_before_memory_is_asked_for)
 		{ AT_CHECK_BYTES, 32 * KIB, IOSHAPE_E_DAMAGED },
 		{ AT_CHECK_BYTES, 2 * GIB, IOSHAPE_E_DAMAGED },
 		{ AT_CHECK_BYTES, 100000, IOSHAPE_E_DAMAGED },
-		{ AT_CHECK_BYTES, 128 * KIB, IOSHAPE_E_DAMAGED }, /* other blocks than checksums */
+		{ AT_CHECK_BYTES, 128 * KIB,
+		  IOSHAPE_E_DAMAGED }, /* other blocks than those of the checksums */
 		{ AT_RECORDS, 4, IOSHAPE_E_DAMAGED },
 		{ AT_RECORDS, UINT64_MAX, IOSHAPE_E_DAMAGED },
 		{ AT_OFFSETS - 8, 32, IOSHAPE_E_DAMAGED },
@@ -420,8 +425,7 @@ START_TEST(counts_are_refused_before_memory_is_asked_for)
 }
 END_TEST
 
-/* Encodes rows that the library would never write, patches a number, and expects the reader to see
- * it. */
+/* Encodes invalid rows, optionally changes a number, and checks that the decoder refuses them. */
 static void expect_rows_refused(const struct format_tensor_row *given_rows, size_t at,
 				uint64_t number)
 {
@@ -453,7 +457,7 @@ START_TEST(rows_that_were_never_written_are_refused)
 	name[sizeof(name) - 1] = '\0';
 	bad[2].name = name;
 	expect_rows_refused(bad, 0, 0);
-	bad[2].name = "ee"; /* a byte of text, then a dimension, that belong to nobody */
+	bad[2].name = "ee"; /* surplus bytes in the names, then a surplus dimension */
 	expect_rows_refused(bad, AT_ROW(2) + 16, 1);
 	bad[2] = rows[2];
 	bad[2].shape = empty;
@@ -485,7 +489,7 @@ START_TEST(tensors_and_names_fit_their_records)
 		unsigned width;
 	} cases[] = {
 		{ AT_ROW(0), 5, 8 },     /* no such record */
-		{ AT_ROW(1), 2, 8 },     /* another's record */
+		{ AT_ROW(1), 2, 8 },     /* record of another tensor */
 		{ AT_ROW(0) + 8, 0, 4 }, /* dtype */
 		{ AT_ROW(0) + 8, 23, 4 },
 		{ AT_ROW(0) + 8, IOSHAPE_INT64, 4 },
@@ -504,11 +508,11 @@ START_TEST(tensors_and_names_fit_their_records)
 		{ AT_ROW(2) + 16, 2, 4 },
 		{ AT_NAMES, 0xff, 1 },
 		{ AT_NAMES + 3, 0, 1 },
-		{ AT_METADATA + 24, 0, 4 }, /* an attribute's name, then its value */
+		{ AT_METADATA + 24, 0, 4 }, /* lengths of an attribute's name and value */
 		{ AT_METADATA + 28, 6, 4 },
 		{ AT_METADATA + 40 + 6, 0x80, 1 },
 		{ AT_METADATA + 40 + 6, 0, 1 },
-		{ AT_METADATA + 8, 4, 8 }, /* a byte of nobody's */
+		{ AT_METADATA + 8, 4, 8 }, /* a surplus byte */
 	};
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
@@ -584,7 +588,7 @@ START_TEST(without_memory_nothing_leaks)
 }
 END_TEST
 
-/* ---- Metadata of the caller ------------------------------------------------------------------ */
+/* ---- Metadata from the caller ---------------------------------------------------------------- */
 
 static void expect_metadata(const struct ioshape_metadata *metadata, int code)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Manifests: what is written comes back, and what does not hold together is refused. */
+/* Manifests are read as they were written, and inconsistent ones are refused. */
 #define _GNU_SOURCE
 #include "format/manifest.h"
 #include "support/check_main.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define PATH "/checkpoints/step-0000001000/manifest.json"
-#define TAIL_BYTES 24 /* the line of the checksum, and the bracket */
+#define TAIL_BYTES 24 /* size of the checksum line and the bracket */
 
 static struct format_manifest_file node_files[] = {
 	{ .name = (char[]){ "node-00000.zip" },
@@ -43,7 +43,7 @@ static const struct format_manifest sample = {
 	.files = node_files,
 };
 
-/* But for its last two lines, which depend on all before. */
+/* Text without the last two lines, which depend on the rest. */
 static const char sample_text[] =
 	"{\n"
 	"  \"format\": \"ioshape-generation\",\n"
@@ -112,7 +112,7 @@ static void expect_round_trip(const struct format_manifest *manifest)
 	base_buffer_free(&text);
 }
 
-/* ---- What is written ------------------------------------------------------------------------- */
+/* ---- Writing --------------------------------------------------------------------------------- */
 
 static struct test_case written_case = { .name = "written" };
 
@@ -202,7 +202,7 @@ TEST(written_case, parts_are_named_by_rank)
 	ck_assert_str_eq(name, "rank-4294967295.pt");
 }
 
-/* ---- What is refused ------------------------------------------------------------------------- */
+/* ---- Refused manifests ----------------------------------------------------------------------- */
 
 static void expect_refused(const char *text, size_t bytes, int code)
 {
@@ -253,8 +253,7 @@ TEST(refused_case, no_byte_can_be_changed_or_added)
 	base_buffer_free(&text);
 }
 
-/* The sample with another text in place of what is there once, and with a checksum that is right.
- */
+/* Returns the sample text with one part replaced and a correct checksum. */
 static struct base_buffer changed(const char *from, const char *to)
 {
 	struct base_buffer text = { 0 };
@@ -314,7 +313,8 @@ static const struct {
 	{ "\"name\": \"node-00000.zip\"", "\"name\": \"a\", \"name\": \"b\"", 0 },
 	{ "\"bytes\": 40000", "\"bytes\": 39999", 0 },
 	{ "\"bytes\": 40000", "\"bytes\": 40000000000000000000000", 0 },
-	{ "\"bytes\": 40000", "\"bytes\": 1152921504606846976", 0 }, /* with the other file */
+	{ "\"bytes\": 40000", "\"bytes\": 1152921504606846976",
+	  0 }, /* too large together with the other file */
 	{ "\"bundle\": true", "\"bundle\": 1", 0 },
 	{ "\"bundle\": true", "\"bundle\": false", 0 },
 	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"0BADCAFE\"", 0 },
@@ -362,7 +362,10 @@ TEST(refused_case, what_does_not_hold_together_is_refused)
 
 /* ---- Parts that are stored once for several ranks -------------------------------------------- */
 
-/* Ranks 0, 1 and 3 have the same; rank 3 a copy of its own, on another node. */
+/*
+ * Makes a manifest in which ranks 0, 1 and 3 have equal parts. Rank 3 has a copy of its own, on
+ * another node.
+ */
 static void make_repeated(struct format_manifest *manifest, struct format_manifest_part parts[4])
 {
 	static const struct format_manifest_part first = { .offset = 4096,
@@ -417,13 +420,13 @@ TEST(refused_case, a_part_repeats_only_an_equal_one_of_a_lower_rank)
 	struct format_manifest_part parts[4];
 
 	make_repeated(&manifest, parts);
-	parts[1].repeats = false; /* it lies where that of rank 0 does */
+	parts[1].repeats = false; /* its offset is that of rank 0's part */
 	expect_not_written(&manifest);
 	make_repeated(&manifest, parts);
-	parts[3].same = 1; /* which repeats another one */
+	parts[3].same = 1; /* rank 1 repeats another rank's part itself */
 	expect_not_written(&manifest);
 	make_repeated(&manifest, parts);
-	parts[1].same = 2; /* a higher rank */
+	parts[1].same = 2; /* refers to a higher rank */
 	expect_not_written(&manifest);
 	make_repeated(&manifest, parts);
 	parts[1].same = 1;
@@ -435,10 +438,10 @@ TEST(refused_case, a_part_repeats_only_an_equal_one_of_a_lower_rank)
 	parts[3].bytes++;
 	expect_not_written(&manifest);
 	make_repeated(&manifest, parts);
-	parts[1].offset += 4; /* it overlaps that of rank 0 */
+	parts[1].offset += 4; /* overlaps the part of rank 0 */
 	expect_not_written(&manifest);
 	make_repeated(&manifest, parts);
-	parts[2].offset = 4096; /* another part in the same place */
+	parts[2].offset = 4096; /* has the offset of another part */
 	expect_not_written(&manifest);
 }
 
@@ -498,7 +501,7 @@ TEST(written_case, what_later_versions_add_is_read_over)
 	}
 }
 
-/* ---- Large ones, and little memory ----------------------------------------------------------- */
+/* ---- Large manifests, and little memory ------------------------------------------------------ */
 
 static char bundle_name[] = "ranks.zip";
 
@@ -509,7 +512,7 @@ static struct format_manifest many_ranks(uint32_t ranks)
 	manifest.rank_count = ranks;
 	manifest.parts = calloc(ranks, sizeof(*manifest.parts));
 	for (uint32_t i = 0; i < ranks; i++) {
-		/* Backwards, so that there is something to sort. */
+		/* In descending order, so that sorting has work to do. */
 		manifest.parts[i].offset = (uint64_t)(ranks - i) * 4096;
 		manifest.parts[i].bytes = 4096;
 	}
@@ -527,7 +530,7 @@ TEST(large, a_million_ranks_are_no_trouble)
 {
 	struct format_manifest manifest = many_ranks(scratch_rounds(FORMAT_MAX_RANKS));
 
-	/* Anything quadratic in ranks would outlast the time that a test has. */
+	/* A quadratic algorithm would exceed the time limit of a test. */
 	expect_round_trip(&manifest);
 	free(manifest.parts);
 	free(manifest.files);

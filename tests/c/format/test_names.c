@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names: the table, what is UTF-8, and how names appear in messages. */
+/* Names: the hash table, UTF-8, and names in messages. */
 #include "format/format.h"
 #include "support/check_main.h"
 #include "support/random.h"
@@ -20,7 +20,7 @@ TEST(tests, every_name_is_found_where_it_was_put)
 	struct format_names *table;
 	uint64_t position;
 
-	ck_assert_int_eq(format_names_new(&table, 0), 0); /* so that it has to grow */
+	ck_assert_int_eq(format_names_new(&table, 0), 0); /* 0, so that the table has to grow */
 	for (uint64_t i = 0; i < many; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%u", (unsigned)i);
 		ck_assert(!format_names_find(table, names[i], strlen(names[i]), &position));
@@ -35,7 +35,7 @@ TEST(tests, every_name_is_found_where_it_was_put)
 	format_names_free(table);
 }
 
-/* Names of all lengths around the words of the hash, and one inside the other. */
+/* Names of all lengths around the hash's word size, each a prefix of the next. */
 TEST(tests, names_that_begin_alike_are_told_apart)
 {
 	static char letters[64];
@@ -54,7 +54,7 @@ TEST(tests, names_that_begin_alike_are_told_apart)
 	format_names_free(NULL);
 }
 
-/* Decodes by the definition: bits into a code point, then the rules about code points. */
+/* Decodes UTF-8 by its definition: bits into a code point, then the rules about code points. */
 static bool is_utf8_by_definition(const uint8_t *text, size_t bytes)
 {
 	static const uint32_t least[] = { 0, 1, 0x80, 0x800, 0x10000 };
@@ -84,10 +84,15 @@ static bool is_utf8_by_definition(const uint8_t *text, size_t bytes)
 
 TEST(tests, utf8_is_what_the_definition_says)
 {
-	/* The second byte decides all that the first does not; later ones only have to continue. */
+	/*
+	 * The second byte decides what the first one leaves open; later bytes only have to be
+	 * continuations.
+	 */
 	static const uint8_t later[] = { 0x00, 0x41, 0x7f, 0x80, 0xbf, 0xc0, 0xff };
 	uint8_t text[4];
-	/* Seven passes by no value of either byte. */
+	/*
+	 * 29 is coprime to 256, so runs under valgrind still try every value of either byte.
+	 */
 	const uint32_t step = scratch_under_valgrind() ? 29 : 1;
 	unsigned wrong = 0;
 
@@ -107,7 +112,7 @@ TEST(tests, utf8_is_what_the_definition_says)
 	ck_assert_uint_eq(wrong, 0);
 }
 
-/* A message goes to terminals and logs: no name may steer them, or make them endless. */
+/* Messages go to terminals and logs, so names must not contain escapes or be very long. */
 TEST(tests, shown_names_are_short_and_harmless)
 {
 	static const char *const pairs[][2] = {
@@ -117,7 +122,7 @@ TEST(tests, shown_names_are_short_and_harmless)
 		{ "a\x1b[31mb\nc\x7f", "a?[31mb?c?" },
 		{ "\xc2\x9b"
 		  "31m",
-		  "?31m" }, /* the same escape as one character, CSI */
+		  "?31m" }, /* this escape as one character, CSI */
 		{ "a\xff\xc3", "a??" },
 	};
 	char shown[FORMAT_SHOWN_NAME_BYTES], name[5000];

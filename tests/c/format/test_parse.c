@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Archives of all sizes come back as they went in, and no lie about an archive is believed. */
+/* Archives of all sizes are parsed as they were written, and inconsistent ones are refused. */
 #include "format/layout.h"
 #include "support/archive.h"
 #include "support/check_main.h"
@@ -44,8 +44,7 @@ static void check_same(const struct archive *archive, const struct format_direct
 	}
 }
 
-/* ---- What is written comes back
- * ------------------------------------------------------------------------ */
+/* ---- Round trips ----------------------------------------------------------------------------- */
 
 static void round_trip(struct archive *archive, size_t folder_bytes)
 {
@@ -91,7 +90,7 @@ TEST(well, sizes_around_four_gigabytes_come_back)
 	round_trip(&archive, 2);
 }
 
-/* A header whose offset is all ones has to go to the zip64 field, one before it has not. */
+/* An offset of 0xffffffff has to be stored in the zip64 field, a smaller one not. */
 TEST(well, offsets_around_four_gigabytes_come_back)
 {
 	for (uint64_t i = 0; i < 5; i++) {
@@ -116,7 +115,7 @@ TEST(well, any_folder_that_torch_would_make_is_read)
 	round_trip(&archive, 256);
 }
 
-/* More records than an end record can count, as a list of 100,000 names in memory. */
+/* More records than the end record's 16 bits can count. */
 LOOP_TEST(well, more_records_than_sixteen_bits_count_come_back, 0, 4)
 {
 	static const uint64_t counts[] = { 65534, 65535, 65536, 100000 };
@@ -148,15 +147,14 @@ LOOP_TEST(well, more_records_than_sixteen_bits_count_come_back, 0, 4)
 	free(entries);
 }
 
-/* ---- A small archive to be spoilt
- * ------------------------------------------------------------------------ */
+/* ---- A small archive to damage --------------------------------------------------------------- */
 
-/* Three records, then the directory. */
+/* Three records and their directory. */
 struct spoilt {
 	struct archive archive;
 	uint8_t *flat;
 	size_t bytes;
-	uint8_t *central[3]; /* the entries in the directory */
+	uint8_t *central[3]; /* their entries in the directory */
 	uint8_t *zip64_end, *locator, *end;
 	struct base_error error;
 };
@@ -190,7 +188,7 @@ static void spoil_teardown(struct spoilt *spoilt)
 	archive_free(&spoilt->archive);
 }
 
-/* Parses and locates; on success the directory is freed again. */
+/* Parses and locates all records. Frees the directory. */
 static int spoil_parse(struct spoilt *spoilt)
 {
 	struct archive_bytes bytes = { spoilt->flat, spoilt->bytes };
@@ -212,7 +210,7 @@ static int spoil_parse(struct spoilt *spoilt)
 	return ret;
 }
 
-/* One field is set to a value, and parsing must answer with this code. */
+/* Sets a field to a value, and checks that parsing returns this code. */
 #define CHECK_FIELD(place, offset, width, value, code)                                             \
 	do {                                                                                       \
 		struct spoilt spoilt;                                                              \
@@ -226,15 +224,14 @@ static int spoil_parse(struct spoilt *spoilt)
 
 #define ALL_ONES UINT64_MAX
 
-/* ---- Lies
- * ---------------------------------------------------------------------------------------------- */
+/* ---- Inconsistent archives ------------------------------------------------------------------- */
 
 static struct test_case lies = { .name = "lies" };
 
 TEST(lies, impossible_numbers_in_the_end_records_are_refused)
 {
 	CHECK_FIELD(end, FORMAT_END_COUNT, 2, 2,
-		    IOSHAPE_E_FORMAT); /* not that of the other field */
+		    IOSHAPE_E_FORMAT); /* differs from the other count */
 	CHECK_FIELD(end, FORMAT_END_DISK, 2, 1, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(end, FORMAT_END_DIRECTORY_DISK, 2, 1, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(end, FORMAT_END_SIZE, 4, 7, IOSHAPE_E_DAMAGED);
@@ -253,7 +250,10 @@ TEST(lies, impossible_numbers_in_the_end_records_are_refused)
 	CHECK_FIELD(zip64_end, ZIP64_END_OFFSET, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
 }
 
-/* Puts bytes into the archive before `at`; all pointers into it become invalid. */
+/*
+ * Inserts bytes before `at`. Invalidates all pointers into the archive. Returns where the bytes
+ * are.
+ */
 static uint8_t *insert(struct spoilt *spoilt, const uint8_t *at, const void *bytes, size_t count)
 {
 	size_t before = (size_t)(at - spoilt->flat);
@@ -280,7 +280,7 @@ TEST(lies, gaps_between_the_directory_and_its_end_are_refused)
 	spoil_teardown(&spoilt);
 }
 
-/* In the comment, with a length that takes it back to the locator by way of 2^64. */
+/* The record is in the comment. Its length leads back to the locator by wrapping around 2^64. */
 TEST(lies, a_zip64_end_record_behind_its_locator_is_refused)
 {
 	struct spoilt spoilt;
@@ -305,7 +305,7 @@ TEST(lies, a_zip64_end_record_behind_its_locator_is_refused)
 	spoil_teardown(&spoilt);
 }
 
-/* Sums of such sizes with the offset go round 2^64 and end up in the file. */
+/* Sums of these sizes and the offset wrap around 2^64 and end up inside the file. */
 TEST(lies, sizes_that_wrap_around_are_refused)
 {
 	static const uint64_t values[] = {
@@ -320,7 +320,10 @@ TEST(lies, sizes_that_wrap_around_are_refused)
 
 		archive_add(&archive, "a/b", NULL, 5 * GIB, 64, false);
 		archive_finish(&archive);
-		/* Head of the entry, name, head of the field: then the two sizes. */
+		/*
+		 * Skips the entry's header, the name and the field's header; then come the two
+		 * sizes.
+		 */
 		field = archive.extents[archive.extent_count - 1].data + FORMAT_CENTRAL_BYTES + 3 +
 			FORMAT_FIELD_HEAD_BYTES;
 		ck_assert_uint_eq(base_get_le(field, 8), 5 * GIB);
@@ -333,7 +336,7 @@ TEST(lies, sizes_that_wrap_around_are_refused)
 	}
 }
 
-/* Without a locator the end record stands alone, and its numbers have to be true. */
+/* Without a zip64 locator the numbers of the end record must be true. */
 TEST(lies, all_ones_without_zip64_are_refused)
 {
 	struct spoilt spoilt;
@@ -351,7 +354,7 @@ TEST(lies, all_ones_without_zip64_are_refused)
 	}
 }
 
-/* Both end records agree on numbers that nothing in the file bears out. */
+/* Both end records agree on numbers that contradict the file. */
 TEST(lies, huge_counts_cost_nothing_and_are_refused)
 {
 	static const struct {
@@ -380,7 +383,7 @@ TEST(lies, huge_counts_cost_nothing_and_are_refused)
 	}
 }
 
-/* A directory that would take a terabyte, in a sparse file that has it. */
+/* A directory of a terabyte, in a sparse file that is large enough. */
 TEST(lies, directories_above_the_limit_are_refused)
 {
 	struct archive archive = { 0 };
@@ -410,7 +413,7 @@ TEST(lies, impossible_numbers_in_the_directory_are_refused)
 	CHECK_FIELD(central[0], 0, 4, 0, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_SIZE, 4, 7, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_PACKED, 4, 7, IOSHAPE_E_DAMAGED);
-	/* All ones refer to a zip64 field that is not there. */
+	/* All ones refer to a zip64 field, which is missing. */
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_PACKED, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_OFFSET, 4, ALL_ONES, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_DISK, 2, ALL_ONES, IOSHAPE_E_DAMAGED);
@@ -438,7 +441,7 @@ TEST(lies, what_we_do_not_read_is_said)
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_FLAGS, 2, 0x0848, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_FLAGS, 2, 0x2808, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_FLAGS, 2, 0x0828, IOSHAPE_E_FORMAT);
-	/* Torch would read rubbish, or nothing at all, without noticing. */
+	/* torch would read wrong data or none, without an error. */
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_METHOD, 2, 8, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_METHOD, 2, 1, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_ATTRIBUTES, 4, 0x10, IOSHAPE_E_DAMAGED);
@@ -446,7 +449,7 @@ TEST(lies, what_we_do_not_read_is_said)
 
 TEST(lies, records_that_overlap_are_refused)
 {
-	/* Sizes that reach into the next record, or into the directory. */
+	/* Sizes that reach into the next record or into the directory. */
 	for (size_t i = 0; i < 3; i++) {
 		struct spoilt spoilt;
 		uint64_t limit, least;
@@ -462,7 +465,7 @@ TEST(lies, records_that_overlap_are_refused)
 	}
 }
 
-/* Only the local header tells how long its extra field is. */
+/* Only the local header contains the length of its extra field. */
 TEST(lies, local_headers_that_do_not_match_are_refused)
 {
 	static const struct {
@@ -476,7 +479,8 @@ TEST(lies, local_headers_that_do_not_match_are_refused)
 		{ FORMAT_LOCAL_BYTES, 1, 'b' },
 		{ FORMAT_LOCAL_METHOD, 2, 8 },
 		{ FORMAT_LOCAL_FLAGS, 2, 0x0809 },
-		{ FORMAT_LOCAL_FLAGS, 2, 0x0800 }, /* then its sizes should be true */
+		{ FORMAT_LOCAL_FLAGS, 2,
+		  0x0800 }, /* without this flag its sizes would have to be true */
 	};
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
@@ -524,7 +528,7 @@ TEST(lies, names_have_to_make_sense)
 	ck_assert_int_eq(parse_names("n/b", too_long), IOSHAPE_E_LIMIT);
 	too_long[2 + IOSHAPE_MAX_NAME_BYTES] = '\0';
 	ck_assert_int_eq(parse_names("n/b", too_long), 0);
-	/* A folder with bytes in it. */
+	/* A folder that contains data. */
 	ck_assert_int_eq(parse_names("a/b", "a/"), IOSHAPE_E_DAMAGED);
 }
 
@@ -545,7 +549,7 @@ TEST(well, empty_folders_of_repacking_tools_are_no_records)
 	format_directory_free(&directory);
 	archive_free(&archive);
 
-	/* Yet they have their say about the folder, and alone they are no archive. */
+	/* Their names count for the common folder, and an archive of folders alone is refused. */
 	for (int records = 0; records < 2; records++) {
 		archive_add(&archive, "a/", "", 0, 1, false);
 		if (records)
@@ -559,7 +563,7 @@ TEST(well, empty_folders_of_repacking_tools_are_no_records)
 	}
 }
 
-/* The directory lists the records backwards: they still must not overlap, and are located. */
+/* The directory lists the records in reverse order. They are located, and must not overlap. */
 TEST(well, the_directory_may_have_another_order_than_the_file)
 {
 	struct archive archive = { 0 };
@@ -588,7 +592,9 @@ TEST(well, the_directory_may_have_another_order_than_the_file)
 		ck_assert(!format_data_fits(&directory, i, UINT64_MAX));
 	}
 	format_directory_free(&directory);
-	/* The last of the file, first in the directory, reaches into the directory. */
+	/*
+	 * The last record of the file, which is first in the directory, reaches into the directory.
+	 */
 	archive.entries[0].bytes = 200;
 	archive.extents[archive.extent_count - 1].bytes = 0;
 	archive_finish(&archive);
@@ -598,8 +604,7 @@ TEST(well, the_directory_may_have_another_order_than_the_file)
 	archive_free(&archive);
 }
 
-/* ---- The ends of files
- * ---------------------------------------------------------------------------------- */
+/* ---- Ends of files --------------------------------------------------------------------------- */
 
 static struct test_case ends_case = { .name = "ends of files" };
 
@@ -636,7 +641,7 @@ TEST(ends_case, appended_bytes_are_refused_and_comments_are_not)
 	}
 }
 
-/* Readers disagree about such a file: we do not take part. */
+/* Readers interpret such a file differently, so it is refused. */
 TEST(ends_case, a_comment_with_another_end_record_is_refused)
 {
 	struct spoilt spoilt;
@@ -730,7 +735,7 @@ TEST(ends_case, failed_reads_are_reported_as_such)
 
 static struct test_case encoding = { .name = "encoding" };
 
-/* The first bytes of a record as torch writes them, but for the sizes in between. */
+/* The first bytes of a record as torch writes them, without the sizes in between. */
 TEST(encoding, a_header_is_to_the_byte_that_of_torch)
 {
 	static const uint8_t expected[64] =
@@ -751,7 +756,7 @@ TEST(encoding, a_header_is_to_the_byte_that_of_torch)
 	base_buffer_free(&out);
 }
 
-/* Whatever the directory says of a record is part of its checksum; the folder's name is not. */
+/* The checksum covers all that the directory says about a record, except the name of the folder. */
 TEST(encoding, the_checksum_of_a_directory_covers_every_field)
 {
 	const struct format_entry entry = { (char *)(uintptr_t) "x/data/0", 8, 1, 2, 3, 4 };

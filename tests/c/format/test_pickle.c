@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bytes of data.pkl. What torch makes of them is tested in tests/python; here they are held
- * against what torch itself writes, and against the rules of pickle.
+ * The bytes of data.pkl, compared with those of torch and with the rules of pickle. tests/python
+ * checks what torch reads from them.
  */
 #define _GNU_SOURCE
 #include "format/format.h"
@@ -51,7 +51,7 @@ TEST(tests_case, an_empty_dict_is_an_empty_dict)
 	base_buffer_free(&out);
 }
 
-/* As in the output of torch.save, but that only what is needed again goes into the memo. */
+/* As torch.save writes it, except that only values that are used again enter the memo. */
 TEST(tests_case, tensors_are_pickled_as_torch_pickles_them)
 {
 	static const char expected[] = "\x80\x02}("
@@ -103,7 +103,7 @@ TEST(tests_case, tensors_are_pickled_as_torch_pickles_them)
 	base_buffer_free(&out);
 }
 
-/* Each number as pickle would write it, up to what fills 63 bits. */
+/* Each number as pickle writes it, up to 63 bits. */
 TEST(tests_case, numbers_take_the_smallest_opcode_that_holds_them)
 {
 	static const struct {
@@ -149,15 +149,14 @@ TEST(tests_case, more_than_three_dimensions_become_a_marked_tuple)
 	base_buffer_free(&out);
 }
 
-/* ---- A pickle machine that only counts --------------------------------------------------------
- */
+/* ---- An interpreter of pickles that counts --------------------------------------------------- */
 
 struct walk {
-	size_t items;        /* set in all */
+	size_t items;        /* items set in all */
 	size_t most_at_once; /* by one SETITEMS */
 	size_t globals;
 	size_t deepest; /* objects on the stack */
-	uint64_t memo;  /* places that were filled */
+	uint64_t memo;  /* bitmap of used memo entries */
 };
 
 static size_t bytes_of_line(const uint8_t *at)
@@ -165,7 +164,10 @@ static size_t bytes_of_line(const uint8_t *at)
 	return (size_t)((const uint8_t *)strchr((const char *)at, '\n') - at) + 1;
 }
 
-/* Aborts the test at anything that the protocol or torch's unpickler would refuse. */
+/*
+ * Counts the operations of a pickle. Aborts the test at anything that the protocol or torch's
+ * unpickler would refuse.
+ */
 static struct walk walk_pickle(const uint8_t *at, size_t bytes)
 {
 	const uint8_t *end = at + bytes;
@@ -289,7 +291,7 @@ TEST(tests_case, items_are_set_a_thousand_at_a_time)
 	}
 }
 
-/* Torch's unpickler looks each global up: that must not happen for each tensor. */
+/* torch's unpickler looks up each global, which must not happen for each tensor. */
 TEST(tests_case, globals_are_named_once)
 {
 	char(*names)[48] = calloc(5000, sizeof(*names));
@@ -297,7 +299,7 @@ TEST(tests_case, globals_are_named_once)
 	struct base_buffer out = pickle_of(tensors, 5000);
 	struct walk walk = walk_pickle(out.data, out.bytes);
 
-	/* Every dtype or its storage, two functions, OrderedDict and UntypedStorage. */
+	/* Each dtype or its storage class, two functions, OrderedDict and UntypedStorage. */
 	ck_assert_uint_eq(walk.globals, IOSHAPE_FLOAT4_E2M1FN_X2 + 4);
 	base_buffer_free(&out);
 	free(tensors);
@@ -347,7 +349,7 @@ TEST(tests_case, the_longest_names_and_most_dimensions_fit)
 	name[sizeof(name) - 1] = '\0';
 	for (size_t i = 0; i < IOSHAPE_MAX_DIMS; i++)
 		shape[i] = 0;
-	shape[63] = INT64_MAX / 16; /* strides and numbers of the widest kind */
+	shape[63] = INT64_MAX / 16; /* widest strides and numbers */
 	for (size_t i = 0; i < ARRAY_LENGTH(tensors); i++)
 		tensors[i] = (struct ioshape_tensor){
 			name, (enum ioshape_dtype)(1 + i % 22), IOSHAPE_MAX_DIMS, shape, NULL, NULL,

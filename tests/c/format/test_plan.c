@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where records lie: compared with a search for the first offset that meets the rules. */
+/* Offsets of records, compared with a search for the first offset that meets the rules. */
 #include "format/writer.c"
 #include "support/check_main.h"
 #include "support/random.h"
@@ -7,8 +7,7 @@
 
 #include <errno.h>
 
-/* The first offset behind header, name and fields that is a multiple of the alignment, found by
- * trying. */
+/* Returns the first multiple of the alignment behind header, name and fields, found by trial. */
 static uint64_t first_aligned(uint64_t cursor, size_t name_bytes, bool zip64, uint32_t alignment)
 {
 	uint64_t at = cursor + 30 + name_bytes + (zip64 ? 20 : 0) + 4;
@@ -29,7 +28,7 @@ static void check_place(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
 	ck_assert_uint_eq(place.data_offset, data);
 	ck_assert_uint_eq(place.header_bytes, data - cursor);
 	ck_assert(place.zip64 == zip64);
-	/* What follows the header's name has to fit a u16. */
+	/* The length of the header's extra field must fit 16 bits. */
 	ck_assert_uint_le(place.header_bytes - 30 - name_bytes, 0xffff);
 	if (bytes == FORMAT_UNKNOWN_BYTES) {
 		ck_assert_uint_eq(place.descriptor_offset, data);
@@ -95,7 +94,7 @@ TEST(tests, impossible_records_are_refused)
 		{ 0, 8, MOST, 64, IOSHAPE_E_LIMIT },
 		{ 0, 8, UINT64_MAX - 1, 64, IOSHAPE_E_LIMIT },
 		{ MOST - 100, 8, FORMAT_UNKNOWN_BYTES, 4096, IOSHAPE_E_LIMIT },
-		/* The largest that there is: 64 bytes of header, 24 of descriptor. */
+		/* The largest possible record: 64 bytes of header, 24 of descriptor. */
 		{ 0, 8, MOST - 64 - 24, 64, 0 },
 		{ 0, 8, MOST - 64 - 23, 64, IOSHAPE_E_LIMIT },
 		{ 0, 0, 1, 64, IOSHAPE_E_LIMIT },
@@ -125,7 +124,7 @@ static void check_member(uint64_t cursor, size_t name_bytes, uint64_t alignment)
 	ck_assert_uint_eq(place.header_bytes, header_bytes);
 	ck_assert_uint_eq(place.header_offset, place.data_offset - header_bytes);
 	ck_assert_uint_ge(place.header_offset, cursor);
-	/* And not a boundary later than needed. */
+	/* The offset is the first that is possible. */
 	ck_assert_uint_lt(place.header_offset - cursor, alignment);
 }
 

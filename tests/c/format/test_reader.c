@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is read from a file is what was written to it, or the reader says where it is not. */
+/* Reads return what was written to the file, or the reader locates the damage. */
 #include "support/archive.h"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* Around the size of a block, and of a plain read. */
+/* Sizes around that of a block, and of a plain read. */
 static const size_t sizes[] = {
 	300, 0, 1, MIB - 1, MIB, MIB + 1, 3 * MIB + 77, 5 * MIB + 5, 4 * MIB + 64, 4096
 };
@@ -74,7 +74,7 @@ static void write_archive(struct archive *archive)
 	archive_free(archive);
 }
 
-/* As torch.save() leaves it: without. */
+/* Writes a file without an index, like torch.save(). */
 static void write_plain(size_t first, size_t count)
 {
 	struct archive archive = { 0 };
@@ -144,7 +144,7 @@ LOOP_TEST(reading, every_engine_reads_every_record, 0, 6)
 		ranges[RECORDS - 1 - i] =
 			(struct format_range){ i, 0, sizes[i], calloc(1, sizes[i] + 1) };
 	}
-	/* Out of the cache: so that what can read past it does. */
+	/* Evicts the file, so that direct reads are used where they are possible. */
 	posix_fadvise(test.reader.input.fd, 0, 0, POSIX_FADV_DONTNEED);
 	ck_assert_msg(!read_ranges(ranges, RECORDS, true), "%s", test.error.text);
 	for (size_t i = 0; i < RECORDS; i++) {
@@ -154,7 +154,8 @@ LOOP_TEST(reading, every_engine_reads_every_record, 0, 6)
 	format_reader_close(&test.reader);
 }
 
-/* Ranges of all kinds: whole records, parts, overlapping, empty, and such that are only verified.
+/*
+ * Reads random ranges: whole records, parts, overlapping, empty, and some that are only verified.
  */
 static void check_random_ranges(uint64_t seed, bool verify)
 {
@@ -184,7 +185,7 @@ static void check_random_ranges(uint64_t seed, bool verify)
 			continue;
 		ck_assert_mem_eq(into, test.data[ranges[i].record] + ranges[i].offset,
 				 ranges[i].bytes);
-		ck_assert_uint_eq(into[ranges[i].bytes], 0); /* and not one byte more */
+		ck_assert_uint_eq(into[ranges[i].bytes], 0); /* no byte more was written */
 		free(ranges[i].into);
 	}
 }
@@ -198,7 +199,7 @@ LOOP_TEST(reading, random_ranges_are_what_was_written, 0, 4)
 	format_reader_close(&test.reader);
 }
 
-/* More pieces and copies than a batch holds, blocks begun in one batch and ended in the next. */
+/* More ranges than a batch holds, with blocks that begin in one batch and end in the next. */
 LOOP_TEST(reading, many_small_ranges_are_read_in_batches, 0, 4)
 {
 	const size_t record = 6, count = 30000, step = 100;
@@ -207,7 +208,7 @@ LOOP_TEST(reading, many_small_ranges_are_read_in_batches, 0, 4)
 
 	write_file(_i & 1);
 	open_reader();
-	/* Each overlaps the next if 150 bytes are read, and leaves a gap if 50 are. */
+	/* Ranges of 150 bytes overlap, ranges of 50 leave gaps. */
 	for (size_t bytes = 50; bytes <= 150; bytes += 100) {
 		for (size_t i = 0; i < count; i++)
 			ranges[i] =
@@ -233,8 +234,7 @@ static int open_and_read(const struct format_range *ranges, size_t count)
 	return ret;
 }
 
-/* Whichever allocation it is that fails. Under the address sanitizer: nothing is lost on the way.
- */
+/* Each allocation fails in turn; the address sanitizer detects leaks. */
 LOOP_TEST(reading, running_out_of_memory_is_survived, 0, 2)
 {
 	uint8_t into[3][300];
@@ -326,7 +326,7 @@ static struct test_case damage_case = { .name = "damage", .setup = setup, .teard
 
 TEST(damage_case, damage_is_found_and_located)
 {
-	const size_t record = 6; /* 3 MiB and a bit */
+	const size_t record = 6; /* a little more than 3 MiB */
 	uint8_t *into = malloc(sizes[record]);
 	const struct format_range whole = { record, 0, sizes[record], into };
 	const struct format_range before = { record, 0, MIB, into };
@@ -341,7 +341,7 @@ TEST(damage_case, damage_is_found_and_located)
 	ck_assert_int_eq(read_ranges(&whole, 1, true), IOSHAPE_E_DAMAGED);
 	ck_assert_str_eq(test.error.record, "data/6");
 	ck_assert_uint_eq(test.error.offset, damage - 1000);
-	/* The block is damaged, so nothing of it is given out; the others are well. */
+	/* The whole block is refused; other blocks are readable. */
 	ck_assert_int_eq(read_ranges(&beside, 1, true), IOSHAPE_E_DAMAGED);
 	ck_assert_int_eq(read_ranges(&before, 1, true), 0);
 	ck_assert_mem_eq(into, test.data[record], MIB);
@@ -353,10 +353,13 @@ TEST(damage_case, damage_is_found_and_located)
 	free(into);
 }
 
-/* Files of torch have one checksum for each record: it takes all of the record to compare it. */
+/*
+ * torch's files have one checksum for each record, which only a read of the whole record can
+ * verify.
+ */
 TEST(damage_case, damage_in_files_of_torch_is_found_when_the_record_is_read_whole)
 {
-	const size_t record = 7; /* 5 MiB and a bit: two plain reads */
+	const size_t record = 7; /* a little more than 5 MiB: two plain reads */
 	uint8_t *into = malloc(2 * sizes[record]);
 	const struct format_range whole = { record, 0, sizes[record], into };
 	const struct format_range verified = { record, 0, sizes[record], NULL };
@@ -378,7 +381,9 @@ TEST(damage_case, damage_in_files_of_torch_is_found_when_the_record_is_read_whol
 	free(into);
 }
 
-/* Opens and reads all: what comes back without complaint must be what was written. True if it did.
+/*
+ * Opens the file and reads all records. What is accepted must be what was written. Returns whether
+ * all was accepted.
  */
 static bool read_all_and_compare(size_t first, size_t count)
 {
@@ -431,7 +436,7 @@ LOOP_TEST(damage_case, no_single_bit_flip_goes_unnoticed, 0, 2)
 			flip_byte(at, (uint8_t)(1u << bit));
 		}
 	}
-	/* Padding, time stamps, descriptors: harmless. Everything else was refused. */
+	/* Changes of padding, time stamps and descriptors are harmless. All others were refused. */
 	ck_assert_uint_gt(accepted, 0);
 	ck_assert_uint_lt(accepted, bytes * 8);
 	ck_assert(read_all_and_compare(0, 3));
@@ -467,7 +472,7 @@ TEST(index_case, a_damaged_index_is_refused)
 	ck_assert_int_eq(try_open(), IOSHAPE_E_DAMAGED);
 }
 
-/* Right checksums do not help an index that says where no data can be. */
+/* An index with impossible offsets is not used, although its checksums are right. */
 LOOP_TEST(index_case, an_index_with_impossible_offsets_is_not_used, 0, 3)
 {
 	static const uint64_t wrong[] = { 0, 37, UINT64_MAX };
@@ -495,8 +500,10 @@ LOOP_TEST(index_case, an_index_with_impossible_offsets_is_not_used, 0, 3)
 	ck_assert(read_all_and_compare(0, 3));
 }
 
-/* Puts records into a new archive as a tool would that knows nothing of indexes: the index as it
- * was. */
+/*
+ * Puts records into a new archive, with the unchanged index, like a tool that does not know
+ * indexes.
+ */
 static void repack(size_t first, size_t count, uint32_t alignment)
 {
 	struct archive archive = { 0 };
@@ -532,7 +539,7 @@ TEST(index_case, a_repacked_archive_is_read_without_its_index)
 	format_reader_close(&test.reader);
 	ck_assert(read_all_and_compare(0, 3));
 
-	/* One record less. */
+	/* Without the first record. */
 	repack(1, 2, 1);
 	open_reader();
 	ck_assert(!test.reader.has_index);
@@ -540,7 +547,9 @@ TEST(index_case, a_repacked_archive_is_read_without_its_index)
 	ck_assert(read_all_and_compare(1, 2));
 }
 
-/* Two records of one size change their names, in the directory and before the data: checksums hold.
+/*
+ * Two records of equal size exchange names, in the directory and in the local headers. All
+ * checksums remain right.
  */
 TEST(index_case, records_under_wrong_names_are_not_taken_for_indexed)
 {
@@ -574,7 +583,7 @@ TEST(index_case, an_index_of_a_later_version_is_left_alone)
 	ck_assert(read_all_and_compare(0, 3));
 }
 
-/* An index that is not the last record was not put there by us. */
+/* The library always writes the index as the last record. */
 TEST(index_case, an_index_in_another_place_is_a_record_like_any_other)
 {
 	struct archive archive = { 0 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Headers of safetensors files: what they say, what they cannot hold, and with memory that ends. */
-/* For its pure rule. */
+/* Headers of safetensors files: contents, limits, and failing allocations. */
+/* Included, because it tests static functions. */
 #include "format/tensors.c"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
@@ -94,7 +94,7 @@ TEST(tests, what_has_no_place_in_them_is_refused)
 	ck_assert_int_eq(check_tensor(&odd, &error), 0);
 }
 
-/* What is there already moves the places where the buffer has to grow. */
+/* Bytes that are already in the buffer shift the positions at which it has to grow. */
 TEST(tests, a_header_without_memory_is_none)
 {
 	const struct ioshape_metadata metadata = metadata_of(2);

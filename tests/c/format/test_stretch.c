@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stretches of a file as they lie, whatever records they hold, cut or whole. */
+/* Byte ranges of a file, whichever records they contain or cut. */
 #define _GNU_SOURCE
 #include "support/archive.h"
 #include "support/check_main.h"
@@ -15,12 +15,12 @@ static const size_t sizes[] = { 300, 0, 1, MIB - 1, MIB, MIB + 1, 2 * MIB + 77, 
 #define RECORDS ARRAY_LENGTH(sizes)
 #define LARGE 6
 
-/* What files there are. */
+/* Kinds of files. */
 enum kind { INDEXED, TORCH, NO_CHECKSUMS, SHUFFLED, KINDS };
 
 static struct {
 	uint8_t *data[RECORDS];
-	uint8_t *file; /* all of it */
+	uint8_t *file; /* contents of the file */
 	uint8_t *into;
 	size_t file_bytes;
 	struct io_lane *lane;
@@ -67,7 +67,7 @@ static void write_archive(enum kind kind)
 		if (kind == NO_CHECKSUMS)
 			archive.entries[i].crc32 = 0;
 	}
-	/* Some tools list records in another order than they lie in. */
+	/* Some tools list records in another order than that of the file. */
 	for (size_t i = 0; kind == SHUFFLED && i + 3 < RECORDS; i += 2) {
 		entry = archive.entries[i];
 		archive.entries[i] = archive.entries[i + 3];
@@ -150,7 +150,7 @@ static const struct format_entry *entry_of(size_t record)
 	return &test.reader.directory.entries[position];
 }
 
-/* Where something begins or ends, and a byte before and behind. */
+/* Lists the offsets where something begins or ends, and those one byte before and after. */
 static size_t find_edges(uint64_t *edges)
 {
 	size_t count = 0;
@@ -188,7 +188,7 @@ LOOP_TEST(tests, however_a_file_is_cut_it_is_what_lies_there, 0, 2 * KINDS)
 		for (size_t i = 0; i < count; i += step)
 			get(edges[i], edges[MIN(i + step, count - 1)] - edges[i]);
 	}
-	/* From each to each. */
+	/* From each offset to later ones. */
 	for (size_t i = 0; i < count; i += 7 * rarer)
 		for (size_t k = i; k < count; k += 9 * rarer)
 			get(edges[i], edges[k] - edges[i]);

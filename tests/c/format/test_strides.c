@@ -80,7 +80,7 @@ TEST(layout_case, tensors_are_saved_as_they_lie_or_packed)
 		struct ioshape_tensor tensor;
 		bool as_it_lies;
 		uint64_t bytes;
-		const int64_t *strides; /* saved */
+		const int64_t *strides; /* strides in the file */
 	} cases[] = {
 		{ tensor_of(0, NULL, NULL), true, 4, NULL },
 		{ tensor_of(3, LIST(2, 3, 4), NULL), true, 96, LIST(12, 4, 1) },
@@ -95,14 +95,16 @@ TEST(layout_case, tensors_are_saved_as_they_lie_or_packed)
 		{ tensor_of(1, LIST(7), LIST(2)), false, 28, LIST(1) },
 		{ tensor_of(2, LIST(4, 3), LIST(1, 1)), false, 48, LIST(3, 1) },
 		{ tensor_of(2, LIST(4, 5), LIST(1, 8)), false, 80, LIST(5, 1) },
-		/* A batch of one in channels_last has a stride that torch looks at; what is out of
-		 * all proportion goes. */
+		/*
+		 * In a channels_last batch of one, torch uses the stride of the batch dimension.
+		 * Absurd strides are replaced.
+		 */
 		{ tensor_of(4, LIST(1, 3, 4, 5), LIST(60, 1, 15, 3)), true, 240,
 		  LIST(60, 1, 15, 3) },
 		{ tensor_of(3, LIST(1, 3, 4), LIST(INT64_MAX, 4, 1)), true, 48, LIST(12, 4, 1) },
 		{ tensor_of(2, LIST(3, 1), LIST(1, 0)), true, 12, LIST(1, 0) },
 		{ tensor_of(2, LIST(1, 1), LIST(INT64_MAX, INT64_MAX)), true, 4, LIST(1, 1) },
-		/* Empty ones, as torch: each 0 counts as 1. */
+		/* Empty tensors, as in torch: a size of 0 counts as 1. */
 		{ tensor_of(3, LIST(3, 0, 4), NULL), true, 0, LIST(4, 4, 1) },
 		{ tensor_of(2, LIST(0, 3), NULL), true, 0, LIST(3, 1) },
 		{ tensor_of(2, LIST(3, 0), LIST(1, 3)), true, 0, LIST(1, 3) },
@@ -171,7 +173,7 @@ TEST(layout_case, impossible_tensors_are_refused)
 		{ tensor_of(2, LIST(0, 4), LIST(-4, 1)), -EINVAL },
 		{ { "w", IOSHAPE_INT8, 1, LIST(3), NULL, NULL }, -EINVAL },
 		{ { "w", IOSHAPE_INT8, 0, NULL, NULL, NULL }, -EINVAL },
-		/* Numbers that overflow: of bytes, then of what strides reach. */
+		/* Overflows: of the number of bytes, then of the offsets that strides reach. */
 		{ tensor_of(2, LIST(INT64_MAX, 2), NULL), IOSHAPE_E_LIMIT },
 		{ tensor_of(1, LIST(INT64_MAX / 4 + 1), NULL), IOSHAPE_E_LIMIT },
 		{ tensor_of(3, LIST(INT64_MAX, 2, 0), NULL), IOSHAPE_E_LIMIT },
@@ -193,7 +195,7 @@ TEST(layout_case, impossible_tensors_are_refused)
 
 /* ---- Packing --------------------------------------------------------------------------------- */
 
-/* The promise in its plainest form: one element after the other, in row-major order. */
+/* Packs in the simplest way: element by element, in row-major order. */
 static void pack_naively(const struct ioshape_tensor *tensor, size_t element_bytes, uint8_t *to)
 {
 	int64_t index[IOSHAPE_MAX_DIMS] = { 0 }, offset;
@@ -222,8 +224,7 @@ struct sample {
 	uint8_t *data, *expected;
 };
 
-/* Slices, transpositions, repetitions, overlaps, single elements: strides of whatever size, often
- * tidy. */
+/* Makes a random tensor: sliced, transposed, expanded, overlapping, or of single elements. */
 static void make_sample(struct sample *sample, uint64_t *seed)
 {
 	int64_t step = 1, reach = 0, elements = 1;
@@ -256,7 +257,7 @@ static void make_sample(struct sample *sample, uint64_t *seed)
 		elements *= sample->shape[i];
 	}
 	sample->bytes = (size_t)elements * sample->element_bytes;
-	/* Exactly as long as the tensor reaches, so that a sanitizer sees a step beyond. */
+	/* Exactly as long as the tensor reaches, so that sanitizers detect an access beyond. */
 	sample->data = malloc((size_t)(reach + 1) * sample->element_bytes);
 	sample->expected = malloc(sample->bytes);
 	test_random_fill(seed, sample->data, (size_t)(reach + 1) * sample->element_bytes);
@@ -296,7 +297,10 @@ TEST(packing, packing_equals_a_loop_over_elements_from_any_byte)
 	}
 }
 
-/* They are copied in tiles, not row by row. In pieces that begin and end anywhere in a row. */
+/*
+ * Transposed matrices are copied in tiles instead of rows. The pieces begin and end anywhere in a
+ * row.
+ */
 TEST(packing, parts_of_transposed_matrices_are_packed)
 {
 	uint64_t seed = 7;
@@ -348,7 +352,7 @@ TEST(packing, packing_without_strides_copies)
 	format_pack(&tensor, 4, 0, NULL, 0);
 }
 
-/* 2^59 elements in four: were the offset reached step by step, this would not end. */
+/* The tensor repeats four elements 2^59 times. Walking to the offset would not end. */
 TEST(packing, seeking_does_not_walk)
 {
 	static const uint32_t pair[2][2] = { { 1, 2 }, { 3, 4 } };
@@ -357,7 +361,9 @@ TEST(packing, seeking_does_not_walk)
 	uint32_t packed[4];
 
 	tensor.data = pair;
-	/* The last element of the first half of dimension 1, then the other half begins. */
+	/*
+	 * The last elements of the first half of dimension 1, and the first ones of the other half.
+	 */
 	format_pack(&tensor, 4, (uint64_t)half / 2 * 4 * 4 * half + (uint64_t)half * 2 * 4 - 8,
 		    packed, 16);
 	ck_assert_uint_eq(packed[0], 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The container writer, on a file floor of the test's own: it fails when it is told to, and shows
- * the container what it wrote. The functions below take the place of those in the library.
+ * The archive writer on an io_writer of the test, which fails on request and shows what was
+ * written. The functions below replace the library's.
  */
 #define _GNU_SOURCE
 #include "format/format.h"
@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* ---- The file floor -------------------------------------------------------------------------- */
+/* ---- A mock of io_writer --------------------------------------------------------------------- */
 
 struct io_writer {
 	int fd; /* memory, with holes */
@@ -24,11 +24,12 @@ struct io_writer {
 	bool finished;
 };
 
-static unsigned long steps, failing_step; /* puts and finishes; the failing one, or 0 */
-static unsigned files;                    /* that have not been freed */
-static struct io_writer *current;         /* the newest one */
+static unsigned long steps,
+	failing_step;             /* calls of put and finish so far; the one that fails, or 0 */
+static unsigned files;            /* not freed yet */
+static struct io_writer *current; /* the newest one */
 
-/* What a record of gigabytes is made of: neither stored nor checksummed byte by byte. */
+/* Contents of large records: neither stored nor checksummed byte by byte. */
 static const uint8_t zeros[MIB];
 
 static bool step_fails(struct base_error *error)
@@ -118,7 +119,7 @@ static uint8_t *content_of(const struct io_writer *file)
 	return content;
 }
 
-/* ---- Writing and looking back ---------------------------------------------------------------- */
+/* ---- Writing and reading back ---------------------------------------------------------------- */
 
 static struct format_writer *new_writer(void)
 {
@@ -181,14 +182,14 @@ static void expect_checks(const struct format_index *index, uint64_t first, cons
 			base_crc32(0, data + done, MIN(bytes - done, FORMAT_CHECK_BYTES)));
 }
 
-/* ---- What is written ------------------------------------------------------------------------- */
+/* ---- Contents of the file -------------------------------------------------------------------- */
 
 static const size_t sizes[] = {
 	200,       0,       1,   63,      65536,   256 * KIB - 1,
 	256 * KIB, MIB - 1, MIB, MIB + 1, 3 * MIB, 5 * MIB + 77,
 };
 
-/* Pieces of whatever size, some of them empty. */
+/* Writes pieces of random size, some of them empty. */
 static void write_in_pieces(struct format_writer *writer, const char *name, const uint8_t *data,
 			    size_t bytes, bool known, uint64_t *seed)
 {
@@ -323,7 +324,7 @@ TEST(written_case, an_empty_container_is_a_container)
 	free_writer(writer);
 }
 
-/* Sizes and offsets that need the wide fields: known or not, and a small record behind them. */
+/* Sizes and offsets that need zip64 fields, known or not, followed by a small record. */
 TEST(written_case, records_may_pass_four_gigabytes)
 {
 	const uint64_t count = 4 * KIB + 1;
@@ -410,7 +411,7 @@ static void misuse_order(struct format_writer *writer)
 			 IOSHAPE_E_LIMIT);
 }
 
-/* With "second" open, announced with three bytes. */
+/* Misuses the writer while "second" is open, which was announced with three bytes. */
 static void misuse_open_record(struct format_writer *writer)
 {
 	ck_assert_int_eq(format_writer_begin(writer, "third", 1, 0, NULL), -EINVAL);
@@ -493,7 +494,7 @@ static int write_some(struct format_writer *writer, struct base_error *error)
 
 static struct test_case failures = { .name = "failures" };
 
-/* Whatever step fails, it is told once, and from then on the file is not touched. */
+/* Each step fails in turn: the failure is reported, and the file is not touched again. */
 TEST(failures, after_a_failed_write_nothing_more_is_written)
 {
 	unsigned long nth;

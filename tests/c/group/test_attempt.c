@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Generations take their place whole; what dead processes leave behind goes, everything else stays.
+/*
+ * Checkpoints of a group are committed as a whole. What dead processes left is removed, and nothing
+ * else.
  */
 #define _GNU_SOURCE
-/* For its names and serial numbers. */
+/* Included, because its functions for names and serial numbers are static. */
 #include "group/generations.c"
 #include "support/check_main.h"
 #include "support/generation_case.h"
@@ -45,7 +47,7 @@ static bool exists(const char *path)
 	return !lstat(path, &status);
 }
 
-/* The only attempt in "runs"; "" if there is none. */
+/* Returns the name of the only attempt in "runs"; "" if there is none. */
 static const char *attempt_name(void)
 {
 	static char name[256];
@@ -111,7 +113,7 @@ TEST(names_case, other_names_are_none_of_ours)
 		"step",
 		"step-",
 		"step-1000",        /* too short */
-		"step-00000010000", /* a 0 too many */
+		"step-00000010000", /* one 0 too many */
 		"step-000000100x",
 		"step-0000001000 ",
 		"step-0000001000.pt",
@@ -214,7 +216,10 @@ TEST(commit, a_complete_one_is_not_replaced_if_that_is_not_wanted)
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
 
-/* Of a job on a machine with another clock, which did not know of an attempt that was under way. */
+/*
+ * Writes a checkpoint like that of a job on a machine with another clock. It did not know of the
+ * attempt in progress, so its serial number may be any.
+ */
 static void put_generation(const char *place, uint64_t step, uint64_t serial)
 {
 	struct base_buffer text = { 0 };
@@ -249,7 +254,7 @@ TEST(commit, what_is_committed_last_is_the_newest_whatever_clocks_say)
 	ck_assert_uint_eq(serial, ahead + 1);
 }
 
-/* Whatever has the name: without a manifest it is no generation. */
+/* An entry of that name without a valid checkpoint is replaced even if replacing is not allowed. */
 LOOP_TEST(commit, an_incomplete_one_is_replaced_all_the_same, 0, 4)
 {
 	if (_i == 0) {
@@ -313,7 +318,7 @@ TEST(commit, a_directory_removed_under_an_attempt_fails_it)
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 }
 
-/* What it consists of is told as it is, and not as a lack of memory. */
+/* An invalid manifest is reported as such, not as a lack of memory. */
 TEST(commit, what_makes_no_manifest_is_not_put_in_place)
 {
 	struct generation_case it;
@@ -331,7 +336,10 @@ TEST(commit, what_makes_no_manifest_is_not_put_in_place)
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 }
 
-/* Rank 0 hears of files; whether they lie where it looks is seen only there. */
+/*
+ * The other ranks report their files to rank 0. Only a look into the attempt shows whether they are
+ * there.
+ */
 LOOP_TEST(commit, without_its_files_it_is_not_put_in_place, 0, 2)
 {
 	struct group_attempt attempt;
@@ -350,7 +358,7 @@ LOOP_TEST(commit, without_its_files_it_is_not_put_in_place, 0, 2)
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
 
-/* Those of several writers, by name: the last round has them all. */
+/* Files of several writers are checked by name. In the last round all of them exist. */
 LOOP_TEST(commit, without_the_file_of_one_writer_it_is_not_put_in_place, 0, 4)
 {
 	struct format_manifest_part parts[3];
@@ -387,9 +395,9 @@ LOOP_TEST(commit, without_the_file_of_one_writer_it_is_not_put_in_place, 0, 4)
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
 
-/* ---- Dead or alive --------------------------------------------------------------------------- */
+/* ---- Attempts of dead and living processes --------------------------------------------------- */
 
-/* A process that has begun an attempt, and waits to be killed. */
+/* Starts a process that begins an attempt and waits to be killed. */
 static pid_t start_attempt(const char *job)
 {
 	struct group_attempt attempt;
@@ -431,7 +439,7 @@ LOOP_TEST(dead_case, a_dead_process_s_attempt_goes_with_the_next_save, 0, 2)
 	pid_t pid = start_attempt(_i ? ANOTHER_JOB : GENERATION_JOB);
 
 	tidy(GENERATION_JOB);
-	ck_assert(*attempt_name()); /* alive */
+	ck_assert(*attempt_name()); /* its process is alive */
 	ck_assert_int_eq(generation_save(STEP + 1, "another", false, &error), 0);
 	ck_assert(*attempt_name());
 	kill_process(pid);
@@ -452,7 +460,7 @@ TEST(dead_case, an_attempt_of_this_process_is_alive)
 	ck_assert(generation_is("step-0000001001", STEP + 1, "another"));
 }
 
-/* An attempt as another machine would have left it. */
+/* Makes an attempt like one that a process on another machine left. */
 static void make_attempt(const char *job, const char *domain, time_t age_s)
 {
 	struct timespec times[2] = { { .tv_sec = time(NULL) - age_s },
@@ -468,7 +476,10 @@ static void make_attempt(const char *job, const char *domain, time_t age_s)
 	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-/* What one budget removes of the attempt, whose name goes with the last of its files. */
+/*
+ * Tidies with one budget. Returns how many entries of the attempt were removed; its directory goes
+ * with the last file.
+ */
 static unsigned tidy_some(const char *path)
 {
 	struct base_budget budget = base_budget_begin();
@@ -521,7 +532,7 @@ TEST(dead_case, another_domain_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_ol
 	tidy(GENERATION_JOB);
 	ck_assert(!*attempt_name());
 
-	/* Who does not know where it is is nowhere. */
+	/* An attempt without a lock domain may belong to any machine. */
 	make_attempt(ANOTHER_JOB, IO_NOWHERE, 0);
 	tidy(GENERATION_JOB);
 	ck_assert(*attempt_name());
@@ -533,7 +544,7 @@ TEST(dead_case, another_domain_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_ol
 	ck_assert(!*attempt_name() == !!strcmp(here, IO_NOWHERE));
 }
 
-/* The day counts from the last write, not from the first. */
+/* The age of an attempt counts from its last write. */
 TEST(dead_case, a_file_that_grows_keeps_an_old_attempt)
 {
 	char path[300];
@@ -557,7 +568,9 @@ TEST(dead_case, other_users_and_other_things_stay)
 		ck_assert(*attempt_name());
 		ck_assert_int_eq(chown(path, 0, (gid_t)-1), 0);
 	}
-	/* A directory in it is not ours, and a link's target neither. */
+	/*
+	 * A directory inside an attempt was not made by the library, nor was the target of a link.
+	 */
 	scratch_write("precious", "x", 1);
 	snprintf(inside, sizeof(inside), "%s/link", path);
 	ck_assert_int_eq(symlink("../../precious", inside), 0);
@@ -571,7 +584,7 @@ TEST(dead_case, other_users_and_other_things_stay)
 	tidy(GENERATION_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 
-	/* Of that name, but no directories. */
+	/* These have names of attempts, but are not directories. */
 	scratch_write("runs/.step-0000001000.01234567-89abcdef-" MINE, "x", 1);
 	ck_assert_int_eq(symlink("..", "runs/.step-0000001001.01234567-89abcdef-" MINE), 0);
 	scratch_write("runs/mine.pt", "x", 1);
@@ -582,7 +595,9 @@ TEST(dead_case, other_users_and_other_things_stay)
 
 /* ---- Children ------------------------------------------------------------------------------- */
 
-/* With all descriptors but ours, as a worker that loads data. Returns when fork() has in the child.
+/*
+ * Starts a child that inherits all descriptors but the library's, like a data-loader worker.
+ * Returns when the library's fork handler has run in the child.
  */
 static pid_t start_worker(void)
 {
@@ -658,7 +673,7 @@ TEST(dead_case, a_child_that_closes_ends_no_lock_of_its_parent)
 	io_folder_close(&runs);
 }
 
-/* ---- Where names cannot be swapped ----------------------------------------------------------- */
+/* ---- Filesystems that cannot exchange two names ---------------------------------------------- */
 
 #define REPLACED "runs/.replaced-" PLACE "." MINE
 
@@ -668,7 +683,7 @@ TEST(dead_case, what_stepped_aside_comes_back_if_its_place_is_free)
 
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(rename("runs/" PLACE, REPLACED), 0);
-	/* While somebody is at it. */
+	/* Another process holds its lock. */
 	fd = open(REPLACED, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	ck_assert_int_eq(flock(fd, LOCK_EX), 0);
 	tidy(NULL);

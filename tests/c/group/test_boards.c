@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Boards of notes: what all kinds of them promise. */
+/* Promises that all stores for messages share. */
 #define _GNU_SOURCE
 #include "group/store.h"
 #include "support/board_case.h"
@@ -23,7 +23,7 @@ static void open_all(int kind, uint32_t ranks)
 
 static void close_all(void)
 {
-	/* The others first, so that rank 0 waits for none of them. */
+	/* Rank 0 last, because it waits for the others. */
 	for (uint32_t i = boards.ranks; i-- > 0;) {
 		if (of[i])
 			store_close(of[i]);
@@ -78,7 +78,7 @@ START_TEST(test_what_is_not_there_is_no_failure)
 			0);
 		ck_assert_uint_eq(found.calls, 0);
 	}
-	/* Neither of another scope, nor of a name that only begins like it. */
+	/* A message of another scope, or whose name has this one as prefix, is not found. */
 	board_case_post(of[1], "s1", "plan", "x", 1);
 	ck_assert_int_eq(store_get(of[2], "s2", "plan", &note, NULL), -EAGAIN);
 	ck_assert_int_eq(store_get(of[2], "s1", "pla", &note, NULL), -EAGAIN);
@@ -156,7 +156,7 @@ START_TEST(test_names_that_are_none_are_refused)
 					 -EINVAL);
 		}
 	}
-	/* The longest there can be. */
+	/* The longest valid names. */
 	board_case_post(of[1], "a23456789012345678901234567890123456789012345678901234567890123",
 			"b23456789012345678901234567890123456789012345678901234567890123", "x", 1);
 	ck_assert(sees(0, "a23456789012345678901234567890123456789012345678901234567890123",
@@ -176,7 +176,7 @@ START_TEST(test_rank0_drops_a_scope_for_all)
 	ck_assert(!sees(1, "s1", "n", "a"));
 	ck_assert(!sees(0, "s1", "m", "b"));
 	ck_assert(sees(0, "s2", "m", "c"));
-	/* The scope may be used anew. */
+	/* The scope may be used again. */
 	board_case_post(of[1], "s1", "n", "d", 1);
 	ck_assert(sees(0, "s1", "n", "d"));
 	close_all();
@@ -211,7 +211,7 @@ START_TEST(test_collect_asks_for_what_is_missing)
 				 0);
 		ck_assert_uint_eq(found.calls, 3);
 		ck_assert_uint_eq(found.count, 3);
-		/* What found() says ends it; the next call is as good as any. */
+		/* An error of the callback ends the call; the next call succeeds. */
 		memset(have, 0, sizeof(have));
 		calls = 0;
 		ck_assert_int_eq(
@@ -230,7 +230,10 @@ struct poster {
 	uint32_t rank;
 };
 
-/* As a save does it: everybody posts, rank 0 collects and answers, everybody waits for that. */
+/*
+ * Exchanges messages like a save: all ranks put, rank 0 collects and answers, and all ranks wait
+ * for the answer.
+ */
 static void take_part(struct store *board, uint32_t rank, unsigned rounds)
 {
 	char scope[16], answer[16];
@@ -342,11 +345,11 @@ START_TEST(test_wait_ends_when_something_comes_or_time_is_over)
 		open_all(_i, 2);
 		ck_assert(!board_case_look(of[waiting], "s1", "n", &note));
 		ck_assert(!pthread_create(&thread, NULL, post_soon, of[1 - waiting]));
-		/* Longer than the test may take. */
+		/* Longer than the test's time limit. */
 		while (!board_case_look(of[waiting], "s1", "n", &note))
 			store_wait(of[waiting], 3600000);
 		ck_assert(!pthread_join(thread, NULL));
-		/* Nothing comes any more: after one hint at most it waits. */
+		/* No more messages come, so after at most one spurious wake-up the call waits. */
 		store_wait(of[waiting], 200);
 		store_wait(of[waiting], 200);
 		close_all();

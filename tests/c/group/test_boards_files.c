@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The board of files: what lies in its folder, and what others may have put there. */
+/* The file store: entries of its folder, and files that other users may have put there. */
 #define _GNU_SOURCE
 #include "io/io.h"
 #include "support/board_case.h"
@@ -46,11 +46,11 @@ TEST(tests, test_the_folder_is_ours_alone_and_goes_with_rank_0)
 	ck_assert_uint_eq(scratch_entries(folder), 1);
 	store_close(zero);
 	ck_assert(access(folder, F_OK));
-	/* Late ones leave nothing behind. */
+	/* A rank that puts after the end of rank 0 leaves no files. */
 	ck_assert_int_eq(store_put(one, "s1", "m", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
 	store_wait(one, 10);
 	ck_assert(access(folder, F_OK));
-	/* When there is a rank 0 again, what was said is there again. */
+	/* A new rank 0 sees the messages that were put before. */
 	zero = board_case_open(&boards, 0);
 	board_case_post(one, "s2", "n", "x", 1);
 	for (int i = 0; i < 40 && access(in_folder("s1.m"), F_OK); i++)
@@ -87,7 +87,7 @@ TEST(tests, test_a_removed_folder_is_made_again_by_rank_0)
 	base_buffer_free(&note);
 }
 
-/* Signs of life are posted all the time, while nobody waits or while somebody does. */
+/* Heartbeats are put all the time, while the rank waits and while it does not. */
 TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
 {
 	struct store *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
@@ -127,12 +127,12 @@ TEST(tests, test_what_is_no_note_is_not_read)
 	ck_assert_int_eq(store_get(zero, "s1", "pipe", &note, NULL), -EPERM);
 	ck_assert(!mkdir(in_folder("s1.folder"), 0700));
 	ck_assert_int_eq(store_get(zero, "s1", "folder", &note, NULL), -EPERM);
-	/* Too large, without taking up memory for it. */
+	/* A sparse file that is too large; reading it must not allocate its size. */
 	fd = open(in_folder("s1.large"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
 	ck_assert(!ftruncate(fd, 1l << 40));
 	close(fd);
 	ck_assert_int_eq(store_get(zero, "s1", "large", &note, NULL), -EFBIG);
-	/* Names that only look like a rank's. */
+	/* Names that only resemble those of ranks. */
 	scratch_write(in_folder("s1.want-4"), "note of 4", 9);
 	scratch_write(in_folder("s1.want-01"), "note of 1", 9);
 	scratch_write(in_folder("s1.want-1x"), "note of 1", 9);
@@ -144,7 +144,7 @@ TEST(tests, test_what_is_no_note_is_not_read)
 	ck_assert_int_eq(store_collect(zero, "s1", "want", have, board_case_count, &found, &error),
 			 0);
 	ck_assert_uint_eq(found.calls, 0);
-	/* A drop leaves other scopes alone, whatever theirs begin with. */
+	/* A drop does not affect scopes whose name has this one as prefix. */
 	board_case_post(zero, "s11", "n", "x", 1);
 	store_drop(zero, "s1");
 	ck_assert(access(in_folder("s1.link"), F_OK));
@@ -196,7 +196,7 @@ TEST(tests, test_folders_of_dead_jobs_are_removed_after_a_day)
 	ck_assert(!utimensat(AT_FDCWD, dead, old, 0));
 	ck_assert(!utimensat(AT_FDCWD, other, old, 0));
 	ck_assert(!utimensat(AT_FDCWD, alive, young, 0));
-	/* Not by every rank. */
+	/* Only rank 0 removes old folders. */
 	board = board_case_open(&boards, 1);
 	ck_assert(!access(dead, F_OK));
 	store_close(board);
@@ -207,7 +207,7 @@ TEST(tests, test_folders_of_dead_jobs_are_removed_after_a_day)
 	store_close(board);
 }
 
-/* A writer that is killed again and again while it posts: a reader sees whole notes only. */
+/* A writer is killed again and again while it puts; the reader sees only whole messages. */
 TEST(tests, test_notes_are_whole_whenever_the_writer_dies)
 {
 	static uint8_t bytes[300000];
@@ -227,10 +227,10 @@ TEST(tests, test_notes_are_whole_whenever_the_writer_dies)
 				board_case_post(one, "s1", "n", bytes, sizeof(bytes));
 			}
 		}
-		/* As soon as it writes, for some notes more. */
+		/* Lets the writer put some messages before it is killed. */
 		for (const unsigned before = seen; seen < before + 30 + (unsigned)round % 5;) {
 			if (!board_case_look(zero, "s1", "n", &note)) {
-				/* The old one is there until the new one is. */
+				/* The old message remains until the new one replaces it. */
 				REQUIRE(!seen);
 				continue;
 			}

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The store in the memory of a host: ends of processes, dead jobs, and memory that is of no use. */
+/*
+ * The store in the shared memory of a host: processes that end, dead jobs, and memory that cannot
+ * be used.
+ */
 #define _GNU_SOURCE
 #include "group/store.h"
 #include "io/io.h"
@@ -60,10 +63,12 @@ static void wait_until_gone(struct store *board, uint32_t rank)
 	}
 }
 
-/* ---- Lives ----------------------------------------------------------------------------------- */
+/* ---- Ends of processes ----------------------------------------------------------------------- */
 
-/* A process with a board, and one that it forked, which outlives it. Its note says that both are
- * there. */
+/*
+ * Starts a process with a store, and a child of that process that outlives it. Its message says
+ * that both are running.
+ */
 static pid_t start_process(uint32_t rank, pid_t *orphan)
 {
 	int pipes[2];
@@ -80,7 +85,7 @@ static pid_t start_process(uint32_t rank, pid_t *orphan)
 			pause();
 			_exit(0);
 		}
-		/* So that the child has left fork() when it is told. */
+		/* Lets the child return from fork() before it is reported. */
 		usleep(50000);
 		board_case_post_own(board, "s1", "hello", rank);
 		MUST(write(pipes[1], &child, sizeof(child)) == sizeof(child), "no pipe");
@@ -117,12 +122,12 @@ TEST(tests, test_all_see_that_a_rank_was_killed)
 		wait_until_gone(of[i], 3);
 		ck_assert(!store_has_ended(of[i], 0));
 		ck_assert(!store_has_ended(of[i], 1));
-		/* It has not come yet. */
+		/* This rank has not come yet. */
 		ck_assert(!store_has_ended(of[i], 4));
-		/* What it had posted stays. */
+		/* Messages of a dead rank remain. */
 		board_case_expect(of[i], "s1", "hello-3", "note of 3", 9);
 	}
-	/* Who comes later hears of it as well. */
+	/* Ranks that come later learn of the death, too. */
 	open_ranks(4, 4);
 	wait_until_gone(of[4], 3);
 	kill(orphan, SIGKILL);
@@ -139,13 +144,16 @@ TEST(tests, test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew)
 	kill_now(pid);
 	for (uint32_t i = 1; i < 3; i++)
 		wait_until_gone(of[i], 0);
-	/* Although a child of the old one lives; and its notes are no longer there. */
+	/*
+	 * A new rank 0 replaces the old one although a child of the old one lives. The old messages
+	 * are gone.
+	 */
 	of[0] = board_case_open(&boards, 0);
 	of[3] = board_case_open(&boards, 3);
 	ck_assert(!board_case_look(of[3], "s1", "hello-0", &note));
 	board_case_post(of[3], "s1", "n", "x", 1);
 	board_case_expect(of[0], "s1", "n", "x", 1);
-	/* Whoever was with the old one is not with the new one. */
+	/* Ranks that met the old rank 0 cannot use the new one's store. */
 	ck_assert(store_has_ended(of[1], 0));
 	ck_assert_int_eq(store_get(of[1], "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
 	kill(orphan, SIGKILL);
@@ -193,7 +201,7 @@ TEST(tests, test_another_group_of_the_same_name_is_waited_for)
 	open_ranks(0, 1);
 	ck_assert_int_eq(board_case_try(&boards, 0, 200, &board, NULL), -EADDRINUSE);
 	ck_assert_int_eq(board_case_try(&boards, 1, 200, &board, NULL), -EEXIST);
-	/* Nor does a rank come back that has ended: it would be of another job. */
+	/* A rank that has ended cannot come back; it would belong to another job. */
 	store_close(of[1]);
 	of[1] = NULL;
 	wait_until_gone(of[0], 1);
@@ -237,7 +245,7 @@ TEST(tests, test_folders_of_dead_jobs_are_removed)
 	ck_assert(!mkdir(dead, 0700));
 	snprintf(file, sizeof(file), "%s/life-0", dead);
 	scratch_write(file, "", 0);
-	/* By rank 0 of any job; of those who live none. */
+	/* Rank 0 of any job removes folders of dead processes, and keeps those of living ones. */
 	strcat(next.name, "other");
 	other = board_case_open(&next, 0);
 	ck_assert(!exists(dead));
@@ -246,7 +254,7 @@ TEST(tests, test_folders_of_dead_jobs_are_removed)
 	close_all();
 }
 
-/* ---- Memory that is of no use ---------------------------------------------------------------- */
+/* ---- Unusable memory ------------------------------------------------------------------------- */
 
 TEST(tests, test_a_folder_of_another_user_is_not_used)
 {
@@ -269,7 +277,7 @@ TEST(tests, test_a_folder_of_another_user_is_not_used)
 	close_all();
 }
 
-/* All ranks learn of it, also those that wait. */
+/* All ranks notice that the folder was removed, including those that wait. */
 TEST(tests, test_a_memory_that_is_cleared_away_is_told)
 {
 	struct base_buffer note = { 0 };
@@ -293,7 +301,7 @@ TEST(tests, test_a_memory_that_is_cleared_away_is_told)
 	close_all();
 }
 
-/* A folder that its rank 0 removes as it ends is no surprise. */
+/* The folder's removal by rank 0 at its end is reported as the end of rank 0. */
 TEST(tests, test_ranks_that_outlast_rank_0_are_told_that_it_ended)
 {
 	struct base_buffer note = { 0 };
@@ -308,9 +316,9 @@ TEST(tests, test_ranks_that_outlast_rank_0_are_told_that_it_ended)
 	close_all();
 }
 
-/* ---- Users without a number ---- */
+/* ---- Users without an ID in the namespace ---------------------------------------------------- */
 
-/* In a user namespace all of them look alike. */
+/* Runs in a child. In a user namespace without a mapping, all users have the overflow ID 65534. */
 static int be_nobody(void *own)
 {
 	struct stat ours;
@@ -338,7 +346,7 @@ TEST(tests, test_what_belongs_to_nobody_of_a_namespace_is_not_ours)
 	ck_assert(!mkdir(stranger, 0700) && !chown(stranger, 54322, 54322));
 	status = scratch_in_child(be_nobody, own);
 	ck_assert(WIFEXITED(status));
-	/* 77: the kernel or a container forbids namespaces. */
+	/* 77: the kernel or a container forbids user namespaces. */
 	ck_assert(!WEXITSTATUS(status) || WEXITSTATUS(status) == 77);
 }
 
@@ -360,7 +368,7 @@ TEST(tests, test_messages_have_a_limit_together)
 	ck_assert_int_eq(ret, -E2BIG);
 	ck_assert_int_eq(count, 3);
 	store_drop(of[0], "s1");
-	/* Empty ones, too, cost something; one that is put again nothing. */
+	/* An empty message counts, too; replacing a message does not. */
 	for (count = 0; count < 4096; count++) {
 		snprintf(name, sizeof(name), "n-%d", count);
 		REQUIRE(!store_put(of[0], "s1", name, NULL, 0, NULL));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The board in a Redis: which goes away, forgets, and asks for passwords. */
+/* The store in a Redis that stops, loses its data, and asks for passwords. */
 #define _GNU_SOURCE
 #include "support/board_case.h"
 #include "support/check_main.h"
@@ -20,7 +20,7 @@ static void setup(void)
 	one = board_case_open(&boards, 1);
 }
 
-/* A command about the key of scope s1. */
+/* Runs a command on the key of scope s1. */
 static long long ask(const char *command, const char *arguments)
 {
 	char line[200];
@@ -60,7 +60,7 @@ TEST(tests, test_a_redis_that_forgot_everything_is_told_again)
 	board_case_post(one, "s3", "n", "dropped", 7);
 	store_drop(one, "s3");
 	forget_everything();
-	/* By waiting alone. */
+	/* Waiting alone must restore the messages. */
 	end = base_now_ns() + base_ms_to_ns(8000);
 	while (redis_server_tell(&boards.server, "DBSIZE") < 2) {
 		ck_assert_uint_lt(base_now_ns(), end);
@@ -72,8 +72,10 @@ TEST(tests, test_a_redis_that_forgot_everything_is_told_again)
 	ck_assert_int_eq(redis_server_tell(&boards.server, "DBSIZE"), 2);
 }
 
-/* After a failover: what is posted next is in the same scope or in another one, while nobody waits
- * or while somebody does. */
+/*
+ * After a failover. The next message is put into the same scope or another one, while the rank
+ * waits or does not.
+ */
 TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
 {
 	struct base_buffer note = { 0 };
@@ -96,7 +98,7 @@ TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
 	base_buffer_free(&note);
 }
 
-/* More than are looked at in one round trip. */
+/* More messages than one round trip checks. */
 TEST(tests, test_many_lost_notes_come_back)
 {
 	uint8_t *bytes = calloc(1, 700 * KIB);
@@ -136,7 +138,7 @@ TEST(tests, test_a_redis_that_is_away_is_told_soon_and_found_again)
 	uint64_t began;
 	int ret;
 
-	/* Away, or there and silent. */
+	/* The server is stopped, or running but silent. */
 	for (int silent = 0; silent < 2; silent++) {
 		board_case_post(zero, "s1", "n", "x", 1);
 		if (silent)
@@ -164,7 +166,7 @@ TEST(tests, test_a_redis_that_is_away_is_told_soon_and_found_again)
 			store_wait(one, 100);
 			ret = store_get(one, "s1", "m", &note, NULL);
 		} while (ret);
-		/* Also what could not be posted then. */
+		/* A put that failed during the outage is repeated. */
 		ck_assert(board_case_look(one, "s1", "m", &note));
 	}
 	base_buffer_free(&note);
@@ -184,7 +186,7 @@ TEST(tests, test_keys_have_an_end_and_the_pools_tag)
 	ck_assert_int_gt(left, 3590000);
 	store_drop(zero, "s1");
 	ck_assert_int_eq(redis_server_tell(&boards.server, "DBSIZE"), 0);
-	/* Whoever posts later makes none that stays for ever. */
+	/* A message that is put after the drop expires, too. */
 	board_case_post(one, "s1", "late", "x", 1);
 	left = ask("PTTL", "");
 	ck_assert_int_gt(left, 3590000);
@@ -201,7 +203,7 @@ TEST(tests, test_passwords_stay_out_of_sentences)
 	boards.coordinator.address = address;
 	ck_assert_int_eq(board_case_try(&boards, 0, 100, &board, &error), IOSHAPE_E_COORDINATOR);
 	ck_assert_ptr_null(strstr(error.text, "SECRET"));
-	/* Beside the address, and over TCP. */
+	/* With the password outside the address, and over TCP. */
 	snprintf(address, sizeof(address), "redis://127.0.0.1:%u", boards.server.port);
 	boards.coordinator.password = "RIGHT-ONE";
 	board = board_case_open(&boards, 0);
@@ -224,7 +226,7 @@ TEST(tests, test_other_coordinators_are_no_board)
 	ck_assert_int_eq(board_case_try(&boards, 0, 100, &board, NULL), -EINVAL);
 }
 
-/* Somebody else's key, or what a lying server says. */
+/* The key has another type: another program's key, or a reply of a lying server. */
 TEST(tests, test_a_key_of_another_kind_is_an_error)
 {
 	struct base_buffer note = { 0 };
@@ -239,7 +241,7 @@ TEST(tests, test_a_key_of_another_kind_is_an_error)
 
 TEST(tests, test_the_largest_note_passes)
 {
-	/* valgrind would need longer than a call has. */
+	/* valgrind would exceed the time limit of a call. */
 	const size_t most = scratch_under_valgrind() ? 4 * MIB : STORE_MAX_MESSAGE_BYTES;
 	uint8_t *bytes = calloc(1, most);
 
@@ -251,7 +253,7 @@ TEST(tests, test_the_largest_note_passes)
 
 /* ---- Other users of the Redis ---- */
 
-/* What is not sealed, or is a note of another name or scope, is not there. */
+/* A value that is not sealed, or was sealed for another name or scope, is ignored. */
 TEST(tests, test_what_others_write_is_no_note)
 {
 	struct base_buffer note = { 0 };
@@ -281,7 +283,7 @@ TEST(tests, test_what_others_write_is_no_note)
 	base_buffer_free(&note);
 }
 
-/* It was killed: nobody took its secret away, and the next life's rank 0 draws another one. */
+/* The old rank 0 was killed and could not remove its secret. The new rank 0 creates another one. */
 TEST(tests, test_a_new_rank_0_is_understood_by_those_who_have_read_the_old_secret)
 {
 	struct store *before = zero;
@@ -290,12 +292,12 @@ TEST(tests, test_a_new_rank_0_is_understood_by_those_who_have_read_the_old_secre
 
 	board_case_post(one, "s1", "hello-1", "note of 1", 9);
 	zero = board_case_open(&boards, 0);
-	/* By another secret it is no note. */
+	/* The message is sealed with the old secret. */
 	ck_assert(!board_case_look(zero, "s1", "hello-1", &none));
 	board_case_post(zero, "s1", "roster-0", "r", 1);
 	board_case_expect(one, "s1", "roster-0", "r", 1);
 	board_case_expect(zero, "s1", "hello-1", "note of 1", 9);
-	/* The old one takes the new one's secret away as it ends at last. */
+	/* The old rank 0 ends late and removes the new secret, which is then restored. */
 	store_close(before);
 	snprintf(secret, sizeof(secret), ".ioshape-board-%s/redis.secret", boards.name);
 	while (access(scratch_path(secret), F_OK))

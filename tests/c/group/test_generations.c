@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Generations as their readers see them. */
+/* Checkpoints of a group as their readers see them. */
 #define _GNU_SOURCE
 #include "support/generation_files.h"
 #include "support/generation_view.h"
@@ -15,9 +15,9 @@
 
 #define RANKS 3u
 
-/* ---- Generations of real parts --------------------------------------------------------------- */
+/* ---- Checkpoints with real shards ------------------------------------------------------------ */
 
-/* The tensors of a rank follow from its number and the step. */
+/* Returns the seed of a rank's tensors. */
 static uint64_t seed_of(uint64_t step, uint32_t rank)
 {
 	return step * 100 + rank + 1;
@@ -127,7 +127,9 @@ TEST(reading, the_path_holds_after_the_working_directory_changed)
 	ioshape_generation_free(generation);
 }
 
-/* What can be wrong with a generation, and what opening it says then. */
+/*
+ * Damages the checkpoint in one of several ways. Returns the error with which opening it must fail.
+ */
 static int damage(int how)
 {
 	char garbage[300];
@@ -149,7 +151,7 @@ static int damage(int how)
 	case 4:
 		ck_assert_int_eq(truncate(PLACE(3) "/rank-00001.pt", 100), 0);
 		return IOSHAPE_E_DAMAGED;
-	case 5: /* a link to a file of that size */
+	case 5: /* a link to a file of the right size */
 		ck_assert_int_eq(rename(PLACE(3) "/rank-00001.pt", "elsewhere"), 0);
 		ck_assert_int_eq(symlink("../../elsewhere", PLACE(3) "/rank-00001.pt"), 0);
 		return IOSHAPE_E_DAMAGED;
@@ -170,7 +172,7 @@ static int damage(int how)
 	return 0;
 }
 
-/* As version 0.1 wrote it. */
+/* Removes the serial number from a manifest, as version 0.1 wrote it. */
 static void remove_serial(const char *path)
 {
 	struct base_buffer text = generation_read(path);
@@ -207,7 +209,7 @@ TEST(reading, the_newest_is_what_was_saved_last_whatever_its_step)
 
 TEST(reading, those_of_version_0_1_are_ordered_by_time)
 {
-	/* They were saved in 2023, at 1700000000 s and as many seconds as their step. */
+	/* Their times are in 2023: 1700000000 s plus as many seconds as the step. */
 	save(3, false);
 	save(2, false);
 	remove_serial(PLACE(3) "/manifest.json");
@@ -234,7 +236,7 @@ LOOP_TEST(reading, one_that_does_not_hold_is_passed_over, 0, 9)
 	expected = damage(_i);
 	ck_assert_uint_eq(latest(), 2);
 	ck_assert_str_eq(steps(), _i == 6 ? "2 " : "1 2 ");
-	/* What was renamed is not newer than the others. */
+	/* The renamed checkpoint does not count as the newest one. */
 	if (expected != -ENOENT && _i != 6)
 		ck_assert_msg(strstr(logged, "step-0000000003"), "%s", logged);
 	ret = ioshape_generation_open(context, "runs", 3, &generation);
@@ -277,7 +279,7 @@ TEST(reading, one_that_stepped_aside_is_found)
 	ck_assert_int_eq(ioshape_generation_open(context, "runs", 3, &generation), 0);
 	check_part(generation, 3, 0);
 	ioshape_generation_free(generation);
-	/* With another in its place it is the old one. */
+	/* When another checkpoint has this step, the renamed one counts as replaced. */
 	ck_assert_int_eq(rename(aside, PLACE(3)), 0);
 	save(3, false);
 	ck_assert_str_eq(steps(), "2 3 ");
@@ -409,7 +411,7 @@ LOOP_TEST(verifying, a_changed_bit_is_found_wherever_it_is, 0, 2)
 
 	save(3, _i);
 	ck_assert_int_eq(stat(path, &status), 0);
-	/* Also the first and the last, and what is between parts. */
+	/* Offsets from the first byte to the last, including those between shards. */
 	for (off_t at = 0; at < status.st_size; at += status.st_size / 40) {
 		flip(path, (size_t)at);
 		ck_assert_int_eq(verify(NULL, NULL), IOSHAPE_E_DAMAGED);

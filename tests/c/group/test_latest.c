@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What rank 0 looks at next, while other jobs save and prune in the same directory. */
+/* The search for the newest checkpoint, while other jobs save and prune in the directory. */
 #define _GNU_SOURCE
 
-/* The library's file itself, because the moment between listing and looking is inside it. */
+/* Included, because the test acts between two calls of static functions: listing and looking. */
 #include "group/handle.c"
 
 #include "support/generation_view.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ranks tell each other arrives as it was told, and nothing else is read as a message. */
+/* Messages between ranks are read as they were written, and other bytes are refused. */
 
-/* The library's file itself, because only it writes payloads. */
+/* Included, because the functions that write payloads are static. */
 #include "group/messages.c"
 
 #include "support/check_main.h"
@@ -101,7 +101,7 @@ TEST(all, a_list_of_more_than_there_is_memory_for_is_no_message)
 	base_buffer_free(&note.bytes);
 }
 
-/* A number that does not fit its member, and a flag that is neither. */
+/* A number that is too large for its member, and a flag that is neither 0 nor 1. */
 LOOP_TEST(all, numbers_that_do_not_fit_are_no_message, 0, 2)
 {
 	struct group_note note = { 0 };
@@ -113,8 +113,8 @@ LOOP_TEST(all, numbers_that_do_not_fit_are_no_message, 0, 2)
 		ck_assert(!group_read_message(&group_call, &note.bytes, &call));
 		ck_assert_uint_eq(call.rank, 0);
 	} else {
-		put_number(&note, 1); /* the id */
-		put_number(&note, 2); /* complete */
+		put_number(&note, 1); /* the ID */
+		put_number(&note, 2); /* the flag "complete" */
 		for (int i = 0; i < 4; i++)
 			put_number(&note, 0);
 		ck_assert(!group_read_message(&group_roster, &note.bytes, &roster));
@@ -122,7 +122,7 @@ LOOP_TEST(all, numbers_that_do_not_fit_are_no_message, 0, 2)
 	base_buffer_free(&note.bytes);
 }
 
-/* With its code alone, if there is none, whatever the memory held. */
+/* Reading sets the failure to none, whatever the memory contained. */
 TEST(all, a_message_without_a_failure_has_none)
 {
 	struct group_verdict told = { .generation_bytes = 9 }, heard;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every row of the table in group/agree.c. */
-/* For its pure rule. */
+/* Every row of the table of modes in group/agree.c. */
+/* Included, because the rule is static. */
 #define _GNU_SOURCE
 #include "group/agree.c"
 #include "support/check_main.h"
@@ -23,10 +23,10 @@ static const struct {
 	enum ioshape_mode mode;
 	const char *why;
 } cases[] = {
-	/* One rank, whatever is asked for. */
+	/* One rank: the setting does not matter. */
 	{ AUTO, 1, 1, GIB, true, true, 0, 0, 0, EACH, "one rank" },
 	{ RANK0, 1, 1, GIB, true, true, 0, 0, 0, EACH, "one rank" },
-	/* As asked for. */
+	/* Modes as set. */
 	{ EACH, 8, 1, GIB, true, true, 0, 0, 0, EACH, "as asked for" },
 	{ EACH, 8, 2, 1, false, false, 0, 0, 0, EACH, "as asked for" },
 	{ NODE, 8, 2, 1, true, false, 0, 0, 0, NODE, "as asked for" },
@@ -34,7 +34,7 @@ static const struct {
 	{ RANK0, 8, 1, GIB, true, false, 0, 0, 0, RANK0, "as asked for" },
 	{ RANK0, 8, 2, GIB, true, true, 0, 0, 0, RANK0, "as asked for" },
 	{ RANK0, 4, 4, GIB, false, true, 0, 0, 0, RANK0, "as asked for" },
-	/* What is not possible. */
+	/* Modes that are not possible. */
 	{ NODE, 8, 2, 1, false, true, 0, 0, 0, EACH, "node was asked for, but the ranks of a" },
 	{ RANK0, 8, 1, 1, false, true, 0, 0, 0, EACH, "rank0 was asked for, but the ranks of a" },
 	{ RANK0, 8, 2, 1, false, false, 0, 0, 0, EACH, "rank0 was asked for, but the ranks of" },
@@ -53,10 +53,10 @@ static const struct {
 	/* One rank on each node. */
 	{ AUTO, 4, 4, GIB, true, true, 0, 0, 0, EACH, "one rank on each of 4 nodes" },
 	{ AUTO, 4, 4, 1, true, false, 0, 0, 0, EACH, "one rank on each of 4 nodes" },
-	/* Several on each. */
+	/* Several ranks on each node. */
 	{ AUTO, 64, 8, 100 * GIB, true, true, 0, 0, 0, NODE, "64 ranks on 8 nodes" },
 	{ AUTO, 64, 8, 100 * GIB, false, true, 0, 0, 0, EACH, "cannot share memory" },
-	/* Remarks. */
+	/* Remarks about storage targets and slots. */
 	{ AUTO, 64, 8, GIB, true, true, 64, 2, 0, NODE, "reach 16 of 64 storage targets" },
 	{ AUTO, 64, 8, GIB, true, true, 63, 2, 0, NODE, "a file for each node" },
 	{ AUTO, 64, 8, GIB, true, true, 0, 0, 3, NODE, "at most 3 of 8 write at a time" },

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The newest intact generation, when some are damaged, or ranks end while they look for it. */
+/* The newest intact checkpoint, when some are damaged, or ranks end during the search. */
 #define _GNU_SOURCE
 #include "internal.h"
 #include "support/check_main.h"
@@ -64,7 +64,7 @@ static void save_steps(const struct rank *rank)
 	}
 }
 
-/* A file of a generation that this text is in the name of. */
+/* Returns the path of a file of a checkpoint whose name contains `part`. */
 static const char *file_of(int step, const char *part)
 {
 	static char path[600];
@@ -137,12 +137,12 @@ TEST(tests, what_is_damaged_is_passed_over)
 	ck_assert(step == 2 && passed_count == 1 && passed[0] == 3);
 	ck_assert(!unlink(file_of(2, "manifest")));
 	ck_assert_int_eq(find(&rank, &step), 0);
-	/* How new it is, nobody can tell: it may be the newest. */
+	/* The age of a checkpoint without a manifest is unknown; it may be the newest. */
 	ck_assert(step == 1 && passed_count == 2 && passed[0] == 2);
 	silent.intact = 1;
 	ck_assert_int_eq(ioshape_group_get_latest(rank.group, &silent, &step), 0);
 	ck_assert_uint_eq(step, 1);
-	/* Complete is less: nobody has read it. */
+	/* A search for complete checkpoints reads no data. */
 	ck_assert_int_eq(ioshape_group_get_latest(rank.group, NULL, &step), 0);
 	ck_assert_uint_eq(step, 3);
 	damage(1, ".pt");
@@ -152,7 +152,10 @@ TEST(tests, what_is_damaged_is_passed_over)
 	close_rank(&rank);
 }
 
-/* A job that took it for the first start would write over what may be repaired. */
+/*
+ * Otherwise a job would take this for its first start, and overwrite checkpoints that may be
+ * repaired.
+ */
 TEST(tests, where_none_is_complete_it_does_not_look_like_the_first_start)
 {
 	const struct rank rank = open_rank(0, 1);
@@ -191,7 +194,7 @@ TEST(tests, where_there_is_nothing_nothing_is_found)
 
 /* ---- Two ranks ------------------------------------------------------------------------------- */
 
-static int told[2]; /* when rank 0 has damaged what both saved */
+static int told[2]; /* pipe on which rank 0 reports that it has damaged the checkpoints */
 
 static void tell(void)
 {
@@ -214,7 +217,7 @@ static int die_in_child(const struct rank *rank)
 	return 0;
 }
 
-/* As rank 1, once rank 0 has done something to what both saved. */
+/* Starts rank 1, which runs the function after rank 0 has damaged the checkpoints. */
 static pid_t start_rank_1(int (*run)(const struct rank *rank))
 {
 	pid_t child;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which generations go, which stay, and that all may look and save meanwhile. */
+/* Which checkpoints pruning removes and keeps, while other processes read and save. */
 #define _GNU_SOURCE
 #include "support/generation_view.h"
 #include "support/lock_domain.h"
@@ -93,7 +93,7 @@ TEST(pruning, what_was_saved_last_stays_whatever_its_step)
 	ck_assert_uint_eq(latest(), 2);
 }
 
-/* Those that do not hold neither count nor go. */
+/* Incomplete checkpoints do not count, and are not removed. */
 TEST(pruning, the_newest_complete_one_stays_whatever_is_newer)
 {
 	save_some(4);
@@ -104,7 +104,10 @@ TEST(pruning, the_newest_complete_one_stays_whatever_is_newer)
 	ck_assert_uint_eq(scratch_entries("runs"), 3);
 }
 
-/* In a child: 0 if a list and a prune do all or say that they could not. */
+/*
+ * Runs in a child with few descriptors. Returns 0 if listing and pruning either do all or report an
+ * error.
+ */
 static int prune_with_few_descriptors(void *argument)
 {
 	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
@@ -129,7 +132,7 @@ static int prune_with_few_descriptors(void *argument)
 	return ret ? (ret == -EMFILE ? 0 : 3) : (removed == 1 ? 0 : 4);
 }
 
-/* It has not looked, so it does not know that there is nothing. */
+/* A prune that could not look must not report that there is nothing to remove. */
 TEST(pruning, who_has_no_descriptors_left_says_so)
 {
 	unsigned more = 0;
@@ -184,7 +187,8 @@ TEST(pruning, attempts_of_the_dead_go_as_well)
 					  "0123456789abcdef"),
 			 0);
 	ck_assert_str_eq(prune(1, 0, false).steps, "");
-	ck_assert_uint_eq(scratch_entries("runs"), 2); /* another machine's, and new */
+	ck_assert_uint_eq(scratch_entries("runs"),
+			  2); /* an attempt of another machine, which is new */
 	scratch_remove("runs/.step-0000000001.01234567-00000000-0123456789abcdef");
 	ck_assert_int_eq(mkdir("runs/x", 0777), 0);
 	domain_of(".", here);
@@ -203,7 +207,7 @@ TEST(pruning, attempts_of_the_dead_go_as_well)
 
 #define PRUNED "runs/.pruned-step-0000000001.0123456789abcdef"
 
-/* A pruner died before it had removed the manifest, or behind that. */
+/* A pruning process died before it had removed the manifest, or after that. */
 TEST(pruning, what_was_to_be_removed_is_there_until_its_manifest_goes)
 {
 	save_some(2);
@@ -239,11 +243,11 @@ TEST(pruning, what_does_not_belong_there_is_left_and_named)
 	ck_assert_int_eq(access(PLACE(1) "/notes", F_OK), 0);
 }
 
-/* ---- All at once ----------------------------------------------------------------------------- */
+/* ---- Concurrent processes -------------------------------------------------------------------- */
 
 #define ROUNDS 60
 
-/* 0 if there is none. */
+/* Returns the newest step, or 0 if there is none. */
 static uint64_t newest(struct ioshape_context *own)
 {
 	struct ioshape_generation *generation;
@@ -273,7 +277,7 @@ static int prune_often(void *argument)
 	return all ? 0 : 2;
 }
 
-/* What is open stays whole, and the newest never goes backwards. */
+/* Checks that an open checkpoint stays whole, and that the newest step never decreases. */
 static int read_often(void *argument)
 {
 	struct ioshape_context *own = open_context();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which rank is on which node, which rank writes for it, and what ranks tell each other. */
-/* The library's file itself, because it tests pure rules that no other file calls. */
+/* Nodes of ranks, their leaders, and heartbeats. */
+/* Included, because it tests static functions. */
 #include "group/group.c"
 #include "support/board_case.h"
 #include "support/check_main.h"
@@ -30,7 +30,7 @@ static void clear(struct ioshape_group *group)
 
 static struct test_case all = { .name = "all" };
 
-/* Ranks go round the nodes, as some launchers place them. */
+/* Consecutive ranks are on different nodes, as some launchers place them. */
 TEST(all, a_million_ranks_find_their_leaders)
 {
 	const uint32_t nodes = MANY_RANKS / RANKS_OF_A_NODE;
@@ -48,7 +48,7 @@ TEST(all, a_million_ranks_find_their_leaders)
 		REQUIRE(group_writer_of(&group, IOSHAPE_MODE_EACH, rank) == rank);
 		REQUIRE(group_writer_of(&group, IOSHAPE_MODE_RANK0, rank) == 0);
 	}
-	/* A rank that only hears the nodes' numbers finds the same leaders. */
+	/* A rank that only receives the numbers of nodes finds the same leaders. */
 	for (uint32_t node = 0; node < nodes; node++)
 		group.leaders[node] = UINT32_MAX;
 	ck_assert(find_leaders(&group, nodes));
@@ -141,7 +141,7 @@ static struct test_case heartbeats = { .name = "heartbeats",
 				       .setup = scratch_setup,
 				       .teardown = scratch_teardown };
 
-/* As a rank waits for its writer's call and for the verdict, which both are rank 0's. */
+/* A rank waits for its writer's call and for the verdict. Both come from rank 0. */
 TEST(heartbeats, they_are_heard_by_all_who_wait_for_a_rank)
 {
 	struct group_watched first = { 0 }, second = { 0 };

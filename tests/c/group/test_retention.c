@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which generations are kept: every directory of a few steps, every policy. */
-/* The library's file itself, because it tests a pure rule that no other file calls. */
+/* Which checkpoints retention keeps: every directory of a few steps, with every policy. */
+/* Included, because it tests a static function. */
 #include "group/generations.c"
 #include "support/check_main.h"
 
 #include <string.h>
 
-#define STEPS 8u /* 0 to 7, each there or not */
+#define STEPS 8u /* steps 0 to 7, each of which exists or not */
 
-/* As the documentation says it, the slow way. */
+/* Returns whether a checkpoint is kept, by the words of the documentation. */
 static bool should_stay(const uint64_t *steps, size_t count, size_t i, uint32_t keep_last,
 			uint64_t keep_every)
 {

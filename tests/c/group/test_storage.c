@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stripes make of a generation: where parts begin, how its files lie, how many may write. */
-/* The library's file itself, because it tests a pure rule that no other file calls. */
+/*
+ * Effects of stripes on a checkpoint: where parts begin, how its files are striped, and how many
+ * ranks may write.
+ */
+/* Included, because it tests static functions. */
 #include "group/agree.c"
 #include "support/check_main.h"
 
 #include <string.h>
 
-/* ---- Parts --------------------------------------------------------------------------------------
- */
+/* ---- Alignment of parts ---------------------------------------------------------------------- */
 
 static const struct {
 	uint64_t bytes;
@@ -20,21 +22,21 @@ static const struct {
 	{ GIB, 8, MIB, MIB },
 	{ GIB, 8, 4 * MIB, 4 * MIB },
 	{ GIB, 8, 16 * MIB, 16 * MIB },
-	/* Multiples of small ones. */
+	/* Small stripes are combined. */
 	{ GIB, 8, 64 * KIB, MIB },
 	{ GIB, 8, 192 * KIB, 1152 * KIB },
 	{ GIB, 8, 960 * KIB, 1920 * KIB },
-	/* Fractions of large ones. */
+	/* Large stripes are divided. */
 	{ 100 * GIB, 8, 64 * MIB, 16 * MIB },
 	{ 100 * GIB, 8, 24 * MIB, 12 * MIB },
 	{ 100 * GIB, 8, 17 * MIB, 17 * MIB / 2 },
 	{ 100 * GIB, 8, 4095 * MIB, 4095 * MIB / 256 },
-	/* Parts that are no larger than that. */
+	/* Parts that are hardly larger than a stripe. */
 	{ 64 * MIB, 8, 4 * MIB, 2 * MIB },
 	{ 64 * MIB, 64, 4 * MIB, MIB },
 	{ 128 * MIB, 4, 16 * MIB, 8 * MIB },
 	{ 128 * MIB, 4, 8 * MIB, 8 * MIB },
-	/* No stripe that there could be. */
+	/* Impossible stripe sizes. */
 	{ GIB, 8, 1, MIB },
 	{ GIB, 8, UINT64_MAX, MIB },
 };
@@ -59,13 +61,12 @@ TEST(pure, any_stripe_gives_an_alignment_that_bundles_take)
 		uint64_t alignment = part_alignment(10 * GIB, 8, stripe);
 
 		REQUIRE(alignment >= 4096 && alignment % 4096 == 0 && alignment <= 16 * MIB);
-		/* Where nothing divides it that is large enough, neither is any use. */
+		/* 1 MiB is used if no large enough alignment divides the stripe. */
 		REQUIRE(alignment == MIB || alignment % stripe == 0 || stripe % alignment == 0);
 	}
 }
 
-/* ---- Files --------------------------------------------------------------------------------------
- */
+/* ---- Stripes of files ------------------------------------------------------------------------ */
 
 static struct fs_facts lustre(uint32_t targets, uint32_t stripes)
 {
@@ -82,7 +83,7 @@ static struct fs_facts lustre(uint32_t targets, uint32_t stripes)
 
 static const struct {
 	const char *request;
-	uint32_t targets, stripes; /* of the directory */
+	uint32_t targets, stripes; /* stripe count of the directory */
 	uint64_t bytes;
 	uint32_t files;
 	const char *layout;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes from one process of this host to another: exact, bounded, and never waited for in vain. */
+/*
+ * Streams between two processes of a host: every byte arrives, memory is bounded, and no process
+ * waits for a dead one.
+ */
 #define _GNU_SOURCE
 #include "support/local_stream_case.h"
 #include "support/scratch.h"
@@ -12,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* ---- What goes in comes out ------------------------------------------------------------------ */
+/* ---- Every byte arrives ---------------------------------------------------------------------- */
 
 static struct test_case tests = { .name = "all", .setup = begin, .teardown = end };
 
@@ -21,7 +24,7 @@ LOOP_TEST(tests, every_byte_comes_in_its_place, 0, 9)
 	struct stream_plan plan = {
 		.rank = RANK,
 		.seed = (uint64_t)_i * 7919 + 1,
-		/* The last one: nothing at all is a stream, too. */
+		/* The last plan is an empty stream. */
 		.pieces = _i == 8 ? 0 : 40,
 		.most_bytes = _i ? MIB : 40 * MIB,
 		.with_memory = _i % 2 == 0,
@@ -64,7 +67,7 @@ TEST(tests, many_ranks_come_in_any_order)
 	stream_listener_close(listener);
 }
 
-/* Memory that grows while the reader has mapped it already. */
+/* Sends from memory that grows after the reader has mapped it. */
 static void send_growing(const void *argument)
 {
 	struct stream_sender *sender;
@@ -86,7 +89,7 @@ static void send_growing(const void *argument)
 		if (stream_sender_await_taken(sender, stream_sender_offset(sender), &error))
 			stream_fail(error.text);
 		STREAM_MUST(sender->taken == stream_sender_offset(sender));
-		/* It is ours again. */
+		/* The receiver no longer reads the memory. */
 		memset(memory, 0xee, MIB);
 		base_unmap(memory, MIB);
 	}
@@ -109,9 +112,11 @@ TEST(tests, memory_may_grow)
 	stream_expect_well(child);
 }
 
-/* ---- Bytes that are held --------------------------------------------------------------------- */
+/* ---- Bytes that the receiver holds ----------------------------------------------------------- */
 
-/* What was handed out last, which nobody may touch before it is released. */
+/*
+ * Checks that the last piece is unchanged: the sender may not overwrite it before it is released.
+ */
 static void must_be_held(const struct stream_receiver *receiver, pid_t child, const void *data,
 			 uint64_t at, size_t bytes)
 {
@@ -120,12 +125,12 @@ static void must_be_held(const struct stream_receiver *receiver, pid_t child, co
 	ck_assert(stream_receiver_lasts(receiver));
 	ck_assert(stream_receiver_summed(receiver, &crc32));
 	ck_assert_uint_eq(crc32, base_crc32(0, data, bytes));
-	/* If it knew that it was taken it would change it. */
+	/* The sender sleeps, so it has not been told that it may reuse the memory. */
 	stream_await_sleep(child);
 	ck_assert(stream_holds(data, at, bytes, 3));
 }
 
-/* Its memory grows, too: another view takes the place of the one that is held. */
+/* The sender's memory grows, so the receiver maps it again while it holds a piece. */
 TEST(tests, what_is_held_is_not_taken_before_it_is_released)
 {
 	struct stream_listener *listener = listen_here();
@@ -146,7 +151,7 @@ TEST(tests, what_is_held_is_not_taken_before_it_is_released)
 		must_be_held(receiver, child, data, at, bytes);
 		ck_assert_int_eq(stream_receiver_next(receiver, &none, &nothing, &error), -EAGAIN);
 		ck_assert_int_eq(error.code, 0);
-		/* Whoever asked for more must not have told the sender that this was taken. */
+		/* Asking for more must not release the piece. */
 		stream_await_sleep(child);
 		ck_assert(stream_holds(data, at, bytes, 3));
 		stream_receiver_release(receiver, at + bytes);
@@ -157,7 +162,7 @@ TEST(tests, what_is_held_is_not_taken_before_it_is_released)
 	stream_expect_well(child);
 }
 
-/* Nothing is waited for but the end: with that all would be the sender's again. */
+/* Sends pieces and waits only for the end, after which all memory belongs to the sender again. */
 static void send_and_change(const void *argument)
 {
 	struct stream_memory memory;
@@ -172,7 +177,7 @@ static void send_and_change(const void *argument)
 		if (stream_sender_put_shared(sender, memory.base + at, at, MIB,
 					     base_crc32(0, memory.base + at, MIB), &error))
 			stream_fail(error.text);
-	/* Small pieces go with the message itself. */
+	/* A small piece is sent inside the message. */
 	if (stream_sender_put(sender, "abc", 3, &error) || stream_sender_end(sender, 0, &error))
 		stream_fail(error.text);
 	memset(memory.base, 0xee, memory.bytes);
@@ -216,7 +221,7 @@ TEST(tests, the_end_waits_until_all_is_released)
 	stream_expect_well(child);
 }
 
-/* ---- Mistakes of who sends ------------------------------------------------------------------- */
+/* ---- Mistakes of the sender ------------------------------------------------------------------ */
 
 static void receive_to_the_end(const void *whole)
 {
@@ -253,7 +258,7 @@ LOOP_TEST(tests, what_was_put_and_ended_is_all, 0, 4)
 		ck_assert_int_eq(stream_sender_await_taken(sender, 100, &error), 0);
 		ck_assert_int_eq(stream_sender_put(sender, data, 0, NULL), -EINVAL);
 	} else {
-		/* The first failure is told again. */
+		/* Later calls return the first failure. */
 		ck_assert_int_eq(stream_sender_end(sender, 0, &again), -EINVAL);
 		ck_assert_int_eq(stream_sender_put_shared(sender, data, 0, 0, 0, NULL), -EINVAL);
 		ck_assert_str_eq(again.text, error.text);
@@ -262,9 +267,9 @@ LOOP_TEST(tests, what_was_put_and_ended_is_all, 0, 4)
 	stream_expect_well(child);
 }
 
-/* ---- Bounded --------------------------------------------------------------------------------- */
+/* ---- Bounds ---------------------------------------------------------------------------------- */
 
-/* Receives nothing before a byte has come through this pipe. */
+/* Pipe: the receiver starts when it has read a byte. */
 static int starter[2];
 
 static void receive_later(const void *argument)
@@ -282,7 +287,7 @@ static void receive_later(const void *argument)
 
 static struct {
 	struct stream_sender *sender;
-	uint64_t offset; /* no further before something is taken */
+	uint64_t offset; /* limit of the sender's offset while the receiver takes nothing */
 	unsigned asked;
 } held;
 
@@ -312,12 +317,12 @@ LOOP_TEST(tests, a_slow_receiver_holds_the_sender, 0, 2)
 	child = stream_start(receive_later, NULL);
 	stream_memory_open(&memory, 96 * MIB);
 	held.sender = NULL;
-	/* Of the first 8 MiB only those have gone that a socket holds. */
+	/* Without shared memory only what a socket holds of the first 8 MiB has been sent. */
 	held.offset = with_memory ? 64 * MIB : 0;
 	ck_assert_msg(!stream_sender_open_local(&held.sender, address, RANK,
 						with_memory ? memory.fd : -1, &wait, &error),
 		      "%s", error.text);
-	/* The same 8 MiB again and again: their place in the stream is a multiple of that. */
+	/* The 8 MiB are sent repeatedly, at offsets of the stream that are multiples of 8 MiB. */
 	for (unsigned i = 0; i < 24; i++) {
 		const uint64_t at = stream_sender_offset(held.sender);
 
@@ -347,7 +352,7 @@ LOOP_TEST(tests, a_slow_receiver_holds_the_sender, 0, 2)
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
-/* A child that has the socket as well, as workers of a training job may. */
+/* Forks a child that keeps the socket open, as workers of a training job may. */
 static void leave_an_heir(void)
 {
 	if (fork())
@@ -370,7 +375,7 @@ static void send_for_ever(const void *argument)
 	stream_flood(sender, &memory, &end);
 }
 
-/* The i-th of some, of whom every fourth leaves an heir. */
+/* Starts the i-th process to be killed. Every fourth has a child that keeps the socket open. */
 static struct stream_end start_to_be_killed(int i, void (*run)(const void *with_heir))
 {
 	return (struct stream_end){
@@ -411,13 +416,13 @@ LOOP_TEST(tests, a_killed_receiver_is_found_out, 0, 12)
 	stream_memory_open(&memory, 4 * MIB);
 	sender = send_as(RANK, memory.fd);
 	ck_assert_int_eq(stream_flood(sender, &memory, &end), -ECONNRESET);
-	/* The same ever after. */
+	/* Later calls return this failure, too. */
 	ck_assert_int_eq(stream_sender_end(sender, 0, NULL), -ECONNRESET);
 	stream_sender_free(sender, NULL);
 	stream_memory_close(&memory);
 }
 
-/* ---- Failures that are said ------------------------------------------------------------------ */
+/* ---- Failures that are reported to the other side -------------------------------------------- */
 
 #define BURNT "the tensor \"w\" could not be fetched"
 
@@ -496,7 +501,9 @@ TEST(tests, a_writer_that_never_listens_is_explained)
 	ck_assert_int_eq(error.rank, RANK + 1);
 }
 
-/* Its socket has a name until the next writer of this user comes. */
+/*
+ * Listens and dies. The name of its socket remains until the next writer of this user removes it.
+ */
 static void listen_and_die(const void *argument)
 {
 	(void)argument;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams over functions of the caller's, between two processes. */
+/* Streams over the caller's send and receive functions, between two processes. */
 #define _GNU_SOURCE
 #include "group/stream.h"
 #include "support/check_main.h"
@@ -21,7 +21,7 @@
 static struct pair_comm pair;
 static const struct ioshape_comm *comm;
 
-/* Rank 1 sends, in a child; rank 0 is the test. */
+/* Forks rank 1, which sends; rank 0 is the test. */
 static pid_t begin(bool synchronous, void (*run)(const void *), const void *argument)
 {
 	pid_t child;
@@ -59,7 +59,7 @@ static struct stream_receiver *receive_with(uint32_t tag)
 	return receiver;
 }
 
-/* ---- What goes in comes out ------------------------------------------------------------------ */
+/* ---- Every byte arrives ---------------------------------------------------------------------- */
 
 static void send_plans(const void *argument)
 {
@@ -102,7 +102,7 @@ LOOP_TEST(tests, every_byte_comes_in_its_place, 0, 6)
 	finish(child);
 }
 
-/* ---- Ahead, but not without bounds ----------------------------------------------------------- */
+/* ---- Sending ahead, within bounds ------------------------------------------------------------ */
 
 LOOP_TEST(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2)
 {
@@ -119,10 +119,10 @@ LOOP_TEST(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2)
 
 	ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, &error), 0);
 	ck_assert_uint_eq(bytes, BLOCK);
-	/* Longer than the sender would wait for a sign of life, if that were short. */
+	/* Longer than a sender with a short limit would wait for a message. */
 	usleep(2500000);
 	before = __atomic_load_n(&pair.messages, __ATOMIC_RELAXED);
-	/* Each block is two. */
+	/* Each block takes two messages. */
 	ck_assert_uint_eq(before, 2 * BLOCKS);
 	ck_assert(stream_holds(data, 0, bytes, 5));
 	for (at = bytes; bytes; at += bytes) {
@@ -134,11 +134,11 @@ LOOP_TEST(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2)
 	finish(child);
 }
 
-/* What the sender has beside the blocks that were granted: one that is filled. */
+/* The sender's block that is being filled, in addition to the granted blocks. */
 #define OWN_BLOCKS 1u
 
 struct ahead {
-	int told[2]; /* a pipe: all is put */
+	int told[2]; /* pipe on which the sender reports that it has put all bytes */
 };
 
 static void send_ahead(const void *argument)
@@ -153,13 +153,13 @@ static void send_ahead(const void *argument)
 	stream_fill(bytes, 0, sizeof(bytes), 6);
 	STREAM_MUST(!stream_sender_put(sender, bytes, sizeof(bytes), &error));
 	STREAM_MUST(write(ahead->told[1], "", 1) == 1);
-	memset(bytes, 0, sizeof(bytes)); /* they may change */
+	memset(bytes, 0, sizeof(bytes)); /* they may change after the put */
 	STREAM_MUST(!stream_sender_end(sender, 0, &error));
 	stream_sender_free(sender, NULL);
 	pair_comm_close(&pair);
 }
 
-/* So the time that a block takes to be sent is not lost to whoever makes the next one. */
+/* The sender fills the next block while one is being sent. */
 LOOP_TEST(tests, more_is_put_while_nobody_takes_it, 0, 2)
 {
 	struct base_error error = { 0 };
@@ -188,7 +188,7 @@ LOOP_TEST(tests, more_is_put_while_nobody_takes_it, 0, 2)
 	finish(child);
 }
 
-/* ---- Failures that are said, and the stream after that --------------------------------------- */
+/* ---- Reported failures, and the next stream on the channel ----------------------------------- */
 
 static const struct stream_plan next_plan = {
 	.rank = 1, .seed = 77, .pieces = 10, .most_bytes = MIB
@@ -296,7 +296,7 @@ static void end_and_give_up(const void *argument)
 	send_next();
 }
 
-/* The receiver takes its time with the last block, and the sender gives up before it is thanked. */
+/* The receiver is slow with the last block, and the sender gives up before the acknowledgement. */
 LOOP_TEST(tests, giving_up_after_the_end_leaves_nothing_behind, 0, 2)
 {
 	pid_t child = begin(_i % 2, end_and_give_up, NULL);
@@ -364,7 +364,7 @@ LOOP_TEST(tests, a_killed_receiver_is_found_out, 0, 8)
 	pair_comm_close(&pair);
 }
 
-/* ---- Those who send something else ----------------------------------------------------------- */
+/* ---- Invalid messages ------------------------------------------------------------------------ */
 
 static const struct {
 	uint32_t kind;
@@ -413,7 +413,7 @@ LOOP_TEST(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies))
 	finish(child);
 }
 
-/* ---- Functions that do not keep to the rules ------------------------------------------------- */
+/* ---- Functions that violate their contract --------------------------------------------------- */
 
 static int calls_of_functions;
 
@@ -447,7 +447,7 @@ TEST(tests, after_a_function_has_failed_none_is_called)
 	const void *data;
 	size_t bytes;
 
-	/* What is no negative errno is a failure, too. */
+	/* A positive result counts as a failure, too. */
 	ck_assert_int_eq(
 		stream_sender_open_comm(&sender, &odd, 3, 1, TIMEOUT_MS, &stream_patient, &error),
 		0);

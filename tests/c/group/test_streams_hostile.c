@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams on one host: whoever lies, or has no business here, harms nobody. */
+/* Streams on one host and hostile processes, which must do no harm. */
 #define _GNU_SOURCE
 #include "support/local_stream_case.h"
 
@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-/* ---- Those who lie --------------------------------------------------------------------------- */
+/* ---- Invalid frames -------------------------------------------------------------------------- */
 
 #define MOST_INLINE_BYTES (64 * KIB)
 
@@ -77,7 +77,7 @@ START_TEST(a_lie_is_refused)
 }
 END_TEST
 
-/* A message of so many bytes, with so many descriptors. */
+/* Sends a message of so many bytes, with so many descriptors. */
 static void send_fds(int fd, const void *data, size_t bytes, unsigned count)
 {
 	const int passed[2] = { 0, 1 };
@@ -99,7 +99,7 @@ static void send_fds(int fd, const void *data, size_t bytes, unsigned count)
 	ck_assert_int_eq(sendmsg(fd, &message, MSG_NOSIGNAL), (ssize_t)bytes);
 }
 
-/* end() counts what is left of them. */
+/* end() checks that no descriptor is left open. */
 START_TEST(descriptors_that_nobody_wants_are_closed)
 {
 	const struct stream_frame say_hello = { .kind = STREAM_HELLO, .offset = RANK },
@@ -127,7 +127,7 @@ START_TEST(descriptors_that_nobody_wants_are_closed)
 		fds[i] = connect_raw();
 		send_fds(fds[i], messages[i].no_hello ? no_hello : hello, messages[i].bytes,
 			 messages[i].fds);
-		/* What comes behind it is heard where it was empty. */
+		/* After an empty message the connection still works. */
 		if (!messages[i].bytes)
 			send_fds(fds[i], no_hello, sizeof(no_hello), 1);
 	}
@@ -175,7 +175,7 @@ END_TEST
 
 START_TEST(strangers_are_sent_away)
 {
-	/* All but the number of the format. */
+	/* Correct except for the version of the format. */
 	const struct stream_frame hello = { .kind = STREAM_HELLO, .offset = RANK };
 	uint8_t nearly[STREAM_FRAME_BYTES];
 	struct stream_plan plan = { .rank = RANK, .seed = 4, .pieces = 5, .most_bytes = MIB };
@@ -187,7 +187,9 @@ START_TEST(strangers_are_sent_away)
 
 	close(gone);
 	child = stream_start(send_random, &plan);
-	/* Later than the child's: as a rank it would be the one that counts. */
+	/*
+	 * It connects after the child. If it were accepted as a rank, it would replace the child.
+	 */
 	stream_await_sleep(child);
 	rude = connect_raw();
 	stream_write_frame(nearly, &hello);
@@ -206,8 +208,10 @@ START_TEST(strangers_are_sent_away)
 }
 END_TEST
 
-/* Only root can be somebody else for once. The folder keeps them out; and should one get to the
- * socket, its messages are not taken. */
+/*
+ * Connects as another user, which only root can do. The folder's mode prevents this; the second
+ * connection bypasses it, and its messages must be ignored.
+ */
 static void come_as_nobody(const void *argument)
 {
 	const struct sockaddr_un to = find_socket();
@@ -250,7 +254,7 @@ START_TEST(a_rank_that_comes_again_begins_anew)
 
 	say_hello(first, RANK, -1);
 	child = stream_start(send_random, &plan);
-	stream_await_sleep(child); /* it has come, and waits for us to read */
+	stream_await_sleep(child); /* the child has connected, and waits for the receiver to read */
 	receiver = receive_from(listener, RANK);
 	stream_receive_plan(receiver, &plan);
 	ck_assert_int_eq(recv(first, &byte, 1, MSG_DONTWAIT), 0);

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes that protect each other: sets, the elements that make up for lost ones, and the record. */
+/*
+ * Nodes that protect each other's files: sets of nodes, elements that restore lost ones, and
+ * records.
+ */
 #define _GNU_SOURCE
 #include "support/check_main.h"
-/* What it does with other processes' words is its own; this test is such a process. */
+/*
+ * Included, because the functions that handle messages are static, and this test sends wrong ones.
+ */
 #include "tier/nodes.c"
 #include "tier/parity.c"
 
@@ -18,13 +23,13 @@
 
 static struct test_case protecting = { .name = "parity" };
 
-/* Each in a rack of its own. */
+/* Each node is in a rack of its own. */
 static const char *const same[MOST_NODES] = {
 	"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p",
 	"q", "r", "s", "t", "u", "v", "w", "x", "y", "z", "0", "1", "2", "3", "4",
 };
 
-/* Every element of one set. */
+/* All elements of a set. */
 struct elements {
 	struct parity_sets sets;
 	uint32_t holders[MOST_NODES], parities[MOST_NODES];
@@ -48,7 +53,7 @@ static void make_element(const struct elements *elements, uint32_t node, uint32_
 	}
 }
 
-/* What nodes save, and the parities that they make for each other. */
+/* Returns elements as nodes save them, with the parities that nodes make for each other. */
 static struct elements *fill(uint32_t nodes, uint32_t parity, uint32_t set_nodes)
 {
 	struct elements *elements = calloc(1, sizeof(*elements));
@@ -89,7 +94,7 @@ static void check_all(struct elements *elements)
 	}
 }
 
-/* By enum ioshape_parity, and sets that are larger because of those left over. */
+/* By enum ioshape_parity. Leftover nodes make some sets larger. */
 static const struct {
 	uint32_t parity, set_nodes, least, most;
 } shapes[] = {
@@ -217,7 +222,7 @@ TEST(protecting, a_record_is_read_as_it_was_written)
 	base_buffer_free(&text);
 }
 
-/* All of the bytes that mean something. */
+/* Every significant byte. */
 TEST(protecting, a_damaged_record_is_refused)
 {
 	struct parity_record record, read;
@@ -253,7 +258,7 @@ TEST(protecting, a_record_that_is_cut_off_is_refused)
 	base_buffer_free(&text);
 }
 
-/* ---- What other processes say ---------------------------------------------------------------- */
+/* ---- Messages from other processes ----------------------------------------------------------- */
 
 #define RANKS 4u
 
@@ -269,10 +274,10 @@ static struct ioshape_group *a_group(void)
 	return &group;
 }
 
-/* What may be wrong with what a node gives. */
+/* Possible errors in the manifest that a node sends. */
 enum lie { NO_LIE, OTHER_FILES, OTHER_STEP, OTHER_ATTEMPT, OTHER_RANKS, LIES };
 
-/* The text of a manifest of step 7 with a file of each rank. */
+/* Returns the text of a manifest of step 7 with a file for each rank. */
 static struct base_buffer what_a_node_gives(enum lie lie)
 {
 	struct format_manifest_file files[RANKS] = { 0 };
@@ -319,7 +324,7 @@ LOOP_TEST(protecting, what_a_node_gives_must_fit_what_rank_0_says, NO_LIE, LIES)
 	base_buffer_free(&given.text);
 }
 
-/* A record of so many nodes, which have one file. */
+/* Returns a record of so many nodes that have one file. */
 static struct parity_record record_of(uint32_t nodes)
 {
 	static uint32_t node_of_file;
@@ -338,7 +343,10 @@ static const struct {
 	{ RANKS, RANKS, 0, false }, { RANKS, 0, RANKS, false },
 };
 
-/* So many nodes, each of which holds its own files and no parities, and what node 0 gets. */
+/*
+ * Rank 0 says that there are so many nodes, each with its own files and without parities. It also
+ * says what node 0 gets.
+ */
 LOOP_TEST(protecting, what_rank_0_says_must_fit_the_job, 0, (int)ARRAY_LENGTH(said))
 {
 	uint32_t holders[MOST_NODES], parities[MOST_NODES] = { 0 };
@@ -365,10 +373,11 @@ LOOP_TEST(protecting, what_rank_0_says_must_fit_the_job, 0, (int)ARRAY_LENGTH(sa
 	base_buffer_free(&note.bytes);
 }
 
-/* The offer of a node for one generation. */
+/* A node's offer for one checkpoint. */
 struct offered {
-	uint32_t nodes;                               /* of the generation, by its record */
-	uint32_t node_of_rank, count, node, parities; /* that it holds, so often */
+	uint32_t nodes; /* number of nodes of the checkpoint, by its record */
+	uint32_t node_of_rank, count, node,
+		parities; /* the node that it holds, and how often it is listed */
 };
 
 static void offer_of_rank(uint32_t rank, const struct offered *offered,
@@ -406,9 +415,9 @@ static const struct {
 } offers[] = {
 	{ { RANKS, 3, 1, 3, 1 }, 1, 1 },
 	{ { RANKS + 1, 3, 1, 3, 1 }, 0, 0 },     /* more nodes than ranks */
-	{ { RANKS, RANKS, 1, 3, 1 }, 0, 0 },     /* a rank of no node */
-	{ { RANKS, 3, RANKS + 1, 3, 1 }, 0, 0 }, /* holds more nodes than there are */
-	{ { RANKS, 3, 1, RANKS, 1 }, 0, 0 },     /* holds no node */
+	{ { RANKS, RANKS, 1, 3, 1 }, 0, 0 },     /* a rank without a node */
+	{ { RANKS, 3, RANKS + 1, 3, 1 }, 0, 0 }, /* more nodes held than there are */
+	{ { RANKS, 3, 1, RANKS, 1 }, 0, 0 },     /* holds no valid node */
 	{ { RANKS, 3, 1, 3, 2 }, 0, 0 },         /* more parities than a set has */
 };
 
@@ -436,7 +445,7 @@ TEST(protecting, offers_that_disagree_about_the_nodes_are_not_put_together)
 	empty(&spreads);
 }
 
-/* A record of 64 MiB names millions of nodes: each takes the same time. */
+/* A record of 64 MiB names millions of nodes, so the time per node must be constant. */
 TEST(protecting, very_many_nodes_take_no_longer_than_they_are_many)
 {
 	const uint32_t nodes = 1000000;

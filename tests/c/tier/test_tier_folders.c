@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Directories on a tier, generations among them, and how they come to where they belong. */
+/* Directories on a tier, including checkpoints of groups, and their copies at the destination. */
 #define _GNU_SOURCE
 #include "internal.h"
 #include "support/tier_case.h"
@@ -32,7 +32,7 @@ static void put_raw(const char *path, const char *text)
 	ioshape_file_free(file);
 }
 
-/* As a framework fills it, on the tier or directly. */
+/* Fills a directory like a framework, on the tier or at the destination. */
 static void fill(const char *path, const struct sample *what, const char *text)
 {
 	struct save_directory *directory;
@@ -113,7 +113,7 @@ TEST(tests, a_directory_is_carried_with_all_in_it)
 	ck_assert_int_eq(here.st_mtime, drained.st_mtime);
 	ck_assert_uint_eq(scratch_entries(there("run")), 1);
 	ck_assert(has_copy("run/one"));
-	/* What is put into it later makes it newer. */
+	/* A file that is added later makes the destination newer. */
 	shift_time(there("run/one"), 1);
 	ck_assert(!has_copy("run/one"));
 }
@@ -126,14 +126,14 @@ TEST(tests, it_takes_the_place_of_an_older_one)
 	ck_assert_int_eq(drain(), 0);
 	must_hold_folder(there("one"), &sample, "new");
 	ck_assert_uint_eq(scratch_entries(scratch_path("there")), 1);
-	/* And again: a drained copy makes place for the next. */
+	/* A drained copy is replaced by the next save. */
 	save_folder("one", &other, "newest");
 	ck_assert_int_eq(drain(), 0);
 	must_hold_folder(there("one"), &other, "newest");
 	ck_assert_uint_eq(scratch_entries(scratch_path("there")), 1);
 }
 
-/* Whoever saved it died before it was kept. */
+/* The process died between the save and the keep. */
 TEST(tests, one_that_was_never_kept_is_no_hindrance)
 {
 	char *place = place_of("one");
@@ -144,7 +144,7 @@ TEST(tests, one_that_was_never_kept_is_no_hindrance)
 	ck_assert_uint_eq(waiting(NULL), 1);
 	ck_assert_int_eq(drain(), 0);
 	must_hold_folder(there("one"), &sample, "new");
-	/* One that waits stays: its place is asked for, and that is all. */
+	/* A copy that waits stays, even if its path is requested again. */
 	save_folder("one", &other, "newest");
 	free(place_of("one"));
 	ck_assert_int_eq(drain(), 0);
@@ -262,9 +262,9 @@ TEST(tests, drained_directories_make_room)
 	must_hold_folder(there("one"), &sample, "text");
 }
 
-/* ---- Generations ----------------------------------------------------------------------------- */
+/* ---- Checkpoints of groups ------------------------------------------------------------------- */
 
-/* On the tier, or directly. */
+/* Saves on the tier or directly. */
 static void save_generation(const char *directory, uint64_t step, const struct sample *what)
 {
 	struct ioshape_group *group;
@@ -285,7 +285,7 @@ static const char *step_name(uint64_t step)
 	return name;
 }
 
-/* Leaves the directory that it is in. */
+/* Cuts the last component off a path. */
 static void cut_name(char *path)
 {
 	size_t bytes = strlen(path);
@@ -335,7 +335,10 @@ TEST(tests, of_generations_so_many_stay_at_the_destination)
 	ck_assert_uint_eq(scratch_entries(there("run")), 3);
 }
 
-/* One that is read is not removed, neither here nor there. */
+/*
+ * A checkpoint that is open for reading is not removed, neither from the tier nor from the
+ * destination.
+ */
 TEST(tests, a_generation_that_is_open_stays)
 {
 	struct ioshape_generation *open_there, *open_here;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups that save on a tier first: two real ranks, and what they find afterwards. */
+/*
+ * Groups that save on a tier first: two real ranks, and the checkpoints that they find afterwards.
+ */
 #define _GNU_SOURCE
 #include "group/group.h"
 #include "support/tier_case.h"
@@ -10,7 +12,7 @@
 #include <limits.h>
 #include <sys/wait.h>
 
-/* valgrind dies where io_uring maps its memory while another thread maps its own. */
+/* valgrind crashes if io_uring maps its memory while another thread maps memory. */
 static void setup(void)
 {
 	if (scratch_under_valgrind())
@@ -28,12 +30,12 @@ static struct test_case tests = { .name = "groups on a tier",
 
 struct scene {
 	bool several_nodes;
-	bool on_tier[RANKS]; /* whether the rank has it */
+	bool on_tier[RANKS]; /* whether the rank has the tier */
 	uint64_t steps;
 	uint32_t keep_last;
 	bool no_replace;
 	uint32_t save_deadline_ms;
-	int code; /* of its saves */
+	int code; /* result of its saves */
 };
 
 static const struct scene usual = { .on_tier = { true, true }, .steps = 3 };
@@ -86,7 +88,7 @@ static void save_all(const struct rank *rank)
 		save_step(rank, step);
 }
 
-/* Of the calls of passed_over(). */
+/* Calls of pass_over(). */
 static struct {
 	unsigned count;
 	char directories[4][4096];
@@ -106,7 +108,7 @@ static void pass_over(void *user, uint64_t step)
 		 looking->directory);
 }
 
-/* Where it is; the group owns the text. */
+/* Finds the newest checkpoint. Returns its directory; the group owns the text. */
 static const char *find(const struct rank *rank, bool intact, uint64_t *step)
 {
 	struct ioshape_search_options options = { .size = sizeof(options) };
@@ -122,7 +124,7 @@ static const char *find(const struct rank *rank, bool intact, uint64_t *step)
 	return looking.directory;
 }
 
-/* The second rank, in a process of its own, which does as the first does. */
+/* Starts the second rank in a process of its own. */
 static pid_t start(const struct scene *scene, void (*body)(const struct rank *))
 {
 	struct ioshape_tier *own_tier;
@@ -133,7 +135,7 @@ static pid_t start(const struct scene *scene, void (*body)(const struct rank *))
 	ck_assert_int_ge(child, 0);
 	if (child)
 		return child;
-	/* What all ranks save alike would be stored once. */
+	/* Equal parts of ranks would be stored once. */
 	sample_free(&sample);
 	sample_make(&sample, 1 + 1, LARGE);
 	own = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
@@ -158,7 +160,7 @@ static void run(const struct scene *scene, void (*body)(const struct rank *))
 	ck_assert_int_eq(status, 0);
 }
 
-/* ---- What is where --------------------------------------------------------------------------- */
+/* ---- Locations of checkpoints ---------------------------------------------------------------- */
 
 static const char *step_path(uint64_t step)
 {
@@ -168,7 +170,7 @@ static const char *step_path(uint64_t step)
 	return name;
 }
 
-/* The directory of generations on the tier. */
+/* Returns the directory of the checkpoints on the tier. */
 static const char *near(void)
 {
 	static char path[2 * PATH_MAX];
@@ -240,11 +242,11 @@ TEST(tests, they_save_on_the_tier_and_the_drain_keeps_the_last_at_the_destinatio
 	ck_assert_uint_eq(newest, 3);
 	must_be_intact(there("run"), 3);
 	must_be_intact(there("run"), 2);
-	/* On the tier what is there is a matter of the tier. */
+	/* Retention does not apply to the tier. */
 	ck_assert_uint_eq(count_in(near(), NULL), 3);
 }
 
-/* With `reason` in the report of each rank. */
+/* Part of the sentence that each rank's report must contain. */
 static const char *reason;
 
 static void save_directly(const struct rank *rank)
@@ -267,7 +269,7 @@ static void run_directly(const struct scene *scene, const char *why)
 	must_be_intact(there("run"), 1);
 }
 
-/* As on a filesystem over the disks of all nodes. */
+/* The tier may be a shared filesystem over the disks of all nodes. */
 TEST(tests, ranks_of_several_nodes_save_on_one_tier_together)
 {
 	struct scene scene = usual;
@@ -298,7 +300,7 @@ TEST(tests, what_has_a_deadline_is_saved_directly)
 
 TEST(tests, what_does_not_fit_on_the_tier_is_saved_directly)
 {
-	/* One part would fit. */
+	/* There is space for the part of one rank only. */
 	ioshape_tier_free(tier);
 	tier = open_tier(LARGE + LARGE / 2, 0);
 	run_directly(&usual, "it needs");
@@ -323,7 +325,7 @@ TEST(tests, only_a_drained_generation_makes_room_for_the_next)
 	tier = open_tier(3 * LARGE, 0);
 	scene.steps = 1;
 	run(&scene, save_all);
-	/* While it waits, it stays. */
+	/* A checkpoint that waits is not removed. */
 	run(&usual, save_once);
 	ck_assert_uint_eq(count_in(near(), &newest), 1);
 	ck_assert_uint_eq(newest, 1);
@@ -342,9 +344,9 @@ TEST(tests, a_rank_without_the_tier_has_all_save_directly)
 	run_directly(&scene, "no tier");
 }
 
-/* ---- Which is the newest --------------------------------------------------------------------- */
+/* ---- The newest checkpoint ------------------------------------------------------------------- */
 
-/* As from a host whose clock is ahead. */
+/* Saves a checkpoint like a host whose clock is ahead. */
 static void save_ahead(const char *directory, uint64_t step)
 {
 	static const char text[] = "text";
@@ -468,7 +470,7 @@ TEST(tests, a_damaged_copy_that_is_nowhere_else_is_passed_over_for_an_older_one)
 	run(&usual, save_all);
 	damage(near(), 3);
 	run(&usual, find_older);
-	/* Nor is it carried. */
+	/* A damaged checkpoint is not drained. */
 	ck_assert_int_eq(drain(), IOSHAPE_E_DAMAGED);
 	ck_assert_uint_eq(count_in(there("run"), NULL), 2);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Entries of a tier's journal, and times of two clocks. */
+/* Names of journal entries, and conversion between two clocks. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
-/* The rules are for no other file. */
+/* Included, because it tests static functions. */
 #include "tier/tier.c"
 
 #include <stdlib.h>
@@ -112,24 +112,24 @@ LOOP_TEST(names, other_texts_are_none, 0, (int)ARRAY_LENGTH(no_texts))
 #define S 1000000000ll
 #define MS 1000000ll
 
-/* A save at 100 s, and looks from 200 s on. */
+/* A save at 100 s, and looks at the clocks from 200 s on. */
 static const struct {
 	int64_t before, there, after, expected;
 } clocks[] = {
-	/* One clock, as far as one can tell. */
+	/* The clocks may be one. */
 	{ 200 * S + 1, 200 * S + 2, 200 * S + 3, 100 * S },
 	{ 200 * S + 5 * MS, 200 * S + 1, 200 * S + 6 * MS, 100 * S },
 	{ 200 * S + 1, 200 * S + 9 * MS, 200 * S + 2, 100 * S },
-	/* The same, which counts whole seconds. */
+	/* One clock that counts whole seconds. */
 	{ 200 * S + 999 * MS, 200 * S, 201 * S, 100 * S },
 	{ 200 * S + 999 * MS, 201 * S, 201 * S + 1, 100 * S },
-	/* Another one. */
+	/* Another clock. */
 	{ 200 * S + 1, 260 * S + 1, 200 * S + 1, 160 * S },
 	{ 200 * S + 1, 150 * S + 1, 200 * S + 1, 50 * S },
 	{ 200 * S + 1, 198 * S, 200 * S, 98 * S },
-	/* Where looking took long, rather too early. */
+	/* If looking took long, the earlier result is used. */
 	{ 200 * S + 1, 270 * S + 1, 210 * S + 1, 160 * S },
-	/* Ours was set back after the save: not later than now. */
+	/* Our clock was set back after the save: the result is not later than now. */
 	{ 90 * S + 1, 90 * S + 2, 90 * S + 3, 90 * S + 3 },
 	{ 90 * S + 1, 10 * S + 2, 90 * S + 3, 10 * S + 2 },
 };

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two real ranks as two nodes, each with a tier of its own, which have copies of each other's
- * files. */
+/* Two real ranks as two nodes, each with a tier of its own and copies of the other's files. */
 #define _GNU_SOURCE
 #include "group/group.h"
 #include "support/pair_comm.h"
@@ -16,7 +15,7 @@
 
 #define RANKS 2
 
-/* valgrind dies where io_uring maps its memory while another thread maps its own. */
+/* valgrind crashes if io_uring maps its memory while another thread maps memory. */
 static void setup(void)
 {
 	if (scratch_under_valgrind())
@@ -34,7 +33,7 @@ static struct test_case tests = { .name = "tiers of nodes",
 struct scene {
 	enum ioshape_parity parity;
 	bool no_comm;
-	/* What is sent fails from that message on; 0: nothing does. */
+	/* Messages fail from this one on; 0: none fails. */
 	unsigned break_at;
 };
 
@@ -131,7 +130,7 @@ static void run(const struct scene *scene, void (*body)(const struct rank *))
 	ck_assert_int_eq(status, 0);
 }
 
-/* ---- What they do ---------------------------------------------------------------------------- */
+/* ---- Actions of ranks ------------------------------------------------------------------------ */
 
 static struct ioshape_report save_step(const struct rank *rank, uint64_t step)
 {
@@ -170,7 +169,7 @@ static const char *find(const struct rank *rank, bool intact, uint64_t *step)
 	return ioshape_group_get_latest(rank->group, &options, step) ? NULL : directory;
 }
 
-/* Of the generation at step 1, on a node's tier. */
+/* Returns the path of a file of step 1 on a node's tier. */
 static const char *near(uint32_t node, const char *name)
 {
 	static char paths[4][2 * PATH_MAX];
@@ -240,7 +239,7 @@ static uint8_t *read_all(const char *path, size_t *bytes)
 	return data;
 }
 
-/* Another disk is in its place. */
+/* Empties the node's tier, as if its disk was replaced. */
 static void lose(uint32_t node)
 {
 	char command[2 * PATH_MAX];
@@ -296,7 +295,7 @@ TEST(tests, a_node_that_is_lost_gets_what_it_had)
 		ck_assert_mem_eq(restored, before, bytes);
 		free(restored);
 		free(before);
-		/* And it protects the other again. */
+		/* The restored node protects the other one again. */
 		lose(!lost);
 		run(&partners, find_on_tiers);
 	}
@@ -343,10 +342,12 @@ TEST(tests, a_copy_that_was_damaged_restores_nothing)
 	ck_assert(!is_there(near(1, "rank-00001.pt")));
 }
 
-/* ---- Records that disagree ------------------------------------------------------------------- */
+/* ---- Contradictory records ------------------------------------------------------------------- */
 
-/* A whole record that says that so many nodes saved it, and names the last one as partner of node
- * 0, for a node that has the files of both. */
+/*
+ * Writes a valid record of so many nodes on node 1, which has the files of both nodes. It names the
+ * last node as the partner of node 0.
+ */
 static void forge(uint32_t nodes)
 {
 	uint32_t *order = calloc(nodes, sizeof(*order)), node_of_file[RANKS] = { 0, 1 };
@@ -366,7 +367,7 @@ static void forge(uint32_t nodes)
 	free(order);
 }
 
-/* Whether the node lists that file of parities before its own. */
+/* Returns whether the node lists the forged file before its own. */
 static bool is_forged_first(void)
 {
 	DIR *listing = opendir(near(1, ""));
@@ -383,8 +384,10 @@ static bool is_forged_first(void)
 	return first;
 }
 
-/* Rank 0 has lost its tier. What the other node says of its own files is right, and restores them;
- * what the forged record says does not fit the job. Their order decides which one it believes. */
+/*
+ * Rank 0 has lost its tier. Node 1's own record is right and allows a restore; the forged one does
+ * not fit the job. The order of the two decides which one is used.
+ */
 LOOP_TEST(tests, a_node_whose_records_disagree_leads_nobody_astray, 0, 2)
 {
 	size_t bytes;
@@ -396,7 +399,7 @@ LOOP_TEST(tests, a_node_whose_records_disagree_leads_nobody_astray, 0, 2)
 	free(part);
 	lose(0);
 	forge(1000);
-	if (_i) { /* where a directory lists names in the order in which they came */
+	if (_i) { /* some filesystems list names in the order of creation */
 		own = read_all(near(1, "node-00001.parity"), &bytes);
 		ck_assert_int_eq(unlink(near(1, "node-00001.parity")), 0);
 		scratch_write(near(1, "node-00001.parity"), own, bytes);
