@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CRC-32 against the bit by bit definition of it; the MAC against published results. */
+/* CRC-32 compared with its definition bit by bit, and the MAC compared with published results. */
 #include "base/base.h"
 #include "support/check_main.h"
 #include "support/random.h"
@@ -10,7 +10,7 @@
 
 static uint8_t bytes[ROOM], copy[ROOM];
 
-/* As RFC 1952 defines it. */
+/* Computes the CRC-32 as RFC 1952 defines it. */
 static uint32_t naive_crc32(uint32_t crc, const uint8_t *data, size_t count)
 {
 	crc = ~crc;
@@ -63,7 +63,7 @@ typedef uint32_t copy_fn(uint32_t crc, void *restrict to, const void *restrict f
 
 static void check_copying(copy_fn *copy_crc32)
 {
-	/* Below, at and above the size of the pieces in which it goes. */
+	/* Below, at and above the size of the pieces that are copied. */
 	static const size_t lengths[] = { 0,     1,     63,     64,     65,     4095,  65535,
 					  65536, 65537, 131071, 131072, 131073, 300001 };
 	uint64_t state = 3;
@@ -115,7 +115,10 @@ TEST(tests, combining_with_nothing_changes_nothing)
 	ck_assert_uint_eq(base_crc32_combine(0, 0x12345678u, 100), 0x12345678u);
 }
 
-/* Lengths that no test can write: x^n is cut into two powers whose product it must be. */
+/*
+ * For lengths that no test can write, appending zeros in two steps must equal appending them in
+ * one.
+ */
 TEST(tests, checksums_combine_over_lengths_beyond_32_bits)
 {
 	uint64_t state = 5;
@@ -133,7 +136,9 @@ TEST(tests, checksums_combine_over_lengths_beyond_32_bits)
 
 static struct test_case macs = { .name = "MAC" };
 
-/* SipHash-2-4-128 of the bytes 0, 1, 2, ... by the key 00 01 02 ... 0f, as its authors publish it.
+/*
+ * SipHash-2-4-128 of the bytes 0, 1, 2, ... with the key 00 01 02 ... 0f, from its authors' test
+ * vectors.
  */
 static const struct {
 	size_t bytes;
@@ -170,7 +175,7 @@ LOOP_TEST(macs, it_is_as_published, 0, ARRAY_LENGTH(vectors))
 	ck_assert_mem_eq(mac, vectors[_i].mac, sizeof(mac));
 }
 
-/* Wherever the bytes are cut. */
+/* Every cut of the bytes into three pieces. */
 LOOP_TEST(macs, it_is_the_same_in_three_pieces, 0, 24)
 {
 	uint8_t key[BASE_MAC_BYTES] = { 1 }, data[64], whole[BASE_MAC_BYTES], mac[BASE_MAC_BYTES];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads that help, and copies by them. */
+/* Helper threads, and copies by them. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "support/check_main.h"
@@ -93,7 +93,7 @@ TEST(tests, a_child_has_no_helpers)
 	base_crew_finish(&crew);
 	child = fork();
 	if (!child) {
-		base_crew_dismiss(&crew); /* would wait for ever */
+		base_crew_dismiss(&crew); /* would wait forever */
 		_exit(7);
 	}
 	ck_assert_int_eq(waitpid(child, &status, 0), child);

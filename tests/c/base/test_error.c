@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Failures, their sentences, and the log: the one place that compares them. */
-/* For what only it calls. */
+/* Errors, their sentences, and the log. Only this test compares their exact words. */
+/* Included, because it tests static functions. */
 #include "base/error.c"
 #include "support/check_main.h"
 
@@ -28,8 +28,10 @@ TEST(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is)
 	}
 }
 
-/* Names that would set a terminal's title, in 7 and in 8 bits, write from right to left, begin a
- * line of their own, or are no text; and what is wanted of them. */
+/*
+ * Names with dangerous characters, and how messages show them. They set a terminal's title in 7 and
+ * 8 bits, write from right to left, begin a new line, or are not UTF-8.
+ */
 static const char *const names[][2] = {
 	{ "\x1b]0;pwned\x07", "?]0;pwned?" },
 	{ "\xc2\x9d"
@@ -90,7 +92,7 @@ TEST(tests, the_reason_stands_before_the_remedy)
 	ck_assert_str_eq(line, "cannot write \"a\": No space left on device; free space");
 	error_line(&error, line, 47);
 	ck_assert_str_eq(line, "cannot write \"a\": No space left on device; fre");
-	/* The first failure is the one that is kept. */
+	/* The first error is kept. */
 	ck_assert_int_eq(base_fail(&error, -EIO, "cannot remove \"b\""), -EIO);
 	ck_assert_int_eq(error.code, -ENOSPC);
 	ck_assert_str_eq(error.sentence, "cannot write \"a\": No space left on device");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that is filled for the first time: pieces with an allocator's headers between them. */
 #define _GNU_SOURCE
-/* For what only it calls. */
+/* Included, because it tests static functions. */
 #include "base/memory.c"
 #include "support/check_main.h"
 #include "support/sandbox.h"
@@ -22,18 +22,18 @@
 #define HUGE_PAGE_BYTES (2 * MIB)
 #define ALL_BYTES (40 * MIB)
 #define ALLOCATOR_BYTES 64u
-/* Before and behind the pieces. */
+/* Space before and after the pieces. */
 #define MARGIN_BYTES (4 * MIB)
 #define LEAST_PAGE_BYTES 4096u
 
-/* Of small ones each stretch of 2 MiB has a header, of large ones the fewest. */
+/* With small pieces each stretch of 2 MiB contains a header; with large ones few do. */
 static const size_t piece_sizes[] = { 1 * MIB, 8 * MIB };
 
 static uint8_t *place, *memory;
 static size_t piece_bytes, count;
 static struct base_extent extents[ALL_BYTES / MIB];
 
-/* As malloc() hands out pieces: each has a header, in memory that nobody has touched but for it. */
+/* Makes pieces like those of malloc(): each has a header, and the rest is untouched. */
 static void make_pieces(size_t bytes)
 {
 	piece_bytes = bytes;
@@ -42,11 +42,11 @@ static void make_pieces(size_t bytes)
 		     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	ck_assert_ptr_ne(place, MAP_FAILED);
 	memory = place + MARGIN_BYTES;
-	/* Until somebody wishes otherwise, whatever the machine's owner has set. */
+	/* Turns huge pages off, whatever the machine's setting is. */
 	madvise(place, ALL_BYTES + 2 * MARGIN_BYTES, MADV_NOHUGEPAGE);
 	for (size_t i = 0; i < count; i++) {
 		memset(memory + i * bytes, 0x55, ALLOCATOR_BYTES);
-		/* In the order of their addresses or not: in that of the file. */
+		/* In another order than that of addresses, as tensors are in a file. */
 		extents[i * 7 % count] = (struct base_extent){
 			(uintptr_t)memory + i * bytes + ALLOCATOR_BYTES,
 			(uintptr_t)memory + (i + 1) * bytes,
@@ -59,7 +59,7 @@ static void drop_pieces(void)
 	ck_assert_int_eq(munmap(place, ALL_BYTES + 2 * MARGIN_BYTES), 0);
 }
 
-/* Of all mappings in this range. */
+/* Returns the number of bytes in huge pages, of all mappings in this range. */
 static size_t huge_bytes(const uint8_t *from, size_t bytes)
 {
 	FILE *maps = fopen("/proc/self/smaps", "re");
@@ -79,7 +79,7 @@ static size_t huge_bytes(const uint8_t *from, size_t bytes)
 	return found;
 }
 
-/* Whether the kernel makes a huge page of small ones now, and the machine's owner allows it. */
+/* Returns whether the machine allows huge pages, and the kernel can make one now. */
 static bool has_huge_pages(void)
 {
 	FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
@@ -125,7 +125,7 @@ static void prepare_all(struct base_fresh *fresh)
 				   extents[i].end - extents[i].begin);
 }
 
-/* A wish alone is not granted where a header is. */
+/* MADV_HUGEPAGE alone has no effect on a stretch that contains a header. */
 START_TEST(small_pieces_side_by_side_are_filled_in_huge_pages)
 {
 	const bool expected = has_huge_pages();
@@ -144,7 +144,7 @@ START_TEST(small_pieces_side_by_side_are_filled_in_huge_pages)
 }
 END_TEST
 
-/* Of all stretches of huge pages in the pieces. */
+/* Returns whether all stretches of huge pages within the pieces are in memory. */
 static bool is_all_there(void)
 {
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = ALL_BYTES - 2 * HUGE_PAGE_BYTES;
@@ -153,7 +153,7 @@ static bool is_all_there(void)
 	return pages_there((uint8_t *)begin, bytes) == bytes / page;
 }
 
-/* Whichever pages it has got. */
+/* With huge or small pages. */
 START_TEST(what_is_prepared_is_there_and_nothing_beside_it)
 {
 	struct base_fresh *fresh;
@@ -168,7 +168,7 @@ START_TEST(what_is_prepared_is_there_and_nothing_beside_it)
 	ck_assert(is_all_there());
 	ck_assert_uint_eq(pages_there(place, MARGIN_BYTES), 0);
 	ck_assert_uint_eq(pages_there(memory + ALL_BYTES, MARGIN_BYTES), 0);
-	/* A second time, and what is not among it, does no harm. */
+	/* A second call, and calls outside the pieces, do no harm. */
 	memset(last, 0x77, 10000);
 	prepare_all(fresh);
 	base_fresh_prepare(fresh, place, 100);
@@ -184,7 +184,7 @@ START_TEST(what_is_prepared_is_there_and_nothing_beside_it)
 }
 END_TEST
 
-/* As where a huge page costs too much. */
+/* Prepares memory in a process without huge pages, as where they cost too much. */
 static int prepare_without_huge_pages(void *argument)
 {
 	struct base_fresh *fresh;
@@ -212,7 +212,7 @@ END_TEST
 START_TEST(short_stretches_and_more_than_wanted_are_left_alone)
 {
 	make_pieces(MIB);
-	/* Of pieces that lie apart each is too short. */
+	/* These pieces are not adjacent, so each is too short. */
 	ck_assert_ptr_null(base_fresh_open((struct base_extent[]){ extents[0], extents[1] }, 2, 9));
 	ck_assert_ptr_null(base_fresh_open(extents, 0, 9));
 	ck_assert_ptr_null(base_fresh_open(extents, count, 0));
@@ -222,7 +222,7 @@ START_TEST(short_stretches_and_more_than_wanted_are_left_alone)
 }
 END_TEST
 
-/* A kernel that knows nothing of all that. */
+/* Prepares memory on a kernel without these madvise() calls. */
 static int prepare_without_advice(void *argument)
 {
 	struct base_fresh *fresh;

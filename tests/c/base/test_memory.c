@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory from the kernel, and buffers that grow. */
+/* Memory from the kernel, and growing buffers. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "support/check_main.h"
@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Sanitizers end the program where malloc() would answer NULL, unless they are told. */
+/* Makes malloc() return NULL under sanitizers, which otherwise end the program. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {
@@ -34,7 +34,7 @@ static const size_t map_sizes[] = {
 	1, 4096, 4097, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 6 * MIB + 4096
 };
 
-/* What /proc says of the mapping that begins at or holds `memory`. */
+/* Returns the size of the mapping from `memory` on, and its flags, from /proc. */
 static size_t mapped_bytes(const void *memory, char *flags, size_t flags_bytes)
 {
 	FILE *maps = fopen("/proc/self/smaps", "re");
@@ -69,7 +69,7 @@ START_TEST(maps_begin_on_a_page_and_hold_what_was_asked_for)
 	ck_assert_uint_eq(memory[0], 0);
 	ck_assert_mem_eq(memory, memory + 1, bytes - 1);
 	memset(memory, 0x77, bytes);
-	base_prefault(memory, bytes); /* keeps what is there */
+	base_prefault(memory, bytes); /* keeps the contents */
 	ck_assert_uint_eq(memory[0], 0x77);
 	ck_assert_mem_eq(memory, memory + 1, bytes - 1);
 	base_unmap(memory, bytes);
@@ -84,7 +84,7 @@ START_TEST(more_memory_than_there_are_addresses_is_refused)
 }
 END_TEST
 
-/* A kernel that knows no MADV_POPULATE_WRITE. */
+/* Runs in a child without MADV_POPULATE_WRITE. */
 static int touch_by_hand(void *argument)
 {
 	size_t bytes = 1024 * (size_t)sysconf(_SC_PAGESIZE);
@@ -132,7 +132,7 @@ static int look_for(void *argument)
 {
 	unsigned char state;
 
-	/* ENOMEM: nothing is mapped there. */
+	/* ENOMEM: no memory is mapped at the address. */
 	return mincore(argument, (size_t)sysconf(_SC_PAGESIZE), &state) && errno == ENOMEM ? 0 : 1;
 }
 
@@ -160,7 +160,7 @@ START_TEST(a_buffer_keeps_all_that_was_appended)
 			base_buffer_append(&buffer, length ? expected + used : NULL, length), 0);
 		used += length;
 	}
-	/* It stays as it is when it cannot grow. */
+	/* A buffer that cannot grow stays unchanged. */
 	ck_assert_int_eq(base_buffer_reserve(&buffer, SIZE_MAX), -ENOMEM);
 	ck_assert_int_eq(base_buffer_reserve(&buffer, SIZE_MAX / 4), -ENOMEM);
 	ck_assert_uint_eq(buffer.bytes, used);
@@ -205,16 +205,16 @@ END_TEST
 
 static int owned_fd, plain_fd;
 
-/* In a child of fork(). */
+/* Runs in a forked child. */
 static int have_only_plain_ones(void *unused)
 {
 	char byte;
 
 	(void)unused;
-	/* The number is still taken, so that it does not become another file's. */
+	/* The number stays in use, so that it cannot become another file's. */
 	if (fcntl(owned_fd, F_GETFD) < 0 || read(owned_fd, &byte, 1) != -1 || errno != EBADF)
 		return 1;
-	/* It is not ours any more. */
+	/* base_close() leaves it open: it no longer belongs to the library. */
 	if (base_close(owned_fd) || fcntl(owned_fd, F_GETFD) < 0)
 		return 2;
 	return read(plain_fd, &byte, 1) ? 3 : 0;
@@ -231,12 +231,15 @@ START_TEST(a_child_of_fork_holds_no_file_of_ours)
 	ck_assert_int_eq(read(owned_fd, &byte, 1), 0);
 	ck_assert_int_eq(base_close(owned_fd), 0);
 	ck_assert_int_lt(fcntl(owned_fd, F_GETFD), 0);
-	/* What is closed already, or never was open, is not closed again. */
+	/* Descriptors that are closed or invalid are not closed again. */
 	ck_assert_int_eq(base_close(owned_fd), 0);
 	ck_assert_int_eq(base_own(-1), -1);
 	ck_assert_int_eq(base_close(-1), 0);
 	ck_assert(!base_disown(-1));
-	/* Of so high a number nobody keeps a note: whoever says that it is ours closes it. */
+	/*
+	 * The table has no entry for so high a number, so base_close() closes it as if it were
+	 * registered.
+	 */
 	ck_assert_int_eq(base_own(INT_MAX), INT_MAX);
 	ck_assert(base_disown(INT_MAX));
 	ck_assert_int_lt(base_close(INT_MAX), 0);
@@ -257,7 +260,7 @@ static int own_with_closed_streams(void *nothing)
 		return 1;
 	if (fcntl(STDIN_FILENO, F_GETFD) >= 0 || fcntl(STDERR_FILENO, F_GETFD) >= 0)
 		return 2;
-	/* No number is left: nothing stays open. */
+	/* If no number is left, nothing stays open. */
 	if (getrlimit(RLIMIT_NOFILE, &streams_only))
 		return 3;
 	streams_only.rlim_cur = 3;
@@ -269,7 +272,7 @@ static int own_with_closed_streams(void *nothing)
 	return fcntl(STDIN_FILENO, F_GETFD) >= 0 ? 5 : 0;
 }
 
-/* What a daemon writes to a closed stderr must not land in a checkpoint. */
+/* Output to a closed stderr must not end up in a checkpoint. */
 START_TEST(no_file_of_ours_takes_the_number_of_a_closed_stream)
 {
 	ck_assert_int_eq(scratch_in_child(own_with_closed_streams, NULL), 0);
@@ -280,11 +283,11 @@ static int have_it_closed(void *limit)
 {
 	const int ret = fcntl(owned_fd, F_GETFD) >= 0;
 
-	/* For what is done at the end of a process. */
+	/* Restores the limit, for what happens at the end of a process. */
 	return ret || setrlimit(RLIMIT_NOFILE, limit);
 }
 
-/* Nothing can be put in its place then. */
+/* Without a free descriptor, no placeholder can replace the file. */
 START_TEST(a_child_that_may_open_nothing_holds_no_file_of_ours)
 {
 	struct rlimit limit, none;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What this version of the library knows, and what a later header might hold. */
+/* A struct that this version knows, and a larger one of a later header. */
 struct known {
 	size_t size;
 	uint64_t first;
@@ -28,7 +28,7 @@ START_TEST(structs_of_older_and_newer_headers_are_taken)
 	const struct known both = { sizeof(both), 7, 8 }, first = { sizeof(first), 7, 0 };
 	struct newer from = { .known = { 0, 7, 8 } };
 	const struct {
-		size_t size; /* as the caller's headers have it; 0: gives no struct */
+		size_t size; /* size in the caller's headers; 0: no struct is given */
 		const struct known *into;
 	} cases[] = {
 		{ 0, &nothing },
@@ -185,7 +185,7 @@ START_TEST(variables_fill_what_the_program_left_open)
 }
 END_TEST
 
-/* The words of the table have the order of the enums. */
+/* The words in the table must have the order of the enums. */
 START_TEST(each_word_means_its_constant)
 {
 	static const struct {
@@ -287,7 +287,7 @@ START_TEST(a_retired_setting_does_nothing_and_warns_once)
 	clearenv();
 	*heard = 0;
 	setenv("IOSHAPE_CALIBRATE", "whatever", 1);
-	/* A retired name is no suggestion. */
+	/* A retired name is not suggested. */
 	setenv("IOSHAPE_CALIBRAT", "off", 1);
 	ck_assert_int_eq(take(), 0);
 	ck_assert_mem_eq(&options, &zeros, sizeof(zeros));

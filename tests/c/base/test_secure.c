@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A program that has more rights than its user takes no settings from that user's environment. */
+/* A set-group-ID program ignores settings in its user's environment. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "slots/slots.h"
@@ -16,7 +16,7 @@
 
 #define OTHER_GROUP 12345
 
-/* In that program: 0 if nothing was taken. */
+/* Runs in that program. Returns 0 if no setting was taken. */
 static int take_settings(void)
 {
 	struct ioshape_context_options options = { .size = sizeof(options) };
@@ -33,14 +33,14 @@ static struct test_case all_case = { .name = "secure",
 				     .setup = scratch_setup,
 				     .teardown = scratch_teardown };
 
-/* Setgid, or not: then they are taken. */
+/* With and without set-group-ID. */
 LOOP_TEST(all_case, settings_are_not_for_programs_with_more_rights, 0, 2)
 {
 	char program[4096];
 	pid_t child;
 	int status;
 
-	/* Nothing but root may make it, and valgrind gives no program more rights. */
+	/* Only root can make such a program, and valgrind does not honour set-group-ID. */
 	if (geteuid() || scratch_under_valgrind())
 		return;
 	snprintf(program, sizeof(program), "cp /proc/%ld/exe '%s'", (long)getpid(),

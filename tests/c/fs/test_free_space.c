@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much room there is for a file, and which storage targets have too little of it. */
+/* Free space for a file, and storage targets that have too little of it. */
 #define _GNU_SOURCE
-/* For its pure rule. */
+/* Included, because it tests static functions. */
 #include "fs/storage.c"
 #include "io/io.h"
 #include "support/check_main.h"
@@ -42,7 +42,7 @@ TEST(room_case, room_is_that_of_what_is_there_or_of_its_directory)
 	scratch_write(scratch_path("old"), "old", 3);
 	ck_assert_int_eq(space_at(scratch_path("old"), &room), 0);
 	ck_assert_uint_gt(fs_replaced_bytes(scratch_path("old")), 0);
-	/* What a link leads to counts, not where it lies. */
+	/* The space at the link's destination counts. */
 	ck_assert_int_eq(symlink("/dev/shm", scratch_path("elsewhere")), 0);
 	ck_assert_int_eq(space_at(scratch_path("elsewhere/new"), &room), 0);
 	fs_space_type(&room, type, sizeof(type));
@@ -61,7 +61,7 @@ TEST(room_case, where_nothing_is_known_nothing_is_said)
 	ck_assert_int_eq(space_at(scratch_path("pipe"), &room), -EINVAL);
 	ck_assert_int_eq(space_at("/dev/full", &room), -EINVAL);
 	ck_assert_int_eq(space_at(scratch_directory(), &room), -EINVAL);
-	/* /proc counts no blocks. */
+	/* /proc reports no blocks. */
 	ck_assert_int_eq(fs_space_of_directory("/proc/self", &room), 0);
 	ck_assert_uint_eq(room.free_bytes, UINT64_MAX);
 }
@@ -107,7 +107,7 @@ TEST(room_case, the_fullest_targets_are_named)
 {
 	static const struct {
 		uint64_t needed;
-		const char *named[3]; /* in this order, and no others */
+		const char *named[3]; /* exactly these, in this order */
 	} cases[] = {
 		{ 0, { NULL } },
 		{ 5, { "OST0004" } },
@@ -141,7 +141,7 @@ TEST(room_case, the_fullest_targets_are_named)
 	}
 }
 
-/* ---- What can be reserved -------------------------------------------------------------------- */
+/* ---- Reserving space ------------------------------------------------------------------------- */
 
 TEST(room_case, space_is_reserved_where_the_file_will_be)
 {
@@ -152,7 +152,7 @@ TEST(room_case, space_is_reserved_where_the_file_will_be)
 	ck_assert(io_can_reserve("./new", false, MIB));
 	ck_assert(io_can_reserve(".", true, MIB));
 	ck_assert(io_can_reserve(scratch_path("new"), false, MIB));
-	/* Behind a link. */
+	/* Through a link. */
 	scratch_write("old", "old", 3);
 	ck_assert_int_eq(mkdir("elsewhere", 0700), 0);
 	ck_assert_int_eq(symlink("../old", "elsewhere/link"), 0);
@@ -161,7 +161,7 @@ TEST(room_case, space_is_reserved_where_the_file_will_be)
 	ck_assert(!io_can_reserve("missing", true, MIB));
 	ck_assert(!io_can_reserve("old/new", false, MIB));
 	ck_assert(!io_can_reserve("new", false, INT64_MAX));
-	/* Beyond it the process would be ended. */
+	/* A write beyond the limit would end the process. */
 	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
 	ck_assert(io_can_reserve("new", false, 4 * MIB));
 	ck_assert(!io_can_reserve("new", false, 4 * MIB + 1));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a path sits on: the mount table, magic numbers, and real paths. */
+/* Storage of a path: the mount table, magic numbers, and real paths. */
 #define _GNU_SOURCE
-/* For its pure rules. */
+/* Included, because it tests static functions. */
 #include "fs/storage.c"
 #include "support/check_main.h"
 #include "support/scratch.h"
@@ -38,7 +38,7 @@ TEST(pure, a_device_has_its_own_type)
 	ck_assert_ptr_null(type_of(table, 0, 2));
 	ck_assert_ptr_null(type_of(table, 254, 1));
 	ck_assert_ptr_null(type_of(table, 254, 20));
-	ck_assert_ptr_null(type_of(table, 8, 1)); /* a beginning of 8:17 */
+	ck_assert_ptr_null(type_of(table, 8, 1)); /* a prefix of 8:17 */
 	ck_assert_ptr_null(type_of("", 0, 0));
 	ck_assert_ptr_null(type_of("\n\n\n", 0, 0));
 }
@@ -58,7 +58,7 @@ TEST(pure, malformed_lines_are_passed_over)
 		"102",
 		" - xfs",
 		"garbage - xfs /dev/sdb1 rw",
-		/* Fields do not come together from several lines. */
+		/* Fields of several lines must not be combined. */
 		"102\n28 8:17 /sub /data rw - xfs /dev/sdb1 rw",
 		"102 28\n8:17 /sub /data rw - xfs /dev/sdb1 rw",
 		"102 28 8:17\n/sub /data rw - xfs /dev/sdb1 rw",
@@ -69,7 +69,7 @@ TEST(pure, malformed_lines_are_passed_over)
 		char text[512];
 
 		ck_assert_msg(!type_of(bad[i], 8, 17), "%s", bad[i]);
-		/* The next line counts, and only by itself. */
+		/* Only the next line counts. */
 		snprintf(text, sizeof(text), "%s\n1 2 8:17 / / rw - ext4 /dev/x rw\n", bad[i]);
 		ck_assert_msg(type_of(text, 8, 17) && !strcmp(type_of(text, 8, 17), "ext4"), "%s",
 			      bad[i]);
@@ -80,7 +80,7 @@ TEST(pure, malformed_lines_are_passed_over)
 
 TEST(pure, a_huge_table_is_looked_through_once)
 {
-	/* To look at all the rest of the table from every line would take minutes. */
+	/* Scanning the rest of the table from each line would take minutes. */
 	const size_t lines = 200000;
 	struct base_buffer text = { 0 };
 	char line[128];
@@ -158,8 +158,10 @@ TEST(real_case, a_type_is_remembered_for_its_device_only)
 	ck_assert_str_eq(right.type, info.type);
 	strcpy(type, right.type);
 	strcpy(right.type, "remembered");
-	/* Half of a device's number is not enough; and the number may go to another filesystem.
-	 * Newer kernels give each mount a number that no other gets. */
+	/*
+	 * A device number must match completely, and may be reused by another filesystem. Newer
+	 * kernels give each mount an ID that is never reused.
+	 */
 	for (size_t i = 0; i < ARRAY_LENGTH(memory); i++) {
 		memory[i] = right;
 		memory[i].mount = 0;
@@ -193,12 +195,12 @@ TEST(real_case, what_is_not_open_cannot_be_described)
 static const struct {
 	const char *type, *source, *target_pool, *pool;
 } pools[] = {
-	/* The same on every host that mounts it, whatever it calls the way there. */
+	/* The name is equal on every host that mounts the storage, by whatever network path. */
 	{ "nfs4", "server:/export/home", "", "nfs:server:/export/home" },
 	{ "nfs", "server:/export/home", "", "nfs:server:/export/home" },
 	{ "lustre", "10.0.0.1@tcp:10.0.0.2@tcp:/fs1", "", "lustre:fs1" },
 	{ "lustre", "mgs@o2ib:/fs1", "", "lustre:fs1" },
-	/* Some mount a folder of it; targets may be in pools. */
+	/* A mount may show a subdirectory; targets may be in pools. */
 	{ "lustre", "mgs@o2ib:/fs1/home/a", "", "lustre:fs1" },
 	{ "lustre", "mgs@o2ib:/fs1/home/a", "flash", "lustre:fs1.flash" },
 	{ "lustre", "mgs", "", "lustre:mgs" },
@@ -208,10 +210,10 @@ static const struct {
 	  "ceph:11111111-2222-3333-4444-555555555555.home" },
 	{ "fuse.juicefs", "JuiceFS:mine", "", "fuse.juicefs:JuiceFS:mine" },
 	{ "wekafs", "backend/default", "", "wekafs:backend/default" },
-	/* What one host alone can reach has its name. */
+	/* Local storage has the host's name in its pool. */
 	{ "ext4", "/dev/root", "", "ext4:/dev/root@host1" },
 	{ "tmpfs", "tmpfs", "", "tmpfs:tmpfs@host1" },
-	/* Characters that would mean something elsewhere. */
+	/* Characters with a special meaning elsewhere are replaced. */
 	{ "nfs", "a{b}\\040c,d*", "", "nfs:a_b__040c_d_" },
 };
 
@@ -227,18 +229,18 @@ LOOP_TEST(pure, a_pool_has_the_name_of_the_storage_that_is_shared, 0, ARRAY_LENG
 #define OTHER_CLUSTER "99999999-2222-3333-4444-555555555555"
 
 static const struct {
-	const char *source, *options, *answered, *name; /* NULL: it has none */
+	const char *source, *options, *answered, *name; /* NULL: no name */
 } ceph_mounts[] = {
-	/* Clients that name their monitors differently are in one pool. */
+	/* Clients that name their monitors differently share a pool. */
 	{ "mon1:6789,mon2:6789:/", "rw,mds_namespace=home", CLUSTER, CLUSTER ".home" },
 	{ "mon2:6789,mon1:6789:/a", "rw,mds_namespace=home,acl", CLUSTER, CLUSTER ".home" },
 	{ "alice@" CLUSTER ".home=/", "rw,mon_addr=1.2.3.4", "", CLUSTER ".home" },
 	{ "bob@" CLUSTER ".home=/a/b", "rw", CLUSTER, CLUSTER ".home" },
 	{ "bob@.home=/", "rw", CLUSTER, CLUSTER ".home" },
-	/* Two clusters are not. */
+	/* Two clusters are two pools. */
 	{ "ceph-fuse", "rw", CLUSTER, CLUSTER },
 	{ "ceph-fuse", "rw", OTHER_CLUSTER, OTHER_CLUSTER },
-	/* An older client does not tell. */
+	/* An older client does not report the cluster. */
 	{ "ceph-fuse", "rw", "", NULL },
 	{ "mon1:6789:/", "rw", "", NULL },
 	{ "bob@.home=/", "rw", "", NULL },
@@ -283,7 +285,7 @@ TEST(real_case, paths_on_one_mount_share_a_pool)
 	ck_assert_int_eq(fs_pool_of_path("/proc/self", elsewhere, &error), 0);
 	ck_assert_str_eq(first, second);
 	ck_assert_str_ne(first, elsewhere);
-	/* A mount point is what is mounted there, and a link what it leads to. */
+	/* A mount point means the mounted filesystem, and a link its destination. */
 	ck_assert_int_eq(fs_pool_of_path("/proc", second, &error), 0);
 	ck_assert_str_eq(second, elsewhere);
 	ck_assert_int_eq(symlink("/proc/self/status", scratch_path("link")), 0);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts of every kind out of the bytes that filesystems answer, and out of bytes that are none.
- */
-/* For their parsers. */
+/* Layouts of all kinds from the answers of filesystems, and answers that are invalid. */
+/* Included, because their parsers are static. */
 #include "fs/beegfs_ceph.c"
 #undef STRIPE_UNIT
 #undef PATH_BYTES
@@ -12,7 +11,10 @@
 
 #define END UINT64_MAX
 
-/* From a copy that ends where the bytes end, so that a read beyond them is noticed. */
+/*
+ * Parses an exact copy of the bytes, so that sanitizers detect a read beyond them. Checks the
+ * invariants of the result.
+ */
 static int parse(const uint8_t *data, size_t bytes, struct fs_layout *layout)
 {
 	uint8_t *copy = malloc(bytes ? bytes : 1);
@@ -43,7 +45,7 @@ static const char *text_of(const struct fs_layout *layout)
 	return text;
 }
 
-/* ---- Plain ones ------------------------------------------------------------------------------ */
+/* ---- Plain layouts --------------------------------------------------------------------------- */
 
 static const struct {
 	struct layout_plain plain;
@@ -61,7 +63,10 @@ static const struct {
 	{ { 0, LAYOUT_RAID0 | LAYOUT_OVERSTRIPED, 1 << 20, 16, NULL, 16 },
 	  "16 x 1M overstriped",
 	  0 },
-	/* Of directories: all targets, so often each; what is 0 or not said is left open. */
+	/*
+	 * Of directories: all targets, once or several times; 0 or a missing value leaves the
+	 * choice to the server.
+	 */
 	{ { 0, LAYOUT_RAID0, 1 << 20, 0xffff, NULL, 0 }, "all x 1M", 0 },
 	{ { 0, LAYOUT_RAID0 | LAYOUT_OVERSTRIPED, 1 << 20, 0xfffe, NULL, 0 },
 	  "all x 1M overstriped",
@@ -71,13 +76,13 @@ static const struct {
 	{ { 0, 0, 1 << 20, 4, NULL, 0 }, "4 x 1M", 0 },
 	{ { 0, LAYOUT_RAID0, 1 << 20, 2000, NULL, 0 }, "2000 x 1M", 0 },
 	{ { 0, LAYOUT_METADATA, 1 << 20, 0, NULL, 0 }, "on metadata", 0 },
-	/* On tape, of somebody else, or of a kind that there is not yet. */
+	/* Released to tape, of another application, or of an unknown kind. */
 	{ { 0, LAYOUT_RAID0 | LAYOUT_RELEASED, 1 << 20, 4, NULL, 0 }, "", -ENOTSUP },
 	{ { LAYOUT_FOREIGN, LAYOUT_RAID0, 1 << 20, 4, NULL, 0 }, "", -ENOTSUP },
 	{ { 0, 0x400, 1 << 20, 4, NULL, 0 }, "", -ENOTSUP },
 	{ { 0, 0x5, 1 << 20, 4, NULL, 0 }, "", -ENOTSUP },
 	{ { 0, 0x8, 1 << 20, 4, NULL, 0 }, "", -ENOTSUP },
-	/* What Lustre would not have made. */
+	/* Values that Lustre does not produce. */
 	{ { 0, LAYOUT_RAID0, (1 << 20) + 1, 4, NULL, 0 }, "", -EINVAL },
 	{ { 0, LAYOUT_RAID0, 4096, 4, NULL, 0 }, "", -EINVAL },
 	{ { 0, LAYOUT_RAID0, 1 << 20, 2001, NULL, 0 }, "", -EINVAL },
@@ -106,7 +111,7 @@ LOOP_TEST(cases, plain_layouts_are_read_in_both_byte_orders, 0, ARRAY_LENGTH(pla
 	}
 }
 
-/* ---- Of components --------------------------------------------------------------------------- */
+/* ---- Composite layouts ----------------------------------------------------------------------- */
 
 #define PLAIN(count, size)                                                                         \
 	{                                                                                          \
@@ -135,14 +140,14 @@ static const struct composite {
 	  { { 0, M, 1, LAYOUT_INIT, { 0, LAYOUT_METADATA, M, 0, NULL, 0 } },
 	    { M, END, 2, 0, { 0, LAYOUT_RAID0, 4 * M, 4, "flash", 0 } } } },
 	{ "all x 4M", { 0, 1, 1, LAYOUT_COMPOSITE }, { { 0, END, 1, 0, PLAIN(0xffff, 4 * M) } } },
-	/* One component that grows into the next, as far as its targets have room. */
+	/* A component that grows into the next one as far as its targets have space. */
 	{ "to 10G: 1 x 1M; 4 x 1M",
 	  { 0, 1, 4, LAYOUT_EXTENDING },
 	  { { 0, 64 * M, 1, LAYOUT_INIT, { 0, LAYOUT_RAID0, M, 1, NULL, 1 } },
 	    { 64 * M, 10 * G, 2, LAYOUT_EXTENSION, PLAIN(1, 64 * M) },
 	    { 10 * G, 10 * G, 3, 0, PLAIN(4, M) },
 	    { 10 * G, END, 4, LAYOUT_EXTENSION, PLAIN(4, 64 * M) } } },
-	/* Mirrors: the first one. */
+	/* Mirrors: the first one counts. */
 	{ "8 x 1M, 2 copies",
 	  { 0, 2, 2, LAYOUT_COMPOSITE },
 	  { { 0, END, 0x10001, LAYOUT_INIT, PLAIN(8, M) },
@@ -154,7 +159,7 @@ static const struct composite {
 	    { 0, G, 0x20003, LAYOUT_INIT, PLAIN(1, M) },
 	    { G, END, 0x20004, 0, PLAIN(4, M) },
 	    { 0, END, 0x30005, LAYOUT_INIT, PLAIN(2, 4 * M) } } },
-	/* Of a kind that is not known. */
+	/* Of an unknown kind. */
 	{ "",
 	  { -ENOTSUP, 2, 2, LAYOUT_COMPOSITE },
 	  { { 0, END, 0x10001, LAYOUT_INIT, { LAYOUT_FOREIGN, 0, 0, 0, NULL, 0 } },
@@ -163,7 +168,7 @@ static const struct composite {
 	  { -ENOTSUP, 1, 2, LAYOUT_COMPOSITE },
 	  { { 0, M, 1, LAYOUT_INIT, PLAIN(1, M) },
 	    { M, END, 2, LAYOUT_INIT, { 0, 0x5, M, 1, NULL, 0 } } } },
-	/* More than have room: the first ones. */
+	/* More parts than fit: the first ones. */
 	{ "to 1M: 1 x 1M; to 2M: 2 x 1M; to 3M: 3 x 1M; to 4M: 4 x 1M; to 5M: 5 x 1M; "
 	  "to 6M: 6 x 1M; to...",
 	  { -E2BIG, 1, 9, LAYOUT_COMPOSITE },
@@ -176,7 +181,7 @@ static const struct composite {
 	    { 6 * M, 7 * M, 7, 0, PLAIN(7, M) },
 	    { 7 * M, 8 * M, 8, 0, PLAIN(8, M) },
 	    { 8 * M, END, 9, 0, PLAIN(9, M) } } },
-	/* Wrong ones. */
+	/* Invalid layouts. */
 	{ "", { -EINVAL, 2, 1, LAYOUT_COMPOSITE }, { { 0, END, 1, 0, PLAIN(1, M) } } },
 	{ "", { -EINVAL, 1, 0, LAYOUT_COMPOSITE }, { { 0 } } },
 	{ "", { -EINVAL, 1, 1, LAYOUT_COMPOSITE }, { { 2 * M, M, 1, 0, PLAIN(1, M) } } },
@@ -207,7 +212,7 @@ LOOP_TEST(cases, layouts_of_components_are_read_in_both_byte_orders, 0, ARRAY_LE
 	}
 }
 
-/* ---- Bytes that are not trusted -------------------------------------------------------------- */
+/* ---- Untrusted bytes ------------------------------------------------------------------------- */
 
 TEST(cases, cut_short_anywhere_it_is_no_layout)
 {
@@ -228,7 +233,7 @@ TEST(cases, cut_short_anywhere_it_is_no_layout)
 		if (plains[i].result)
 			continue;
 		layout_add_plain(&blob, &plains[i].plain);
-		/* The list of targets is not looked at. */
+		/* The list of targets is not read. */
 		least = blob.bytes - plains[i].plain.objects * (size_t)24;
 		for (size_t bytes = 0; bytes < least; bytes++)
 			REQUIRE(parse(blob.data, bytes, &layout) == -EINVAL);
@@ -240,7 +245,10 @@ TEST(cases, absurd_counts_sizes_and_places_are_refused)
 {
 	static const uint64_t absurd[] = { 0xffffffff, 0x80000000, 0x7fffffff, 0xfffffff0,
 					   0x10000,    8193,       31 };
-	/* Size of all, count of entries, place and size of the first and the second one's bytes. */
+	/*
+	 * Total size, number of entries, number of mirrors, and offset and size of the first two
+	 * components.
+	 */
 	static const struct {
 		size_t at;
 		unsigned bytes;
@@ -255,8 +263,7 @@ TEST(cases, absurd_counts_sizes_and_places_are_refused)
 			layout_composite(&blob, composites[0].head.magic, 1,
 					 composites[0].components, composites[0].head.count);
 			layout_put(&blob, fields[field].at, absurd[i], fields[field].bytes);
-			/* 0x10000 and 0x80000000 are 0 in two bytes: then there is nothing wrong.
-			 */
+			/* 0x10000 and 0x80000000 are 0 in two bytes, which is valid. */
 			if (fields[field].at == 16 && !(absurd[i] & 0xffff))
 				continue;
 			ck_assert_int_eq(parse(blob.data, blob.bytes, &layout), -EINVAL);
@@ -275,7 +282,7 @@ static const struct {
 	  "1 x 4M, pool cephfs_data", 0 },
 	{ "stripe_unit=1048576 stripe_count=8 object_size=4194304 pool=fast pool_namespace=a",
 	  "8 x 1M, pool fast", 0 },
-	/* The order is nobody's promise. A pool's name that has no room is not told. */
+	/* Fields may be in any order. A pool's name that is too long is omitted. */
 	{ "pool=cephfs.scratch.data object_size=65536 stripe_count=2 stripe_unit=65536", "2 x 64K",
 	  0 },
 	{ "stripe_unit=65536 stripe_count=2 object_size=65536", "2 x 64K", 0 },
@@ -290,7 +297,7 @@ static const struct {
 	{ "stripe_unit=65536 stripe_count=1 object_size=100000", "", -EINVAL },
 	{ "stripe_unit=1000 stripe_count=1 object_size=1000", "", -EINVAL },
 	{ "stripe_unit=4194304 stripe_count=99999 object_size=4194304", "", -EINVAL },
-	/* 4194304 in 64 bits */
+	/* 4194304 plus 2^64 */
 	{ "stripe_unit=18446744073713745920 stripe_count=1 object_size=18446744073713745920", "",
 	  -EINVAL },
 };
@@ -301,7 +308,7 @@ LOOP_TEST(cases, layouts_of_ceph_are_read, 0, ARRAY_LENGTH(cephs))
 	char *copy = malloc(bytes + 1);
 	struct fs_layout layout;
 
-	/* Without a 0 behind it, as attributes are. */
+	/* Attributes do not end with a 0 byte. */
 	copy = realloc(copy, bytes ? bytes : 1);
 	memcpy(copy, cephs[_i].text, bytes);
 	ck_assert_int_eq(parse_ceph_layout(copy, bytes, &layout), cephs[_i].result);
@@ -333,7 +340,7 @@ TEST(cases, layouts_of_beegfs_are_read)
 	ck_assert_uint_eq(layout.count, 0);
 }
 
-/* ---- What to do with one --------------------------------------------------------------------- */
+/* ---- Using a layout -------------------------------------------------------------------------- */
 
 static void progressive(struct fs_layout *layout)
 {
@@ -372,7 +379,7 @@ TEST(cases, the_part_of_most_bytes_is_found)
 	ck_assert_ptr_eq(fs_layout_main(&layout, 200 * M + 1), &layout.parts[1]);
 	ck_assert_ptr_eq(fs_layout_main(&layout, 15 * G), &layout.parts[1]);
 	ck_assert_ptr_eq(fs_layout_main(&layout, 100 * G), &layout.parts[2]);
-	/* As long as may be. */
+	/* For an unknown size, the part of the largest files. */
 	ck_assert_ptr_eq(fs_layout_main(&layout, 0), &layout.parts[2]);
 	layout.count = 0;
 	ck_assert_ptr_null(fs_layout_main(&layout, 1));

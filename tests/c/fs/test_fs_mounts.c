@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lines of mount tables: what lies there, by its type, its source and its options. */
-/* For its pure rule. */
+/* Lines of mount tables: type, source and options of a mount. */
+/* Included, because it tests static functions. */
 #include "fs/storage.c"
 #include "support/check_main.h"
 
-/* One for each family, as hosts show them. */
+/* One line for each family, as real hosts show them. */
 static const struct {
 	const char *line;
 	const char *type, *source, *mount_point;
@@ -88,7 +88,7 @@ LOOP_TEST(cases, a_line_of_each_family_is_read, 0, ARRAY_LENGTH(lines))
 		ck_assert_str_eq(mount.source, lines[_i].source);
 		ck_assert_str_eq(mount.mount_point, lines[_i].mount_point);
 		ck_assert_int_eq(strncmp(mount.options, "rw,", 3), 0);
-		/* Both halves of them are there. */
+		/* Options of the mount and of the filesystem. */
 		ck_assert_ptr_nonnull(strstr(mount.options + 1, ",rw"));
 	}
 	ck_assert_int_eq(fs_family_of(lines[_i].type, lines[_i].magic), lines[_i].family);
@@ -113,7 +113,7 @@ TEST(cases, without_a_mount_table_the_magic_number_tells)
 		enum fs_family family = lines[i].family;
 		char type[32];
 
-		/* Those that have a number of their own. */
+		/* Families with a magic number of their own. */
 		if (lines[i].magic == FS_FUSE_MAGIC || family == FS_WEKA)
 			continue;
 		fs_magic_name(lines[i].magic, type, sizeof(type));
@@ -136,7 +136,7 @@ TEST(cases, escaped_characters_are_those_they_stand_for)
 	ck_assert_int_eq(find_line(text, 5, 0, 0, &mount), 0);
 	ck_assert_str_eq(mount.mount_point, "/mnt/with a space - and\\dash");
 	ck_assert_str_eq(mount.options, "rw,x=\ty,rw,user_id=0");
-	/* Not one: as it is. */
+	/* Not a valid escape, so it is unchanged. */
 	ck_assert_str_eq(mount.source, "user@host:/x y\\0");
 }
 
@@ -169,7 +169,7 @@ TEST(cases, lines_cut_anywhere_and_long_ones_are_survived)
 			free(copy);
 		}
 	}
-	/* Fields longer than their places are cut, and the next ones found all the same. */
+	/* Fields that are too long are cut, and later ones are still found. */
 	length = snprintf(text, sizeof(text), "1 2 3:4 / /%0600d rw,%0700d - ext4 %0600d ro", 1, 2,
 			  3);
 	ck_assert_int_lt(length, (int)sizeof(text));
@@ -180,7 +180,7 @@ TEST(cases, lines_cut_anywhere_and_long_ones_are_survived)
 	ck_assert_uint_eq(strlen(mount.source), sizeof(mount.source) - 1);
 }
 
-/* ---- Lustre's name --------------------------------------------------------------------------- */
+/* ---- Names of Lustre filesystems ------------------------------------------------------------- */
 
 TEST(cases, the_name_of_a_lustre_is_found_in_its_source)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is found out about a mount: with a mount table and client's files of the test's making, in
- * the place of those in /proc and /sys, and with the real ones.
+ * Information about a mount, from the real mount table and client files and from those of the test.
+ * The test's files replace those in /proc and /sys.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -21,7 +21,7 @@
 
 static struct fs_storage storage;
 
-/* A file below the test's root, with the folders above it. */
+/* Writes a file below the test's root, and makes its folders. */
 static void put(const char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 static void put(const char *text, const char *format, ...)
@@ -42,7 +42,7 @@ static void put(const char *text, const char *format, ...)
 	scratch_write(path, text, strlen(text));
 }
 
-/* The test's directory is, so the table says, on such a mount. */
+/* Writes a mount table in which the test's directory is on such a mount. */
 static void mount_as_number(uint64_t number, const char *type, const char *source,
 			    const char *options)
 {
@@ -89,13 +89,13 @@ static void target(const char *place, const char *name, const char *total, const
 	put(available, "%s/osc/%s/kbytesavail", place, name);
 }
 
-/* ---- Any ------------------------------------------------------------------------------------- */
+/* ---- Filesystems of any kind ----------------------------------------------------------------- */
 
 static struct test_case cases = { .name = "mounts",
 				  .setup = scratch_setup,
 				  .teardown = scratch_teardown };
 
-/* Found without the library: a mount of the same device. */
+/* Returns whether the mount table has a mount of this device. Does not use the library. */
 static bool is_in_mount_table(const char *path)
 {
 	FILE *table = fopen("/proc/self/mountinfo", "r");
@@ -125,7 +125,7 @@ TEST(cases, the_real_mount_is_looked_at)
 	ck_assert_uint_gt(storage.total_bytes, 0);
 	ck_assert_uint_gt(storage.free_bytes, 0);
 	ck_assert_uint_ne(storage.mount.type[0], 0);
-	/* The table of a process whose root is no mount, as in a chroot, lacks its root's. */
+	/* In a chroot whose root is not a mount point, the table lacks the root's mount. */
 	if (is_in_mount_table(scratch_directory())) {
 		ck_assert_int_eq(storage.mount.mount_point[0], '/');
 		ck_assert_uint_ne(storage.mount.source[0], 0);
@@ -166,8 +166,10 @@ TEST(cases, the_client_of_a_lustre_is_read)
 	mount_as("lustre", "10.0.0.1@o2ib:/scr/home", "rw,flock");
 	target(place, "scr-OST0000-osc-ffff8f3a1c2d4800", "1000\n", "400\n");
 	target(place, "scr-OST0001-osc-ffff8f3a1c2d4800", "1000\n", "50\n");
-	/* The same target, of another mount; another filesystem's; one that is switched off; one
-	 * that has no sense. */
+	/*
+	 * This target on another mount; a target of another filesystem; an inactive target; one
+	 * with invalid sizes.
+	 */
 	target(place, "scr-OST0001-osc-ffff8f3a1c2d5000", "1000\n", "999\n");
 	target(place, "scr2-OST0000-osc-ffff8f3a1c2d6000", "1000\n", "400\n");
 	put("ffff\n", "%s/osc/scr-OST0002-osc-ffff8f3a1c2d4800/kbytestotal", place);
@@ -186,7 +188,7 @@ TEST(cases, the_client_of_a_lustre_is_read)
 
 		ck_assert(first || !strcmp(storage.target[i].name, "scr-OST0001"));
 		ck_assert_uint_eq(storage.target[i].total_bytes, 1000 * KIB);
-		/* Of either mount: they are asked one after the other. */
+		/* From either mount; only one of them is asked for each target. */
 		ck_assert(storage.target[i].free_bytes == (first ? 400 : 50) * KIB ||
 			  (!first && storage.target[i].free_bytes == 999 * KIB));
 	}
@@ -239,7 +241,7 @@ TEST(cases, targets_of_other_pools_are_left_out)
 		snprintf(name, sizeof(name), "scr-OST%04x-osc-ffff8f3a1c2d4800", i);
 		target(place, name, "1000\n", "400\n");
 	}
-	/* Of two clients that tell it in different places. */
+	/* The files of two client versions, which differ in their paths. */
 	put("scr-OST0001_UUID\nscr-OST0003_UUID\n",
 	    "/proc/fs/lustre/lov/scr-clilov-ffff8f3a1c2d4800/pools/flash");
 	memset(&storage, 0, sizeof(storage));
@@ -258,7 +260,7 @@ TEST(cases, targets_of_other_pools_are_left_out)
 		ck_assert_ptr_nonnull(strpbrk(storage.target[i].name + 4, "13"));
 }
 
-/* ---- Others ---------------------------------------------------------------------------------- */
+/* ---- Other filesystems ----------------------------------------------------------------------- */
 
 TEST(cases, a_beegfs_is_called_after_its_management_server)
 {
@@ -299,11 +301,11 @@ TEST(cases, a_local_disk_turns_or_does_not)
 	put("1\n", "/sys/devices/disk/queue/rotational");
 	put("8:1\n", "/sys/devices/disk/part/dev");
 	put("", "/sys/dev/block/nothing");
-	/* A partition, as sysfs shows it: what is asked for is beside the folder above. */
+	/* sysfs shows a partition like this; the file is in the folder of its disk. */
 	snprintf(name, sizeof(name), "sys/dev/block/%u:%u", device_major, device_minor);
 	ck_assert_int_eq(symlink("../../devices/disk/part", scratch_path(name)), 0);
 	look(scratch_directory());
-	if (!device_major) /* numbers that are made up have no disk */
+	if (!device_major) /* a made-up device number has no disk */
 		return;
 	ck_assert(storage.rotational_known && storage.rotational);
 	put("0\n", "/sys/devices/disk/part/queue/rotational");
@@ -326,7 +328,7 @@ LOOP_TEST(cases, a_block_device_behind_fuse_is_this_host_s, 0, ARRAY_LENGTH(far)
 
 static const char *const sources[] = { "none", "/dev/null", "/dev/no-such-device" };
 
-/* As btrfs does it; here it is memory, which has none either. */
+/* btrfs uses such device numbers; here it is memory, which has no disk either. */
 LOOP_TEST(cases, a_device_without_a_number_has_no_disk_unless_the_table_names_one, 0,
 	  ARRAY_LENGTH(sources))
 {
@@ -352,7 +354,7 @@ TEST(cases, unknown_targets_are_not_counted)
 {
 	int fd = open(scratch_directory(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-	/* No Lustre: the question is refused. */
+	/* Only Lustre answers this ioctl. */
 	for (int family = 0; family < FS_FAMILIES; family++)
 		ck_assert_uint_eq(fs_count_targets(fd, (enum fs_family)family), 0);
 	close(fd);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts that are asked for: the setting, the rule by size, how many may write, what servers are
- * told, and what is made of their answers; and files that are asked for in vain. */
+/*
+ * Requested layouts: the setting, the rule by size, the number of writers, and requests to servers
+ * and their answers. Also files that cannot be created as requested.
+ */
 #define _GNU_SOURCE
-/* For their pure rules. */
+/* Included, because it tests static functions. */
 #include "fs/layout.c"
 #undef MOST_STRIPES
 #include "fs/lustre.c"
@@ -19,10 +21,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- The setting ------------------------------------------------------------------------------
- */
+/* ---- The setting ----------------------------------------------------------------------------- */
 
-/* What a request comes to, in words; "" if it is refused. */
+/* Returns a parsed request as text; "" if it is refused. */
 static const char *parsed(const char *text)
 {
 	static char words[256];
@@ -124,7 +125,7 @@ TEST(pure, a_mistake_is_named_wording)
 	ck_assert_str_eq(error.remedy, "give 1 to 2000, or all");
 }
 
-/* Pieces of requests in any order. */
+/* Pieces of requests in random order. */
 TEST(pure, any_text_is_a_request_or_a_mistake)
 {
 	static const char *const pieces[] = {
@@ -183,8 +184,7 @@ TEST(pure, a_request_that_is_too_long_is_refused)
 	ck_assert_int_eq(fs_layout_request_parse(text, &request, NULL), -EINVAL);
 }
 
-/* ---- The rule ----------------------------------------------------------------------------------
- */
+/* ---- The rule -------------------------------------------------------------------------------- */
 
 #define ANY UINT64_MAX
 #define ONE_PART(stripes, bytes)                                                                   \
@@ -197,9 +197,9 @@ TEST(pure, a_request_that_is_too_long_is_refused)
 static const struct choice {
 	const char *name, *request;
 	struct fs_facts facts;
-	const char *asked; /* NULL: nothing */
+	const char *asked; /* NULL: no request */
 } choices[] = {
-	/* By size, where the directory has one stripe. */
+	/* By size, in a directory with one stripe. */
 	{ "100 MiB", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 100, 100 * MIB, 1 }, NULL },
 	{ "more", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 100, 100 * MIB + 1, 1 }, "8 x 1M" },
 	{ "10 GiB", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 100, 10 * GIB, 1 }, "8 x 1M" },
@@ -207,14 +207,14 @@ static const struct choice {
 	{ "100 GiB", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 100, 100 * GIB, 1 }, "16 x 1M" },
 	{ "more", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 100, 100 * GIB + 1, 1 }, "32 x 1M" },
 	{ "huge", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 0, UINT64_MAX, 0 }, "32 x 1M" },
-	/* Bounds: targets, and files at a time. */
+	/* Limited by targets, and by files at a time. */
 	{ "4 targets", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 4, GIB, 1 }, "4 x 1M" },
 	{ "1 target", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 1, GIB, 1 }, NULL },
 	{ "4 files", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 16, GIB, 4 }, "4 x 1M" },
 	{ "3 files", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 16, GIB, 3 }, "5 x 1M" },
 	{ "more files than targets", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 8, GIB, 64 }, NULL },
 	{ "few files", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 64, GIB, 2 }, "8 x 1M" },
-	/* The directory. */
+	/* The directory's layout. */
 	{ "wide enough", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 64, GIB, 1 }, NULL },
 	{ "all", "auto", { FS_LUSTRE, ONE_PART(FS_ALL_TARGETS, MIB), 64, GIB, 1 }, NULL },
 	{ "tiny stripes", "auto", { FS_LUSTRE, ONE_PART(1, 64 * KIB), 64, GIB, 1 }, "8 x 4M" },
@@ -254,7 +254,7 @@ static const struct choice {
 	{ "size unknown", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 64, 0, 1 }, NULL },
 	{ "CephFS", "auto", { FS_CEPH, ONE_PART(1, 4 * MIB), 0, GIB, 1 }, NULL },
 	{ "ext4", "auto", { FS_EXT, { 0 }, 0, GIB, 1 }, NULL },
-	/* Requests. */
+	/* Explicit requests. */
 	{ "ext4", "stripe_count=8", { FS_EXT, { 0 }, 0, GIB, 1 }, NULL },
 	{ "NFS", "stripe_count=8", { FS_NFS, { 0 }, 0, GIB, 1 }, NULL },
 	{ "none", "directory", { FS_LUSTRE, ONE_PART(1, MIB), 64, GIB, 1 }, NULL },
@@ -322,12 +322,11 @@ LOOP_TEST(pure, what_is_asked_for, 0, ARRAY_LENGTH(choices))
 	if (choice->asked)
 		ck_assert_str_eq(text, choice->asked);
 	ck_assert_str_ne(why, "");
-	/* Without room for it. */
+	/* Without a buffer for the reason. */
 	ck_assert_int_eq(fs_choose_layout(&request, &choice->facts, &ask, NULL, 0), ret);
 }
 
-/* ---- Parts of the targets -----------------------------------------------------------------------
- */
+/* ---- Parts of the targets -------------------------------------------------------------------- */
 
 TEST(pure, files_of_a_part_lie_on_its_targets)
 {
@@ -367,8 +366,7 @@ TEST(pure, a_part_that_makes_no_sense_is_not_asked_for)
 	ck_assert_uint_eq(ask.count, 0);
 }
 
-/* ---- Writers at a time --------------------------------------------------------------------------
- */
+/* ---- Concurrent writers ---------------------------------------------------------------------- */
 
 static const struct {
 	uint32_t targets;
@@ -401,7 +399,7 @@ static const struct {
 		       { .begin = 100 * MIB, .end = ANY, .stripe_count = 8 } } },
 	  GIB,
 	  4 },
-	/* All of it on a metadata server: that is one. */
+	/* All bytes are on the metadata server, which is one. */
 	{ 32,
 	  { .count = 1, .mirrors = 1, .parts = { { .end = ANY, .on_metadata = true } } },
 	  MIB,
@@ -415,10 +413,9 @@ LOOP_TEST(pure, how_many_may_write, 0, ARRAY_LENGTH(capacities))
 		capacities[_i].capacity);
 }
 
-/* ---- What servers are told
- * ----------------------------------------------------------------------- */
+/* ---- Requests to servers --------------------------------------------------------------------- */
 
-/* The parser of what Lustre answers understands it: it comes as it went. */
+/* The parser of Lustre's answers reads a request as it was written. */
 LOOP_TEST(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood))
 {
 	uint8_t blob[REQUEST_BYTES];
@@ -430,7 +427,7 @@ LOOP_TEST(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood))
 	if (fs_layout_request_parse(understood[_i].text, &request, NULL) ||
 	    request.kind != FS_REQUEST_LAYOUT)
 		return;
-	/* What says "as you like" is no answer. */
+	/* In an answer no value is left open. */
 	for (uint32_t i = 0; i < request.layout.count; i++) {
 		struct fs_part *part = &request.layout.parts[i];
 
@@ -462,8 +459,7 @@ TEST(pure, lustre_is_told_byte_for_byte)
 	ck_assert_uint_eq(blob[28] | blob[29] << 8, 0xffff);
 }
 
-/* ---- What they answer
- * ---------------------------------------------------------------------------- */
+/* ---- Answers of servers ---------------------------------------------------------------------- */
 
 static const struct {
 	const char *ask, *got;
@@ -511,10 +507,12 @@ TEST(pure, what_was_refused_first_is_told)
 	ck_assert_str_eq(answer.why, first);
 }
 
-/* ---- Files that are asked for in vain
- * ------------------------------------------------------------ */
+/* ---- Files that cannot be created as requested ----------------------------------------------- */
 
-/* This folder is on none of these filesystems: a client that has no such requests answers alike. */
+/*
+ * The scratch folder is on none of these filesystems; a client without such requests returns equal
+ * errors.
+ */
 static const enum fs_family families[] = { FS_LUSTRE, FS_BEEGFS, FS_CEPH, FS_EXT };
 
 static int create(enum fs_family family, const char *name, mode_t mode, char *note, size_t bytes)

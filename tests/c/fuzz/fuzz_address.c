@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any text as the address of a coordinator, as a node that a Redis names, and as what settings are.
- */
+/* Parses any text as a coordinator's address, as a node that a Redis names, and as settings. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as the checksums beside a file. What is accepted is what is written of it. */
+/*
+ * Decodes any bytes as the checksums beside a file. Accepted bytes must be encoded to equal ones.
+ */
 #include "format/index.c"
 #include "fuzz.h"
 
@@ -21,14 +23,14 @@ static void try_bytes(const uint8_t *data, size_t bytes)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-	/* Of its own, so that a read beyond it is noticed. */
+	/* An exact copy, so that sanitizers detect a read beyond it. */
 	uint8_t *copy = malloc(bytes + 1);
 
 	MUST(copy);
 	if (bytes)
 		memcpy(copy, data, bytes);
 	try_bytes(copy, bytes);
-	/* The same with a checksum that is right, which nobody guesses. */
+	/* Tries again with a correct checksum, which mutations would not find. */
 	if (bytes > 16) {
 		base_put_le(copy + 12, base_crc32(0, copy + 16, bytes - 16), 4);
 		try_bytes(copy, bytes);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as a file: opened, listed, read and verified. What is delivered has its checksum. */
+/*
+ * Opens any bytes as a file, lists, reads and verifies it. Bytes that are read must match their
+ * checksum.
+ */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +32,7 @@ static void set_up(void)
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 }
 
-/* True if it has been read. */
+/* Returns whether the record was read. */
 static bool read_record(struct ioshape_reader *reader, uint64_t index, bool verified)
 {
 	struct ioshape_record_info record = IOSHAPE_RECORD_INFO_INIT;

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as what a filesystem answers about a layout, and as a mount table: each input is tried
- * as each of them. */
-/* For their parsers. */
+/*
+ * Parses any bytes as a filesystem's answer about a layout and as a mount table. Each input is
+ * tried in each way.
+ */
+/* Included, because their parsers are static. */
 #include "fs/beegfs_ceph.c"
 #undef STRIPE_UNIT
 #undef PATH_BYTES
@@ -16,7 +18,7 @@ static bool has_end(const char *text, size_t room)
 	return memchr(text, 0, room);
 }
 
-/* What follows from a layout, whatever it says. */
+/* Uses a layout in all ways. */
 static void use(const struct fs_layout *layout)
 {
 	char text[96], small[8];
@@ -50,8 +52,10 @@ static void check(const struct fs_layout *layout, int ret)
 	use(layout);
 }
 
-/* Mutations hardly ever find both orders of bytes, or a table with an entry that fits. So each
- * input is also tried as the only component of a layout of components. */
+/*
+ * Parses the input as the only component of a composite layout. Mutations would hardly find both
+ * byte orders, or a table whose entry fits.
+ */
 static void try_component(const uint8_t *data, size_t bytes)
 {
 	uint8_t *blob = calloc(1, 80 + bytes);

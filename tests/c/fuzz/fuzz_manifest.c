@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any text as a manifest. What is accepted must hold together, and is written and read again. */
-/* For its reader of values. */
+/*
+ * Parses any text as a manifest. An accepted manifest must be consistent, and is written and read
+ * again.
+ */
+/* Included, because its reader of values is static. */
 #include "format/manifest.c"
 #include "fuzz.h"
 
@@ -49,8 +52,7 @@ static void try_text(const uint8_t *text, size_t bytes)
 	base_buffer_free(&second);
 }
 
-/* Mutations hardly ever get past the checksum: so each text is tried once more with one that is
- * right. */
+/* Tries the text with a correct checksum, which mutations would hardly find. */
 static void try_with_checksum(const uint8_t *data, size_t bytes)
 {
 	struct base_buffer text = { 0 };
@@ -63,7 +65,7 @@ static void try_with_checksum(const uint8_t *data, size_t bytes)
 	base_buffer_free(&text);
 }
 
-/* Without a frame around it. */
+/* Parses the text as a single JSON value. */
 static void try_value(const uint8_t *data, size_t bytes)
 {
 	struct text text = { (const char *)data, (const char *)data + bytes, NULL };

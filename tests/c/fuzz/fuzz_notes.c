@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as notes of other ranks: rosters, plans, errors, who protects whom. */
+/* Parses any bytes as messages of other ranks: rosters, plans, errors, parity records. */
 #define _GNU_SOURCE
 #include <ioshape/group.h>
 
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-/* The library's files themselves, because only they read rosters and plans. */
+/* Included, because the functions that read rosters and plans are static. */
 #include "group/agree.c"
 #include "group/group.c"
 #include "tier/parity.h"
@@ -66,7 +66,10 @@ static void try_error(const struct base_buffer *note)
 	MUST(memchr(error->record, 0, sizeof(error->record)));
 }
 
-/* With its length and its checksum, which no input would come by. */
+/*
+ * Tries the bytes as a parity record with correct length and checksum, which mutations would not
+ * find.
+ */
 static void try_record(const struct base_buffer *note)
 {
 	const size_t head = 20, bytes = (head + note->bytes + PARITY_RECORD_UNIT - 1) /

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Any numbers as what nodes say while a generation on their tiers is restored: offers, what rank 0
- * decides, the manifest with its record. What is accepted is used as an exchange uses it.
+ * Builds messages from any numbers, as nodes exchange them while a checkpoint on their tiers is
+ * restored: offers, decisions of rank 0, the manifest with its record. Accepted messages are used
+ * like those of a real exchange.
  */
 #define _GNU_SOURCE
 #include <ioshape/group.h>
@@ -12,7 +13,7 @@
 
 #include "fuzz.h"
 #include "input.h"
-/* What it does with other processes' words is its own; this test is such a process. */
+/* Included, because the functions that handle messages are static. */
 #include "tier/nodes.c"
 #include "tier/parity.c"
 
@@ -27,7 +28,7 @@ static void put_text(struct group_note *note, const char *text)
 {
 	struct group_payload writing = { .note = note };
 
-	/* What is written is only read. */
+	/* Writing a text does not change it. */
 	group_pass_text(&writing, (char *)(uintptr_t)text, 0);
 }
 
@@ -44,7 +45,7 @@ static void put_bytes(struct group_note *note, struct base_buffer *bytes)
 
 static const char *const attempts[] = { "0a", "0b", "not one" };
 
-/* Mostly one of few small numbers, which others repeat, and now and then any number. */
+/* Returns mostly a small number, so that values repeat, and now and then any number. */
 static uint64_t take_small(struct input *input)
 {
 	const uint64_t number = take(input, 1);
@@ -52,7 +53,7 @@ static uint64_t take_small(struct input *input)
 	return number < 224 ? number % 16 : number < 240 ? PARITY_NOWHERE : take(input, 8);
 }
 
-/* ---- What is said ---------------------------------------------------------------------------- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
 static void say_numbers(struct group_note *note, struct input *input, uint64_t count)
 {
@@ -60,7 +61,7 @@ static void say_numbers(struct group_note *note, struct input *input, uint64_t c
 		put_number(note, take_small(input));
 }
 
-/* The nodes in some order; rarely not. */
+/* Adds the nodes in some order, rarely with other numbers. */
 static void say_order(struct group_note *note, struct input *input, uint64_t nodes)
 {
 	const uint64_t how = take(input, 1);
@@ -100,7 +101,7 @@ static void say_offers(struct group_note *note, struct input *input, uint32_t ra
 	for (uint64_t i = 0; i < offers; i++) {
 		const uint64_t count = 1 + take(input, 1) % MOST_SAID;
 
-		say_numbers(note, input, 2); /* step, serial */
+		say_numbers(note, input, 2); /* step, serial number */
 		put_text(note, take_attempt(input));
 		say_record(note, input);
 		say_numbers(note, input, ranks);
@@ -121,7 +122,7 @@ static void say_restoring(struct group_note *note, struct input *input)
 	say_numbers(note, input, 3 * count);
 }
 
-/* Of ranks that have a file each, or share files. */
+/* Adds a manifest whose ranks have a file each, or share files. */
 static void say_manifest(struct group_note *note, struct input *input, uint32_t ranks)
 {
 	char names[MOST_FILES][32];
@@ -159,7 +160,7 @@ static void say_manifest(struct group_note *note, struct input *input, uint32_t 
 	base_buffer_free(&text);
 }
 
-/* ---- What is made of it ---------------------------------------------------------------------- */
+/* ---- Use of accepted messages ---------------------------------------------------------------- */
 
 static void try_offers(const struct ioshape_group *group, struct input *input)
 {
@@ -184,7 +185,7 @@ static void try_offers(const struct ioshape_group *group, struct input *input)
 	empty(&spreads);
 }
 
-/* As parity.c does it, for all blocks of all elements. */
+/* Computes the sources of all elements, as parity.c does for all blocks. */
 static void use_making(const struct restoring *restoring, const struct format_manifest *manifest,
 		       const struct parity_making *making)
 {
@@ -196,7 +197,7 @@ static void use_making(const struct restoring *restoring, const struct format_ma
 
 	MUST(set.nodes[set.position] == making->node &&
 	     making->target < restoring->group->node_count);
-	/* In a set, no sum of bytes overflows. */
+	/* No sum of sizes in a set may overflow. */
 	MUST(segment <= UINT64_MAX / PARITY_MOST_DATA);
 	for (uint32_t i = 0; i < set.count; i++)
 		leaders += restoring->holders[set.nodes[i]] != PARITY_NOWHERE;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Any bytes as an archive: parsed, located, its index decoded. What is accepted must hold together.
+ * Parses any bytes as an archive, locates its records and decodes its index. Accepted archives must
+ * be consistent.
  *
- * With FUZZ_FILES defined it is a program of its own that tries the files named on its command
- * line, for compilers without libFuzzer and to look at findings.
+ * With FUZZ_FILES defined it is a program that tries the files on its command line: for compilers
+ * without libFuzzer, and to examine findings.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -47,7 +48,7 @@ static int compare_entries(const void *a, const void *b)
 	return left->data_offset < right->data_offset ? -1 : left->data_offset > right->data_offset;
 }
 
-/* All were located: none lies in another, nor in the directory. */
+/* Checks that located records overlap neither each other nor the directory. */
 static void check_apart(const struct format_directory *directory)
 {
 	struct format_entry *entries = calloc(directory->count, sizeof(*entries));
@@ -69,7 +70,7 @@ static void check_index(const struct format_index *index, const struct format_di
 {
 	uint64_t sum = 0;
 
-	/* Data offsets alone are not believed before the reader has asked format_data_fits(). */
+	/* The reader uses these offsets only after format_data_fits() has checked them. */
 	for (uint64_t i = 0; i < index->records; i++) {
 		const struct format_entry *entry = &directory->entries[i];
 		const uint64_t offset = index->data_offsets[i];
@@ -95,10 +96,13 @@ static void check_index(const struct format_index *index, const struct format_di
 		       strlen(index->metadata.attributes[i].value);
 	for (size_t i = 0; i < index->metadata.blob_bytes; i++)
 		sum += ((const uint8_t *)index->metadata.blob)[i];
-	*(volatile uint64_t *)&sum = sum; /* it was really read */
+	*(volatile uint64_t *)&sum = sum; /* keeps the compiler from removing the reads */
 }
 
-/* The last record, whatever its name and checksum: those are easily made right. */
+/*
+ * Decodes the last record as an index, whatever its name and checksum are: an attacker can choose
+ * both.
+ */
 static void try_index(const struct input *input, const struct format_directory *directory)
 {
 	const struct format_entry *last = &directory->entries[directory->count - 1];
@@ -108,7 +112,8 @@ static void try_index(const struct input *input, const struct format_directory *
 
 	if (!last->data_offset)
 		return;
-	copy = malloc(last->bytes + 1); /* of its own, so that a read beyond it is noticed */
+	copy = malloc(last->bytes +
+		      1); /* an exact copy, so that sanitizers detect a read beyond it */
 	MUST(copy);
 	copy = realloc(copy, last->bytes ? last->bytes : 1);
 	MUST(copy);
@@ -145,9 +150,8 @@ static void try_archive(struct input *input)
 }
 
 /*
- * End records have to agree with every byte before them: mutations hardly ever get past them. So
- * bytes with something like a directory in them are tried once more with end records that are
- * right.
+ * Tries bytes that contain a directory with correct end records. End records depend on all bytes
+ * before them, so mutations hardly ever find correct ones.
  */
 static void try_with_end(const uint8_t *data, size_t bytes)
 {

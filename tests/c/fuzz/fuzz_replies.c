@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as what a Redis sends: taken apart by hiredis, and each reply read as each answer. */
-/* The source itself: what reads answers is no other file's. */
+/*
+ * Parses any bytes as output of a Redis with hiredis, and reads each reply as an answer of each
+ * kind.
+ */
+/* Included, because the functions that read answers are static. */
 #include "slots/redis.c"
 
 #include "fuzz.h"

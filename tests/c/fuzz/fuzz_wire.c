@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Any messages as the other side of a stream: over a socket of this host, and over functions, as
- * its sender and as its receiver. The input says which messages: heads are right but for what it
- * says, as mutations would hardly ever find the magic number.
+ * Plays the other side of a stream with any messages: over a socket and over functions, as sender
+ * and as receiver. The input determines the messages. Their headers are valid otherwise, because
+ * mutations would hardly find the magic number.
  */
 #include <ioshape/group.h>
 
@@ -23,7 +23,7 @@
 #define BLOCK_BYTES 4096u
 #define MOST_MESSAGES 64u
 
-/* Whoever waits, waits for nothing: all messages are there. */
+/* Ends each wait at once, because all messages are there. */
 static int not_at_all(void *user, struct base_error *error)
 {
 	(void)user;
@@ -32,7 +32,7 @@ static int not_at_all(void *user, struct base_error *error)
 
 static const struct stream_wait in_vain = { not_at_all, NULL };
 
-/* As much as it may be; all bytes are there. */
+/* Receives as much as there is, and touches the bytes. */
 static void receive_all(struct stream_receiver *receiver)
 {
 	struct base_error error = { 0 };
@@ -44,11 +44,11 @@ static void receive_all(struct stream_receiver *receiver)
 		if (bytes)
 			sum += ((const uint8_t *)data)[0] + ((const uint8_t *)data)[bytes - 1];
 	}
-	*(volatile uint64_t *)&sum = sum; /* they were really read */
+	*(volatile uint64_t *)&sum = sum; /* keeps the compiler from removing the reads */
 	stream_receiver_free(receiver);
 }
 
-/* ---- Over functions -------------------------------------------------------------------------- */
+/* ---- Streams over functions ------------------------------------------------------------------ */
 
 static int ignore(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
 		  uint32_t timeout_ms)
@@ -103,13 +103,13 @@ static void try_comm(struct input input)
 		receive_all(receiver);
 }
 
-/* ---- Over a socket --------------------------------------------------------------------------- */
+/* ---- Streams over a socket ------------------------------------------------------------------- */
 
 static struct stream_listener *listener;
 static char address[STREAM_ADDRESS_BYTES];
 static int memory_fd;
 
-/* 0, or -1. */
+/* Sends a frame. Returns 0 or -1. */
 static int send_frame(int fd, const struct stream_frame *frame, const void *data, size_t bytes,
 		      int passed_fd)
 {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers out of a fuzzer's bytes, for targets that do as they say; 0 where no bytes are left. */
+/*
+ * Takes numbers from a fuzzer's input, for targets that build their own data. Returns 0 when no
+ * bytes are left.
+ */
 #ifndef TESTS_FUZZ_INPUT_H
 #define TESTS_FUZZ_INPUT_H
 
@@ -21,7 +24,9 @@ static inline uint64_t take(struct input *input, unsigned bytes)
 	return number;
 }
 
-/* Of any size: small numbers are as likely as large ones. */
+/*
+ * Takes a number with a random number of bytes, so that small numbers are as likely as large ones.
+ */
 static inline uint64_t take_amount(struct input *input, uint64_t least, uint64_t most)
 {
 	const uint64_t amount = take(input, (unsigned)take(input, 1) % 9);

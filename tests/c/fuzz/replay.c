@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In place of libFuzzer: gives a target the files that it is told, once each. */
+/* Replaces libFuzzer: runs a target once with each file on the command line. */
 #include "fuzz.h"
 
 int main(int count, char **paths)

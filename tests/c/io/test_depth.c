@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much is in flight: what holds whatever times requests take, and what holds on storages. */
+/* The in-flight controller: rules that hold for any latencies, and results on modelled storages. */
 #include "base/base.h"
 #include "support/check_main.h"
 #include "support/modelled_storage.h"
@@ -24,7 +24,7 @@ static void begin(uint32_t targets, uint32_t most)
 	io_depth_begin(&depth, &options);
 }
 
-/* In the middle of a file. */
+/* Puts the controller into the state of a file that is half written. */
 static void begin_at(uint32_t targets, uint32_t most, uint32_t limit, uint64_t least_ns)
 {
 	begin(targets, most);
@@ -63,17 +63,17 @@ TEST(rules, a_target_has_a_pause_after_all_that_may_be_in_flight)
 		ck_assert(io_depth_allows(&depth, offset));
 		io_depth_sent(&depth, offset, MIB);
 	}
-	/* One of its two requests is done, and the other one is in flight. */
+	/* One of the target's two requests is done, the other one is in flight. */
 	ck_assert(!io_depth_allows(&depth, 8 * MIB));
 	io_depth_answered(&depth, 0, MIB, 1, 2, false);
 	ck_assert(!io_depth_allows(&depth, 8 * MIB));
 	io_depth_answered(&depth, 4 * MIB, MIB, 1, 3, false);
 	ck_assert(io_depth_allows(&depth, 8 * MIB));
-	/* Its neighbours are not asked. */
+	/* Each target is limited by itself. */
 	ck_assert(!io_depth_allows(&depth, 9 * MIB));
 }
 
-/* Rounds of requests that take so long each. */
+/* Runs rounds of requests that each take `took` ns. */
 static void answer(unsigned count, uint64_t *now, uint64_t took, bool idle)
 {
 	for (unsigned i = 0; i < count; i++) {
@@ -132,7 +132,9 @@ TEST(rules, what_others_make_wait_is_not_taken_for_the_least)
 	answer(400, &now, 80 * MS, false);
 	ck_assert_uint_eq(depth.limit, 1);
 	ck_assert_uint_eq(depth.least_ns, 20 * MS);
-	/* Where the library knows of no other job, the storage has become slower. */
+	/*
+	 * On storage that is not shared, slower requests mean that the storage has become slower.
+	 */
 	begin(1, 52);
 	answer(1, &now, 20 * MS, false);
 	answer(400, &now, 80 * MS, false);
@@ -149,7 +151,7 @@ TEST(rules, a_slow_producer_teaches_nothing)
 	ck_assert_uint_eq(depth.least_ns, MS);
 }
 
-/* A processor that does other work makes as many milliseconds. */
+/* A processor that does other work delays answers by some milliseconds. */
 TEST(rules, what_is_short_is_no_reason_to_send_less)
 {
 	uint64_t now = 1;
@@ -168,7 +170,7 @@ TEST(rules, a_jump_of_latency_halves_the_limit_after_one_round)
 	ck_assert_uint_eq(depth.limit, 8);
 }
 
-/* Five answers of sixteen have taken longer than a whole round at the bound. */
+/* Five answers of sixteen take longer than a whole round at the bound. */
 TEST(rules, a_round_ends_early_if_its_requests_take_too_long)
 {
 	begin_at(1, 16, 16, 10 * MS);
@@ -181,7 +183,7 @@ TEST(rules, a_round_ends_early_if_its_requests_take_too_long)
 	ck_assert_uint_eq(depth.limit, 8);
 }
 
-/* The answers to what was sent before a change say nothing about it. */
+/* Answers to requests that were sent before a change say nothing about the new limit. */
 TEST(rules, what_was_sent_under_another_limit_does_not_count)
 {
 	uint64_t now = 1, before;
@@ -194,7 +196,7 @@ TEST(rules, what_was_sent_under_another_limit_does_not_count)
 	ck_assert_uint_eq(depth.limit, 8);
 }
 
-/* Each failure doubles the rounds until the next attempt. */
+/* Each failure doubles the number of rounds until the next attempt. */
 TEST(rules, a_limit_that_cannot_be_raised_is_tried_less_and_less_often)
 {
 	uint64_t now = 1;
@@ -202,7 +204,7 @@ TEST(rules, a_limit_that_cannot_be_raised_is_tried_less_and_less_often)
 
 	begin_at(1, 16, 1, 10 * MS);
 	for (unsigned i = 0; i < rounds * 8; i++) {
-		/* One request at a time is all that it can do. */
+		/* The storage serves one request at a time. */
 		answer(1, &now, depth.limit * 10 * MS, false);
 		raised += depth.limit > 1;
 		ck_assert_uint_le(depth.limit, 2);
@@ -211,7 +213,7 @@ TEST(rules, a_limit_that_cannot_be_raised_is_tried_less_and_less_often)
 	ck_assert_uint_lt(raised, rounds * 8 / 16);
 }
 
-/* ---- Whatever happens ------------------------------------------------------------------------ */
+/* ---- Invariants ------------------------------------------------------------------------------ */
 
 static struct test_case anything = { .name = "anything" };
 
@@ -221,7 +223,10 @@ struct sent {
 	uint64_t offset, bytes, at;
 };
 
-/* Any order, any times, also none at all, and back; sizes that are no requests'. */
+/*
+ * Sends and answers at random: any order, any latencies including none, and sizes that no real
+ * request has.
+ */
 static void any_course(uint64_t *random)
 {
 	static struct sent sent[MOST_SENT];
@@ -296,7 +301,7 @@ LOOP_TEST(storages, alone_it_is_as_fast_as_the_best_fixed_depth, 0, 8)
 	}
 }
 
-/* Others who have sixteen requests in flight, for a second. */
+/* Other writers with sixteen requests in flight, for a second. */
 struct course {
 	uint32_t before, least_beside;
 	double at_the_end;
@@ -330,7 +335,7 @@ TEST(storages, it_makes_room_for_others_and_comes_back)
 	ck_assert_double_ge(course.at_the_end, 0.9 * 8 * 250e6);
 }
 
-/* On a spinning disk each pause costs two seeks while others read: more in a row is worth it. */
+/* On a spinning disk with readers, each pause costs two seeks, so more requests in sequence pay. */
 TEST(storages, on_a_spinning_disk_beside_readers_the_limit_grows)
 {
 	struct modelled_run run = run_on(0, 4);

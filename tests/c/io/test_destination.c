@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file appears whole or not at all, with the rights that it should have. */
+/* A file appears as a whole or not at all, with the permissions that it should have. */
 #define _GNU_SOURCE
-/* For what only it calls. */
+/* Included, because it tests static functions. */
 #include "io/atomic_file.c"
 #include "support/check_main.h"
 #include "support/target_case.h"
@@ -18,7 +18,7 @@
 
 /* ---- The temporary file ---------------------------------------------------------------------- */
 
-/* The name of the one temporary file in a directory. */
+/* Returns the path of the only temporary file in a directory. */
 static const char *temporary_in(const char *directory)
 {
 	static char name[PATH_MAX];
@@ -58,7 +58,7 @@ START_TEST(bytes_go_to_a_hidden_file_beside_the_target_until_the_commit)
 }
 END_TEST
 
-static int last_step; /* done before the writer is freed: 0 open, 1 put, 2 finish */
+static int last_step; /* last call before the writer is freed: 0 open, 1 put, 2 finish */
 
 START_TEST(a_writer_freed_before_its_commit_leaves_nothing)
 {
@@ -131,7 +131,7 @@ START_TEST(two_writers_to_one_path_do_not_mix)
 }
 END_TEST
 
-/* ---- Rights ---------------------------------------------------------------------------------- */
+/* ---- Permissions ----------------------------------------------------------------------------- */
 
 START_TEST(a_new_file_has_the_mode_that_open_would_give_it)
 {
@@ -194,7 +194,10 @@ START_TEST(root_keeps_the_owner_of_a_replaced_file)
 }
 END_TEST
 
-/* Runs in a child, in the directory of the test: as somebody who is not root. */
+/*
+ * Runs in a child, in the directory of the test: calls the function as a user without root's
+ * rights.
+ */
 static int as_a_user(int (*body)(void *), void *argument)
 {
 	if (!geteuid()) {
@@ -214,7 +217,7 @@ static int save_as_told(void *argument)
 	const struct user_case *wanted = argument;
 	struct file_write write = file_write_defaults();
 
-	/* As it should be, also what is durable. */
+	/* A save that succeeds reports no downgrade. */
 	return file_write_all(&write, wanted->path, NEW) != wanted->expected || write.notes.count;
 }
 
@@ -278,7 +281,10 @@ START_TEST(a_directory_that_cannot_be_listed_is_written_to)
 }
 END_TEST
 
-/* Not ours, but writable for us, in a directory of ours: its owner cannot be kept, its mode can. */
+/*
+ * Replaces a file of another user that is writable, in a directory of ours. Its mode can be kept,
+ * its owner cannot.
+ */
 static int replace_a_strangers_file(void *argument)
 {
 	struct file_write write = file_write_defaults();
@@ -305,7 +311,7 @@ START_TEST(a_strangers_file_is_replaced_with_a_note)
 }
 END_TEST
 
-/* As setfacl makes them: USER_OBJ rw, USER nobody r, GROUP_OBJ -, MASK r, OTHER -. */
+/* The ACL as setfacl stores it: USER_OBJ rw, USER 65534 r, GROUP_OBJ -, MASK r, OTHER -. */
 #define ACL_BYTES 44
 static const uint8_t acl[ACL_BYTES] = {
 	2,    0, 0, 0,                                                             /* version */
@@ -332,13 +338,13 @@ static bool nobody_may_read_it(void)
 	return !WEXITSTATUS(status);
 }
 
-/* The directory's default ACL names people who had no right to the old file. */
+/* The directory's default ACL names a user who had no access to the old file. */
 START_TEST(a_default_acl_lets_nobody_else_in)
 {
 	scratch_write("file", OLD);
 	ck_assert_int_eq(chmod("file", 0640), 0);
 	if (setxattr(".", "system.posix_acl_default", acl, sizeof(acl), 0))
-		return; /* no ACLs here */
+		return; /* the filesystem supports no ACLs */
 	ck_assert(!nobody_may_read_it());
 	must_save("file");
 	ck_assert_uint_eq(mode_of("file"), 0640);
@@ -379,7 +385,10 @@ static int replace_it_as_a_user(void *argument)
 	return as_a_user(replace_a_file_of_another_group, argument);
 }
 
-/* Its group cannot be kept: neither the new group nor the old one may do more than before. */
+/*
+ * The group cannot be kept, so neither the old group nor the new one may have more access than
+ * before.
+ */
 START_TEST(what_cannot_be_kept_makes_access_less)
 {
 	static const struct narrowing cases[] = {
@@ -396,7 +405,10 @@ START_TEST(what_cannot_be_kept_makes_access_less)
 }
 END_TEST
 
-/* As /tmp: whoever makes a file or link there first must not get what we save. */
+/*
+ * In a directory like /tmp, a file or link that another user created first must not receive the
+ * save.
+ */
 START_TEST(what_another_user_planted_in_a_sticky_directory_is_refused)
 {
 	mkdir("tmp", 0777);
@@ -411,14 +423,14 @@ START_TEST(what_another_user_planted_in_a_sticky_directory_is_refused)
 	ck_assert_str_ne(must_fail("tmp/file", -EACCES)->remedy, "");
 	ck_assert_str_ne(must_fail("tmp/link", -EACCES)->remedy, "");
 	ck_assert(scratch_same("mine", OLD));
-	/* What the directory's owner put there is no trap. */
+	/* The owner of the directory may put links there. */
 	ck_assert_int_eq(chown("tmp", NOBODY, NOBODY), 0);
 	must_save("tmp/link");
 	ck_assert(scratch_same("mine", NEW));
 }
 END_TEST
 
-/* ---- Not to replace -------------------------------------------------------------------------- */
+/* ---- Saves that must not replace ------------------------------------------------------------- */
 
 static ino_t inode_of(const char *path)
 {
@@ -428,7 +440,7 @@ static ino_t inode_of(const char *path)
 	return status.st_ino;
 }
 
-/* Whether we still keep its space. */
+/* Returns whether this process has the file open, which keeps its space. */
 static bool is_held(ino_t inode)
 {
 	DIR *listing = opendir("/proc/self/fd");
@@ -456,7 +468,7 @@ START_TEST(the_space_of_a_large_replaced_file_is_given_back)
 			ck_assert_int_eq(link("file", "other"), 0);
 		must_save("file");
 		ck_assert(scratch_same("file", NEW));
-		/* Soon, if the last name has gone; otherwise at once. */
+		/* At once if another name remains; soon if this was the last one. */
 		if (links == 1)
 			await_releases();
 		ck_assert(!is_held(old));

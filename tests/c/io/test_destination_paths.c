@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a path leads: links, directories, pipes and devices. */
+/* Destinations that are links, directories, pipes and devices. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/target_case.h"
@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-/* ---- Paths that are not to be saved to ------------------------------------------------------- */
+/* ---- Refused paths --------------------------------------------------------------------------- */
 
 START_TEST(what_is_no_file_name_is_refused)
 {
@@ -121,7 +121,7 @@ START_TEST(links_that_lead_nowhere_are_refused)
 	ck_assert_int_eq(symlink("new/", "to-new-with-slash"), 0);
 	must_fail("to-new-with-slash", -EISDIR);
 	ck_assert_uint_eq(scratch_entries("directory"), 0);
-	/* Through a directory's link one may go. */
+	/* A link to a directory may be a component of the path. */
 	must_save("to-directory/file");
 	ck_assert(scratch_same("directory/file", NEW));
 }
@@ -152,7 +152,7 @@ static void *drain_pipe(void *argument)
 	return NULL;
 }
 
-/* Writes 1 MiB to `path`, which leads to a pipe, and reads so much of it from `fd`. */
+/* Writes 1 MiB to a pipe at `path`, and reads at most `stop_after` bytes of it from `fd`. */
 static int write_to_pipe(const char *path, int fd, size_t stop_after, struct base_error *error)
 {
 	static uint8_t data[1 << 20];
@@ -164,7 +164,7 @@ static int write_to_pipe(const char *path, int fd, size_t stop_after, struct bas
 	for (size_t i = 0; i < sizeof(data); i++)
 		data[i] = (uint8_t)(i * 7 + i / 251);
 	ck_assert_int_eq(pthread_create(&reader, NULL, drain_pipe, &drain), 0);
-	write.options.expected_bytes = sizeof(data) * 3; /* nothing to preallocate there */
+	write.options.expected_bytes = sizeof(data) * 3; /* pipes must not be preallocated */
 	ret = file_write_all(&write, path, data, sizeof(data));
 	pthread_join(reader, NULL);
 	if (!ret) {
@@ -181,13 +181,13 @@ START_TEST(a_named_pipe_is_written_straight)
 	int fd;
 
 	ck_assert_int_eq(mkfifo("pipe", 0666), 0);
-	/* Both ends, so that neither side waits for the other. */
+	/* Opens both ends, so that neither side waits for the other. */
 	fd = open("pipe", O_RDWR | O_CLOEXEC);
 	ck_assert_msg(!write_to_pipe("pipe", fd, 1 << 20, &error), "%s", error.text);
 }
 END_TEST
 
-/* As a shell's >(command) passes it. */
+/* A shell's >(command) passes such a path. */
 START_TEST(a_pipe_given_by_its_descriptor_is_written_straight)
 {
 	struct base_error error;
@@ -217,7 +217,7 @@ START_TEST(a_reader_that_goes_away_is_an_error_and_no_signal)
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", ends[1]);
 	ck_assert_int_eq(write_to_pipe(path, ends[0], 100000, &error), -EPIPE);
 	close(ends[1]);
-	/* And everything is as before. */
+	/* The signal's mask and handler are unchanged. */
 	pthread_sigmask(SIG_SETMASK, NULL, &mask);
 	ck_assert(!sigismember(&mask, SIGPIPE));
 	sigpending(&mask);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every engine keeps the contract in ring.h. */
+/* Every engine obeys the contract in queue.h. */
 #define _GNU_SOURCE
 #include "io/queue.h"
 #include "support/check_main.h"
@@ -30,7 +30,7 @@ static const struct io_engine_ops *ops;
 static void *engine;
 static uint8_t *buffers;
 static char why[200];
-static int fd; /* of the file that requests go to */
+static int fd; /* file of the requests */
 
 static int open_with(unsigned depth, void *memory, size_t bytes)
 {
@@ -64,7 +64,7 @@ static void open_file(const char *name, int flags)
 	ck_assert_msg(fd >= 0, "open %s: %s", name, strerror(errno));
 }
 
-/* An engine on a file of its own, and the end of both. */
+/* Opens an engine and a file; end() closes both. */
 static void begin(int which)
 {
 	open_engine(which);
@@ -84,7 +84,7 @@ static struct io_op request(enum io_kind kind, void *data, size_t bytes, uint64_
 	};
 }
 
-/* One request from submission to completion. */
+/* Submits a request and waits for it. Returns its result. */
 static int64_t carry_out(enum io_kind kind, void *data, size_t bytes, uint64_t offset)
 {
 	struct io_op op = request(kind, data, bytes, offset);
@@ -138,7 +138,7 @@ START_TEST(requests_need_be_neither_aligned_nor_in_the_slabs)
 	ck_assert_int_eq(carry_out(IO_WRITE, own + 1, 5001, 7), 5001);
 	ck_assert_int_eq(carry_out(IO_READ, back + 3, 5001, 7), 5001);
 	ck_assert_mem_eq(own + 1, back + 3, 5001);
-	/* Across the end of the buffers' memory there is nothing, just before it there is. */
+	/* Memory at the very end of the buffers works; beyond it nothing is mapped. */
 	memcpy(buffers + DEPTH * BLOCK - 11, own, 11);
 	ck_assert_int_eq(carry_out(IO_WRITE, buffers + DEPTH * BLOCK - 11, 11, 0), 11);
 	ck_assert_int_eq(carry_out(IO_READ, back, 11, 0), 11);
@@ -180,7 +180,7 @@ START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
 			requests[i] = request(IO_WRITE, buffers + i * BLOCK, BLOCK, i * BLOCK);
 			ck_assert_int_eq(ops->submit(engine, &requests[i]), 0);
 		}
-		/* Each comes back once, in whatever order, and as it was but for the result. */
+		/* Each request is completed once, in any order, and only its result has changed. */
 		for (unsigned i = 0; i < DEPTH; i++) {
 			op = ops->wait(engine);
 			ck_assert(op >= requests && op < requests + DEPTH);
@@ -202,7 +202,7 @@ START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
 }
 END_TEST
 
-/* Submissions and completions in random turns, over several files one after the other. */
+/* Submits and waits in random order, over several files in turn. */
 START_TEST(any_order_of_calls_over_many_files_loses_nothing)
 {
 	static uint8_t expected[16 * BLOCK];
@@ -300,7 +300,7 @@ START_TEST(direct_files_are_written_and_read)
 	}
 	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 2 * BLOCK), BLOCK);
 	ck_assert_uint_eq(buffers[BLOCK - 1], 'c');
-	/* An offset that no direct I/O takes. */
+	/* Direct I/O accepts no such offset. */
 	ck_assert_int_eq(carry_out(IO_WRITE, buffers, BLOCK, 1), -EINVAL);
 	end();
 }
@@ -335,7 +335,9 @@ END_TEST
 START_TEST(threads_of_an_engine_take_no_signals)
 {
 	open_engine(_i);
-	/* All threads but this one block what an application might catch: SIGUSR1 stays pending. */
+	/*
+	 * All other threads block signals that an application may handle, so SIGUSR1 stays pending.
+	 */
 	for (int i = 0; i < 20; i++) {
 		sigset_t set, pending;
 
@@ -352,7 +354,7 @@ START_TEST(threads_of_an_engine_take_no_signals)
 }
 END_TEST
 
-/* ---- io_uring where it is not welcome -------------------------------------------------------- */
+/* ---- io_uring where it is refused ------------------------------------------------------------ */
 
 struct refusal {
 	int call, code;
@@ -386,8 +388,8 @@ END_TEST
 
 static int works_unregistered(void *unused)
 {
-	/* Enough for the ring itself, which newer kernels count, too, and too little for the
-	 * buffers.
+	/*
+	 * Enough for the ring itself, which newer kernels count, too; not enough for the buffers.
 	 */
 	const struct rlimit little = { 4 * BLOCK, 4 * BLOCK };
 	struct io_op op;
@@ -418,7 +420,7 @@ START_TEST(memory_that_may_not_be_locked_is_used_unregistered)
 }
 END_TEST
 
-/* A sandbox that closes behind us: what is asked for later fails, and nothing waits for ever. */
+/* Runs in a sandbox that is closed later: requests must fail, and no call may wait forever. */
 static int fails_when_shut_out(void *unused)
 {
 	struct io_op first, second;

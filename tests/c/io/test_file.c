@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files written block by block: every length, every engine, with and without direct I/O. */
+/* Files written in blocks: every length, every engine, with and without direct I/O. */
 #define _GNU_SOURCE
 #include "io/queue.h"
 #include "support/check_main.h"
@@ -17,8 +17,8 @@
 
 #define BLOCK (64 * KIB)
 #define SMALL                                                                                      \
-	(1 * MIB) /* up to here a file leaves with one plain write, if it fits into a block        \
-		   */
+	(1 *                                                                                       \
+	 MIB) /* up to this size a file is written with one plain write if it fits into a block */
 #define ROOM (6 * MIB)
 
 static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_URING_ASYNC,
@@ -47,7 +47,7 @@ static void teardown(void)
 	scratch_teardown();
 }
 
-/* Puts `bytes` in pieces of random lengths, and compares what comes of it. */
+/* Writes `bytes` in pieces of random length, and compares the file. */
 static void write_and_compare(struct file_write *write, size_t bytes, uint64_t seed)
 {
 	const char *path = scratch_path("file");
@@ -116,7 +116,7 @@ START_TEST(every_length_arrives_through_every_engine)
 			write_and_compare(&write, lengths[i], i);
 			ck_assert_uint_eq(write.report.direct && !direct, 0);
 			if (lengths[i] < BLOCK)
-				continue; /* it left with one plain write */
+				continue; /* it was written with one plain write */
 			ck_assert_str_eq(write.report.engine, engine_names[_i]);
 			ck_assert_uint_eq(write.report.direct,
 					  direct && scratch_direct() && _i < 3 ? 1u : 0u);
@@ -125,8 +125,10 @@ START_TEST(every_length_arrives_through_every_engine)
 }
 END_TEST
 
-/* Puts a piece of some length in one of the ways there are: with a checksum of the caller's that
- * goes on, or without one. What it should become lies in `expected`. */
+/*
+ * Writes a piece with a continued checksum, a new one or none. Copies the expected bytes to
+ * `expected`.
+ */
 static void put_somehow(struct file_write *write, uint64_t *seed, uint8_t *expected, size_t bytes)
 {
 	uint32_t crc = (uint32_t)test_random(seed), before = crc;
@@ -170,7 +172,7 @@ START_TEST(a_whole_file_has_a_checksum_whatever_it_came_in)
 }
 END_TEST
 
-/* Larger than the small files' limit, smaller than a block. */
+/* Larger than the limit of small files, smaller than a block. */
 START_TEST(a_file_within_one_large_block_arrives)
 {
 	static const size_t sizes[] = { 1,         4097,          SMALL - 1, SMALL,
@@ -184,8 +186,7 @@ START_TEST(a_file_within_one_large_block_arrives)
 		write.config.block_bytes = 4 * MIB;
 		write.config.depth = 2;
 		write_and_compare(&write, sizes[i], i);
-		/* Who asks for an engine by name gets it, also where the library would spare itself
-		 * that. */
+		/* An engine that is set is used even for a small file. */
 		ck_assert_str_eq(write.report.engine, engine_names[_i]);
 		write.config.engine = IOSHAPE_ENGINE_AUTO;
 		write_and_compare(&write, sizes[i], i);
@@ -220,7 +221,7 @@ START_TEST(what_is_expected_changes_nothing_but_when_a_full_disk_is_noticed)
 		write.options.expected_bytes = cases[i].expected;
 		write_and_compare(&write, cases[i].bytes, i);
 		ck_assert_int_eq(stat(scratch_path("file"), &status), 0);
-		/* What was preallocated and not used is given back. */
+		/* Unused preallocated space is freed. */
 		ck_assert_uint_le((uint64_t)status.st_blocks * 512, cases[i].bytes + MIB);
 	}
 }
@@ -240,8 +241,10 @@ START_TEST(more_than_the_disk_has_is_noticed_before_the_first_byte)
 }
 END_TEST
 
-/* One lane, file after file, as a context keeps it; now small, now large, abandoned ones in
- * between. */
+/*
+ * A context uses one lane for file after file: small and large ones, with abandoned ones in
+ * between.
+ */
 START_TEST(a_lane_serves_file_after_file)
 {
 	struct file_write write = file_write_defaults();
@@ -279,8 +282,7 @@ START_TEST(a_file_need_not_be_waited_for_on_stable_storage)
 }
 END_TEST
 
-/* ---- Direct I/O, required
- * ------------------------------------------------------------------------------ */
+/* ---- Required direct I/O --------------------------------------------------------------------- */
 
 START_TEST(required_direct_io_is_used_for_files_of_any_length)
 {
@@ -325,8 +327,7 @@ START_TEST(direct_io_leaves_nothing_in_the_page_cache)
 }
 END_TEST
 
-/* ---- Progress and stopping
- * -------------------------------------------------------------------------------- */
+/* ---- Progress and stopping ------------------------------------------------------------------- */
 
 struct told {
 	unsigned calls, stop_at;
@@ -392,7 +393,7 @@ START_TEST(progress_can_stop_the_write_at_every_call_until_the_commit)
 				continue;
 			}
 			ck_assert_int_eq(ret, -ECANCELED);
-			ck_assert_uint_eq(told.calls, nth); /* and not called again */
+			ck_assert_uint_eq(told.calls, nth); /* the callback is not called again */
 			ck_assert(scratch_same(scratch_path("file"), "old", 3));
 			ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 		}
@@ -448,10 +449,10 @@ START_TEST(after_a_failure_nothing_goes_on)
 }
 END_TEST
 
-/* ---- Limits of the process
- * -------------------------------------------------------------------------------- */
+/* ---- Limits of the process ------------------------------------------------------------------- */
 
-/* The signal for files above ulimit -f would end the application: it must not come. */
+/* Writes a file above `ulimit -f`. The signal for that would end the application, so it must not be
+ * raised. */
 static int write_above_the_limit(void *argument)
 {
 	const struct rlimit limit = { 2 * MIB, 2 * MIB };
@@ -476,14 +477,14 @@ START_TEST(a_file_above_the_processes_limit_is_an_error_and_no_signal)
 }
 END_TEST
 
-/* ---- The next writer's turn ------------------------------------------------------------------ */
+/* ---- When the next writer may begin ---------------------------------------------------------- */
 
 static void see_block(void *user, uint64_t bytes)
 {
 	*(uint64_t *)user += bytes;
 }
 
-/* Whether little of the file is under way before it is finished. */
+/* Returns whether little of the file is in flight before it is finished. */
 static bool is_little_left(enum ioshape_engine engine, enum ioshape_direct direct)
 {
 	struct file_write write = file_write_defaults();
@@ -511,7 +512,7 @@ START_TEST(the_next_writer_may_begin_before_the_sync_if_the_bytes_are_past_the_c
 {
 	ck_assert(is_little_left(IOSHAPE_ENGINE_URING, IOSHAPE_DIRECT_REQUIRE));
 	ck_assert(is_little_left(IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_REQUIRE));
-	/* They leave at the sync. */
+	/* In the page cache, bytes leave only at the sync. */
 	ck_assert(!is_little_left(IOSHAPE_ENGINE_URING, IOSHAPE_DIRECT_OFF));
 	ck_assert(!is_little_left(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_PREFER));
 }
@@ -526,7 +527,7 @@ static unsigned tail_of(bool shared, uint32_t in_flight)
 		.depth = { .limit = in_flight },
 	};
 
-	/* 10 MiB a second: in the time that a file takes to begin, less than one more is done. */
+	/* At 10 MiB/s less than one more request is done while the next file begins. */
 	return io_lane_tail(&lane, 20 * MIB, 1000000000, 0);
 }
 

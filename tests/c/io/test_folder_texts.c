@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small texts in a directory; and what is removed only if it is what somebody has looked at. */
+/*
+ * Short texts in a directory, and removal only of entries that have not changed since they were
+ * looked at.
+ */
 #include "io/io.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
@@ -30,8 +33,7 @@ static void teardown(void)
 
 static struct test_case tests = { .name = "texts", .setup = setup, .teardown = teardown };
 
-/* ---- Texts ------------------------------------------------------------------------------------
- */
+/* ---- Texts ----------------------------------------------------------------------------------- */
 
 TEST(tests, a_text_is_there_once)
 {
@@ -55,7 +57,7 @@ TEST(tests, a_text_may_be_as_long_as_links_are_and_no_longer)
 	text[PATH_MAX] = 0;
 	ck_assert_int_eq(io_folder_put_text(&folder, "note", text, &error), -ENAMETOOLONG);
 	ck_assert_ptr_nonnull(strstr(error.text, "note"));
-	/* Not all filesystems take so much. */
+	/* Some filesystems accept less. */
 	text[1000] = 0;
 	ck_assert_int_eq(io_folder_put_text(&folder, "note", text, &error), 0);
 	ck_assert_int_eq(io_folder_get_text(&folder, "note", found), 0);
@@ -72,8 +74,7 @@ TEST(tests, what_is_no_text_is_neither_read_nor_dropped)
 	ck_assert_ptr_nonnull(strstr(error.text, "note"));
 }
 
-/* ---- Removal ----------------------------------------------------------------------------------
- */
+/* ---- Removal --------------------------------------------------------------------------------- */
 
 static struct io_entry look_at(const char *name)
 {
@@ -83,7 +84,7 @@ static struct io_entry look_at(const char *name)
 	return entry;
 }
 
-/* A directory, with a file that readers hold. */
+/* Makes a directory with files. Returns its entry. */
 static struct io_entry make_folder(void)
 {
 	ck_assert_int_eq(mkdir("it", 0700), 0);

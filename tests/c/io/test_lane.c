@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a lane makes of an engine's answers. */
+/* How a lane handles the results of an engine. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/scripted_lane.h"
@@ -125,7 +125,7 @@ START_TEST(a_short_direct_write_goes_on_at_an_aligned_place)
 }
 END_TEST
 
-/* What a file would hold by now: so much of each request has been written. */
+/* Contents that a file would have, from the parts of requests that were written. */
 static uint8_t image[BLOCK];
 
 static int64_t a_third_into_the_image(const struct io_op *op, unsigned nth)
@@ -144,8 +144,10 @@ static int64_t a_third_into_the_image(const struct io_op *op, unsigned nth)
 	return (int64_t)bytes;
 }
 
-/* Of a block some stretches lie elsewhere: at its beginning, in the middle, one behind the other
- * and at its end, and each of them may be where a short result stopped. */
+/*
+ * Some stretches of the block are lent: at its beginning, in the middle, adjacent ones, and at its
+ * end. A short result may end in each of them.
+ */
 START_TEST(a_block_in_parts_goes_on_where_it_stopped)
 {
 	static const struct io_loan loans[] = {
@@ -245,7 +247,7 @@ START_TEST(progress_however_slow_is_no_failure)
 }
 END_TEST
 
-/* A lane full of requests, all of which end with the code. */
+/* Fills the lane with requests that all end with this code. */
 static void fill(int code)
 {
 	storm_code = code;
@@ -319,7 +321,9 @@ START_TEST(a_slot_is_waited_for_when_all_are_in_flight)
 }
 END_TEST
 
-/* The device must not wait for a copy: what it gets when it is done lies ready before. */
+/*
+ * A full buffer is kept back, so that the device does not wait for a copy when a request is done.
+ */
 START_TEST(one_slab_is_kept_back_and_leaves_when_a_request_is_done)
 {
 	struct io_buffer *buffer;
@@ -327,7 +331,7 @@ START_TEST(one_slab_is_kept_back_and_leaves_when_a_request_is_done)
 	fill(0);
 	ck_assert_uint_eq(requests, DEPTH - 1);
 	for (unsigned i = DEPTH; i < 3 * DEPTH; i++) {
-		/* Before the next one is filled. */
+		/* Before the next buffer is filled. */
 		ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
 		ck_assert_uint_eq(requests, i);
 		ck_assert_uint_eq(lane->in_flight, DEPTH - 1);
@@ -450,7 +454,7 @@ START_TEST(an_engine_that_loses_requests_is_found_out)
 }
 END_TEST
 
-/* ---- Notes ----------------------------------------------------------------------------------- */
+/* ---- Downgrades ------------------------------------------------------------------------------ */
 
 START_TEST(notes_are_kept_in_order_with_their_codes)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lanes past the page cache: when it is used, when it is left, and where a file ends. */
+/* Direct I/O of lanes: when it is used, when it is given up, and how a file ends. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/scripted_lane.h"
@@ -23,7 +23,9 @@ TEST(direct_case, direct_io_that_fails_at_use_is_left_with_one_note)
 	answer = not_when_direct;
 	begin(false);
 	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
-	/* All but the last, which is kept back, have been answered before the first answer is seen.
+	/*
+	 * All requests but the last, which is kept back, have been answered before the first answer
+	 * is read.
 	 */
 	for (unsigned i = 0; i < DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
@@ -118,7 +120,7 @@ TEST(direct_case, direct_io_that_is_not_wanted_is_not_used)
 	end();
 }
 
-/* What a strange filesystem says must not make us write behind a buffer's end. */
+/* An invalid alignment from a filesystem must not lead to writes beyond a buffer. */
 TEST(direct_case, an_alignment_that_no_block_has_is_not_used)
 {
 	static const uint32_t strange[] = { 2 * BLOCK, 1u << 31, 3000, UINT32_MAX };
@@ -139,7 +141,7 @@ TEST(direct_case, an_alignment_that_no_block_has_is_not_used)
 static uint64_t file_bytes;
 static size_t most_at_once;
 
-/* As a file of file_bytes answers, in portions. */
+/* Answers like a file of file_bytes, with at most most_at_once bytes per request. */
 static int64_t as_a_file(const struct io_op *op, unsigned nth)
 {
 	size_t there = op->offset < file_bytes ? file_bytes - op->offset : 0;
@@ -193,7 +195,10 @@ TEST(reading, a_read_ends_with_the_file)
 	read_direct_as(10000, 4096, 0, 32768, 10000);
 }
 
-/* FUSE daemons and network filesystems answer with what they have, also in the middle of a file. */
+/*
+ * FUSE daemons and network filesystems may return less than was asked for, also in the middle of a
+ * file.
+ */
 TEST(reading, an_answer_that_ends_anywhere_is_not_taken_for_the_end_of_the_file)
 {
 	read_direct_as(1 << 20, 5000, 0, 32768, 32768);

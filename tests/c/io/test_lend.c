@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files written from memory that is lent to them: the bytes are right, and are left alone in time.
- */
+/* Files written from lent memory: the bytes are right, and the memory is released in time. */
 #define _GNU_SOURCE
 #include "io/queue.h"
 #include "support/check_main.h"
@@ -15,16 +14,16 @@
 #define PAGE 4096u
 #define CHUNKS 3u
 #define CHUNK (2 * MIB)
-#define MOST (1 * MIB + 300000) /* of a piece: more than a block */
+#define MOST (1 * MIB + 300000) /* size of a piece; more than a block */
 #define PIECES 30u
 
 static struct {
-	uint8_t *chunks[CHUNKS]; /* that are lent */
-	uint64_t ends[CHUNKS];   /* where in the file what came from there ended */
-	uint8_t *own;            /* that is not */
-	uint8_t *wanted;         /* all bytes of the file */
+	uint8_t *chunks[CHUNKS]; /* lent memory */
+	uint64_t ends[CHUNKS];   /* offset in the file up to which each chunk was used */
+	uint8_t *own;            /* memory that is not lent */
+	uint8_t *wanted;         /* expected contents of the file */
 	uint64_t seed;
-	uint32_t crc;  /* of what was put with its own */
+	uint32_t crc;  /* of the pieces that were put with a checksum */
 	bool borrowed; /* some of it was not copied */
 	struct file_write write;
 } test;
@@ -64,7 +63,7 @@ static void must(int ret)
 	ck_assert_msg(!ret, "%s", test.write.error.text);
 }
 
-/* New bytes, which are the file's next. */
+/* Fills memory with the file's next bytes. */
 static void fill(uint8_t *data, size_t bytes)
 {
 	uint64_t at = io_writer_offset(test.write.writer);
@@ -90,7 +89,10 @@ static void put(const uint8_t *data, size_t bytes)
 	ck_assert_uint_eq(crc, base_crc32(0, data, bytes));
 }
 
-/* In pieces, as records come; they lie in memory as in the file but for `shift` bytes. */
+/*
+ * Lends a chunk and writes it in pieces, like records. Its pages are aligned like those of the
+ * file, except for `shift` bytes.
+ */
 static void put_lent(unsigned chunk, size_t shift)
 {
 	struct io_writer *writer = test.write.writer;
@@ -117,11 +119,11 @@ static void put_own(size_t most)
 
 	fill(test.own, bytes);
 	put(test.own, bytes);
-	/* It is free again. */
+	/* The writer has copied the bytes. */
 	memset(test.own, 0xee, bytes);
 }
 
-/* Where they will lie. */
+/* Writes bytes that are made in the writer's own buffers. */
 static void put_made(size_t most)
 {
 	size_t left = 1 + test_random_below(&test.seed, most), room;
@@ -171,7 +173,7 @@ LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
 			put_made(MOST);
 			break;
 		case 3:
-			/* Direct I/O could not take it from there. */
+			/* Unaligned, so direct I/O cannot use the memory. */
 			put_lent(i % CHUNKS, 1 + test_random_below(&test.seed, PAGE - 1));
 			break;
 		default:
@@ -182,14 +184,14 @@ LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
 	bytes = io_writer_offset(test.write.writer);
 	must(file_write_end(&test.write));
 	ck_assert_uint_eq(io_writer_crc32(test.write.writer), base_crc32(0, test.wanted, bytes));
-	/* No step down because of how the parts lie. */
+	/* The position of the parts must cause no downgrade. */
 	for (unsigned i = 0; i < test.write.notes.count; i++)
 		ck_assert_ptr_null(strstr(test.write.notes.steps[i].sentence, "went on buffered"));
 	file_write_close(&test.write);
 	compare(bytes);
 }
 
-/* What is given up in the middle needs no lent memory any more once it is settled. */
+/* After io_writer_settle(), a failed file no longer uses lent memory. */
 TEST(tests, a_file_that_failed_lends_nothing)
 {
 	uint8_t *to;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading pieces of files, against pread. */
+/* Reads of pieces of files, compared with pread(). */
 #define _GNU_SOURCE
 #include "io/queue.h"
 #include "support/check_main.h"
@@ -16,18 +16,17 @@
 
 #define BLOCK (64 * KIB)
 #define SMALL_BYTES (2 * MIB + 12345)
-#define LARGE_BYTES (9 * MIB + 12345) /* from 8 MiB on several threads read */
+#define LARGE_BYTES (9 * MIB + 12345) /* files of 8 MiB or more are read by several threads */
 #define MOST_PIECES 4000
 
-/* How a file is read: through the page cache, where it is as long as nobody evicts it, past it, or
- * partly. */
+/* State of the page cache: all of the file is in it, nothing, or parts. */
 enum cache { WARM, COLD, MIXED };
 
 static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
 					       IOSHAPE_ENGINE_BUFFERED };
 
-/* Where tests read a part of a file: as many bytes that are nobody's business are before and behind
- * it.
+/*
+ * Offset of the part of the file that is read. So many bytes before and after it must not be read.
  */
 static uint64_t base;
 
@@ -73,7 +72,7 @@ static void setup_small(void)
 	setup(SMALL_BYTES);
 }
 
-/* As in a bundle. */
+/* Sets the base of an aligned part, as in a shard file. */
 static void setup_aligned_part(void)
 {
 	base = 3 * MIB;
@@ -108,7 +107,7 @@ static void set_cache(const char *path, enum cache cache)
 		scratch_evict(path);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
-	/* Some of it, here and there. */
+	/* Reads some parts of it. */
 	for (off_t at = 0; cache == MIXED && at < (off_t)(file_bytes + 2 * base);
 	     at += (off_t)(512 * KIB))
 		ck_assert_int_ge(pread(fd, scratch, 300 * KIB, at), 0);
@@ -135,7 +134,7 @@ static void end(void)
 	io_lane_close(lane);
 }
 
-/* What nobody asked to be read into is as it was. */
+/* Checks that memory outside the pieces is unchanged. */
 static void check_untouched(uint64_t from, uint64_t to)
 {
 	if (from < to &&
@@ -144,7 +143,7 @@ static void check_untouched(uint64_t from, uint64_t to)
 			     (unsigned long long)from, (unsigned long long)to);
 }
 
-/* Pieces that the test made, read and compared. */
+/* Reads the pieces and compares them. */
 static void read_and_compare(size_t count)
 {
 	uint64_t before = 0;
@@ -173,8 +172,10 @@ static void read_and_compare(size_t count)
 	check_untouched(before, file_bytes);
 }
 
-/* Sorted and not overlapping, with gaps; lengths up to `most`, some of them 0; some only to be
- * verified. */
+/*
+ * Makes pieces in ascending order, with gaps. Lengths are up to `most`, sometimes 0; some pieces
+ * are only verified.
+ */
 static size_t make_pieces(uint64_t *state, size_t most_pieces, uint64_t most, uint64_t most_gap)
 {
 	uint64_t at = test_random_below(state, most_gap + 1);
@@ -243,7 +244,7 @@ START_TEST(the_whole_file_in_one_piece)
 }
 END_TEST
 
-/* Ends of files that fit no unit of direct I/O. */
+/* Ends of files that are not multiples of the unit of direct I/O. */
 START_TEST(the_last_bytes_of_a_file_are_read)
 {
 	static const size_t tails[] = { 1, 2, 511, 512, 513, 4095, 4096, 4097, 12345 };
@@ -279,7 +280,7 @@ START_TEST(pieces_without_bytes_are_read_too)
 		for (size_t k = 0; k < ARRAY_LENGTH(offsets); k++)
 			pieces[k] = (struct io_piece){ .offset = offsets[k], .want_crc = true };
 		read_and_compare(ARRAY_LENGTH(offsets));
-		/* And around one that has some. */
+		/* Also beside a piece that has bytes. */
 		pieces[3] = (struct io_piece){ .offset = 100, .bytes = 3 * BLOCK, .into = into };
 		pieces[4].offset = 100 + 3 * BLOCK;
 		read_and_compare(ARRAY_LENGTH(offsets));
@@ -302,7 +303,7 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 							       .into = into + k * 256 * KIB };
 			ck_assert_int_eq(io_read(lane, &input, pieces, 8, NULL, NULL, &error),
 					 IOSHAPE_E_DAMAGED);
-			/* The lane is as good as before. */
+			/* The lane still works. */
 			write_file();
 			memset(&error, 0, sizeof(error));
 			read_and_compare(8);
@@ -424,7 +425,7 @@ START_TEST(parts_lie_in_their_files)
 }
 END_TEST
 
-/* ---- What can be opened ---------------------------------------------------------------------- */
+/* ---- Which files can be opened --------------------------------------------------------------- */
 
 static void must_not_open(const char *path, int code)
 {
@@ -472,7 +473,7 @@ START_TEST(direct_io_is_refused_where_it_was_required_and_is_not_there)
 }
 END_TEST
 
-/* One open file serves several threads. */
+/* Several threads may use one open file. */
 START_TEST(several_lanes_read_one_file)
 {
 	struct io_config config = { .block_bytes = BLOCK, .depth = 2, .threads = 1 };

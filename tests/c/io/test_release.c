@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Large files that nobody can open any more are closed by a thread: that may take long. */
+/*
+ * Large files that have no name left are closed by a thread, because freeing their space may take
+ * long.
+ */
 #define _GNU_SOURCE
-/* For what only it calls. */
+/* Included, because it tests static functions. */
 #include "io/atomic_file.c"
 #include "support/check_main.h"
 #include "support/scratch.h"
@@ -41,7 +44,7 @@ TEST(tests, all_are_closed_in_the_end)
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
 
-/* Many at a time: some thread is still at it when the wait begins. */
+/* Many files, so that a thread is still closing one when the wait begins. */
 TEST(tests, who_needs_their_space_waits_for_them)
 {
 	const unsigned before = scratch_descriptors();

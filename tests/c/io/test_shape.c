@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In which requests a file is written, and lanes that change from file to file. */
+/* The requests in which a file is written, and lanes whose shape changes from file to file. */
 #define _GNU_SOURCE
 #include "io/queue.h"
 #include "support/check_main.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LUSTRE_BYTES (64 * KIB) /* stripes are multiples of this */
+#define LUSTRE_BYTES (64 * KIB) /* unit of stripe sizes */
 
 static struct fs_layout striped(uint64_t stripe_bytes, uint32_t count)
 {
@@ -27,7 +27,10 @@ static struct fs_layout striped(uint64_t stripe_bytes, uint32_t count)
 	};
 }
 
-/* As the filesystem's default on FSx: wider from part to part; here narrow stripes come first. */
+/*
+ * Returns a progressive layout like FSx's default: later parts have more stripes. Here the first
+ * ones are narrow, too.
+ */
 static struct fs_layout progressive(void)
 {
 	struct fs_layout layout = { .count = 3, .mirrors = 1 };
@@ -51,7 +54,7 @@ static struct io_shape shape_on(enum fs_family family, const struct io_config *c
 	char why[160] = "";
 	struct io_shape shape = io_shape_for(config, &fs, bytes, why, sizeof(why));
 
-	/* The standard needs no words of its own. */
+	/* The standard shape needs no explanation. */
 	ck_assert_int_eq(!strchr(why, ';'), shape.block_bytes == IO_BLOCK_BYTES &&
 						    shape.depth == IO_DEPTH &&
 						    !config->block_bytes && !config->depth);
@@ -78,7 +81,7 @@ TEST(rules, without_stripes_the_standard_is_four_megabytes_times_fourteen)
 	ck_assert_uint_eq(shape.depth, 14);
 }
 
-/* docs/performance.md ("Which engine") has the measurements. */
+/* For the measurements see docs/performance.md ("Which engine"). */
 TEST(rules, the_filesystem_decides_which_engine_writes_and_reads)
 {
 	static const struct {
@@ -128,7 +131,7 @@ TEST(rules, large_files_are_read_with_twice_as_much_under_way)
 	ck_assert_uint_eq(io_shape_to_read(&plain, &fs, small + 1).depth, IO_READ_DEPTH);
 	ck_assert_uint_eq(io_shape_to_read(&fixed, &fs, GIB).depth, 3);
 	ck_assert_uint_eq(io_shape_to_read(&large, &fs, GIB).depth, IO_MOST_LANE_BYTES / (8 * MIB));
-	/* Blocks this large are as many as for saves. */
+	/* Of such large blocks there are as many as for saves. */
 	ck_assert_uint_eq(io_shape_to_read(&largest, &fs, 4 * GIB).depth, IO_DEPTH);
 }
 
@@ -142,15 +145,15 @@ TEST(rules, a_request_is_a_stripe)
 		{ 3 * MIB, 3 * MIB }, /* not a power of two */
 		{ 1088 * KIB, 1088 * KIB },
 		{ 64 * MIB, 64 * MIB },
-		/* Small ones: as many as make 512 KiB. */
+		/* Small stripes are combined to at least 512 KiB. */
 		{ 64 * KIB, 512 * KIB },
 		{ 192 * KIB, 576 * KIB },
 		{ 256 * KIB, 512 * KIB },
-		/* Large ones: even parts. */
+		/* Large stripes are divided evenly. */
 		{ 128 * MIB, 64 * MIB },
 		{ 192 * MIB, 64 * MIB },
 		{ 65 * MIB, 65 * MIB / 2 },
-		/* None at all. */
+		/* No stripes, or invalid ones. */
 		{ 0, 0 },
 		{ 4096, 0 },
 		{ 1 * MIB + 512, 0 },
@@ -174,8 +177,8 @@ TEST(rules, every_target_has_its_share_of_the_memory)
 	} cases[] = {
 		{ 1 * MIB, 1, 9 },   { 1 * MIB, 4, 33 },
 		{ 4 * MIB, 4, 9 },   { 3 * MIB, 4, 9 }, /* whole stripes */
-		{ 1 * MIB, 64, 64 },                    /* requests are limited ... */
-		{ 4 * MIB, 64, 32 },                    /* ... and memory */
+		{ 1 * MIB, 64, 64 },                    /* the number of requests is limited */
+		{ 4 * MIB, 64, 32 },                    /* memory is limited */
 		{ 64 * MIB, 8, 2 },  { 64 * KIB, 2, 33 },
 		{ 1 * MIB, 0, 9 },   { 1 * MIB, FS_ALL_TARGETS, 64 },
 	};
@@ -198,7 +201,10 @@ TEST(rules, requests_that_go_to_one_target_each_are_counted_for_it)
 
 	ck_assert_uint_eq(shape.targets, 8);
 	ck_assert_uint_eq(shape.stripe_bytes, MIB);
-	/* Several stripes each, more targets than are counted, and what the user has fixed. */
+	/*
+	 * Targets are not counted if a request spans several stripes, if there are too many, or if
+	 * the user has set the depth.
+	 */
 	config.block_bytes = 4 * MIB;
 	ck_assert_uint_eq(shape_for(&config, &layout, GIB).targets, 0);
 	config = (struct io_config){ .depth = 9 };
@@ -221,9 +227,9 @@ TEST(rules, what_the_kernel_cuts_is_asked_for_as_it_cuts_it)
 		shape = shape_on(cut[i], &plain, &none, GIB);
 		ck_assert_uint_eq(shape.block_bytes, MIB);
 		ck_assert(shape.shared);
-		/* As much can be in flight as elsewhere. */
+		/* The bytes in flight are as many as on other filesystems. */
 		ck_assert_uint_eq((shape.depth - 1) * MIB, (IO_DEPTH - 1) * IO_BLOCK_BYTES);
-		/* What is known goes before, and so does what was asked for. */
+		/* Known stripes and settings take precedence. */
 		shape = shape_on(cut[i], &plain, &stripes, GIB);
 		ck_assert_uint_eq(shape.block_bytes, 8 * MIB);
 		ck_assert(!shape.shared);
@@ -254,7 +260,7 @@ TEST(rules, what_the_user_fixed_stays_fixed)
 	ck_assert_uint_eq(shape.depth, 64);
 }
 
-/* All requests of a file of so many bytes, in order. */
+/* Checks all requests of a file of this size, in order. */
 static void no_request_crosses(const struct fs_layout *layout, uint64_t bytes)
 {
 	const struct io_config config = { 0 };
@@ -271,12 +277,12 @@ static void no_request_crosses(const struct fs_layout *layout, uint64_t bytes)
 				part = &layout->parts[i];
 		}
 		REQUIRE(part && length && length <= shape.block_bytes);
-		/* Of small stripes as many as make half a MiB. */
+		/* Small stripes are combined to at least 512 KiB. */
 		unit = part->stripe_bytes *
 		       ((512 * KIB + part->stripe_bytes - 1) / part->stripe_bytes);
 		REQUIRE(offset + length <= part->end);
 		REQUIRE(offset / unit == (offset + length - 1) / unit);
-		/* From stripe to stripe, but for parts of large ones. */
+		/* Requests begin at stripes, except for divided large ones. */
 		REQUIRE(part->stripe_bytes > 64 * MIB || offset % unit == 0);
 		offset += length;
 	}
@@ -312,7 +318,7 @@ TEST(rules, buffers_hold_the_largest_request_of_the_parts_that_are_reached)
 static struct io_lane *lane;
 static struct base_error error;
 
-/* Those that AUTO tries. */
+/* Engines that AUTO tries. */
 static const struct io_engine_ops *engines[] = { &io_engine_uring, &io_engine_threads,
 						 &io_engine_buffered, NULL };
 
@@ -332,7 +338,7 @@ static int reshape(enum ioshape_engine engine, size_t block_bytes, unsigned dept
 	return io_lane_shape(lane, &shape, &error);
 }
 
-/* Takes every buffer, fills it to the brim, and gives it back: buffers overlap nowhere. */
+/* Takes all buffers, fills them completely and returns them, to check that they do not overlap. */
 static void fill_all(size_t block_bytes, unsigned depth)
 {
 	struct io_buffer *buffers[IO_MOST_DEPTH];
@@ -432,7 +438,7 @@ TEST(lanes_case, without_memory_for_it_the_former_shape_stays)
 
 	for (unsigned long nth = 1; nth <= 2; nth++) {
 		open_lane(IOSHAPE_ENGINE_AUTO);
-		/* The buffers, and their buffers. */
+		/* The array of buffers, and their memory. */
 		fail_memory_at(nth);
 		ret = reshape(IOSHAPE_ENGINE_AUTO, 4 * MIB, 30);
 		fail_memory_at(0);
@@ -474,7 +480,10 @@ TEST(lanes_case, a_lane_reads_in_the_standard_shape)
 
 /* ---- Targets --------------------------------------------------------------------------------- */
 
-/* A file whose targets have pauses arrives as it is: also where all wait, and at odd ends. */
+/*
+ * A file whose targets have pauses is written correctly, also when all targets wait and at odd
+ * ends.
+ */
 LOOP_TEST(lanes_case, files_with_pauses_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_BUFFERED + 1)
 {
 	static uint8_t data[3 * MIB + 4321];
@@ -509,7 +518,7 @@ LOOP_TEST(lanes_case, files_with_pauses_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_EN
 	close(fd);
 }
 
-/* ---- An engine that takes so many requests and no more --------------------------------------- */
+/* ---- An engine that refuses requests after a while ------------------------------------------- */
 
 static unsigned takes;
 static struct io_op *taken[32];
@@ -540,7 +549,7 @@ static int refusing_submit(void *engine, struct io_op *op)
 	return 0;
 }
 
-/* The last one first: requests are not done in order. */
+/* Completes the last request first, because requests may complete out of order. */
 static struct io_op *refusing_wait(void *engine)
 {
 	(void)engine;
@@ -559,7 +568,7 @@ static const struct io_engine_ops refusing = {
 	.close = refusing_close,
 };
 
-/* Whatever is refused, and whenever: afterwards each buffer is free once, and none twice. */
+/* Whenever a request is refused, afterwards each buffer is free exactly once. */
 LOOP_TEST(lanes_case, after_a_refusal_each_slot_is_free_once, 0, 20)
 {
 	const struct io_shape shape = {
@@ -596,7 +605,7 @@ LOOP_TEST(lanes_case, after_a_refusal_each_slot_is_free_once, 0, 20)
 	io_lane_detach(lane);
 }
 
-/* ---- What is in flight ----------------------------------------------------------------------- */
+/* ---- Requests in flight ---------------------------------------------------------------------- */
 
 static struct io_engine_ops timed;
 static unsigned most_taken;
@@ -609,7 +618,7 @@ static int timed_submit(void *engine, struct io_op *op)
 	return ret;
 }
 
-/* Writes so many blocks; the most that were in flight at a time. */
+/* Writes so many blocks. Returns the largest number in flight. */
 static unsigned most_in_flight(const struct io_shape *shape, unsigned blocks)
 {
 	struct io_notes notes = { 0 };
@@ -631,7 +640,7 @@ static unsigned most_in_flight(const struct io_shape *shape, unsigned blocks)
 		buffer->bytes = LUSTRE_BYTES;
 		ck_assert_int_eq(io_lane_submit(lane, buffer, &error), 0);
 	}
-	/* Little was ever ready: memory that need not be used is not. */
+	/* Few buffers were ready at a time, so memory that is not needed stays unused. */
 	if (!shape->fixed)
 		ck_assert_uint_le(lane->ready_count,
 				  MAX(shape->targets, 1) * lane->depth.limit + 1);
@@ -646,7 +655,7 @@ TEST(lanes_case, no_more_is_in_flight_than_the_limit_of_each_target)
 {
 	struct io_shape shape = { .block_bytes = LUSTRE_BYTES, .depth = 32 };
 
-	/* Too few for a round: the limit stays. */
+	/* Too few answers for a round, so the limit stays. */
 	ck_assert_uint_eq(most_in_flight(&shape, 2), 1);
 	shape.targets = 4;
 	shape.stripe_bytes = LUSTRE_BYTES;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Temporary files of dead writers go, everything else stays. */
+/* Temporary files of dead writers are removed, and nothing else. */
 #define _GNU_SOURCE
 #include "io/atomic_file.h"
 #include "support/check_main.h"
@@ -22,7 +22,7 @@
 
 #define NOBODY 65534
 
-static char here[IO_DOMAIN_BYTES]; /* the lock domain of the test's directory */
+static char here[IO_DOMAIN_BYTES]; /* lock domain of the test's directory */
 
 static void setup(void)
 {
@@ -48,7 +48,7 @@ static unsigned tidy(void)
 	return entries - scratch_entries(".");
 }
 
-/* Makes a name as writers do. */
+/* Returns a new name of a temporary file. */
 static const char *temporary_name(const char *domain)
 {
 	static char name[NAME_MAX];
@@ -66,14 +66,14 @@ static void make_old(const char *name, time_t seconds)
 	ck_assert_int_eq(utimensat(AT_FDCWD, name, times, AT_SYMLINK_NOFOLLOW), 0);
 }
 
-/* ---- Writers, dead and alive ----------------------------------------------------------------- */
+/* ---- Living and dead writers ----------------------------------------------------------------- */
 
 struct child {
 	pid_t pid, worker;
 	int to_parent;
 };
 
-/* Forked as one that loads data is. It says who it is, and waits. */
+/* Forks a child like a data-loader worker, which reports its process ID and waits. */
 static bool start_worker(int fd)
 {
 	const pid_t pid = fork(), own = getpid();
@@ -86,7 +86,7 @@ static bool start_worker(int fd)
 		pause();
 }
 
-/* A process that has begun to write "file", has a worker, and waits. */
+/* Starts a process that begins to write "file", forks a worker, and waits. */
 static struct child start_writer(void)
 {
 	struct file_write write = file_write_defaults();
@@ -97,7 +97,7 @@ static struct child start_writer(void)
 	child.pid = fork();
 	ck_assert_int_ge(child.pid, 0);
 	if (!child.pid) {
-		static char data[300 * 1024]; /* some of it has left through the engine */
+		static char data[300 * 1024]; /* some of it has been written by the engine */
 
 		if (file_write_open(&write, "file") ||
 		    io_writer_put(write.writer, data, sizeof(data), NULL, NULL))
@@ -122,7 +122,7 @@ static bool is_locked(const char *name)
 	return locked;
 }
 
-/* Its worker lives on. */
+/* Kills the writer; its worker lives on. */
 static void kill_writer(const struct child *child)
 {
 	glob_t found;
@@ -131,7 +131,7 @@ static void kill_writer(const struct child *child)
 	kill(child->pid, SIGKILL);
 	ck_assert_int_eq(waitpid(child->pid, &status, 0), child->pid);
 	ck_assert(WIFSIGNALED(status));
-	/* The kernel takes a ring down later, and with it what was written through it. */
+	/* The kernel frees a ring later, and with it the files that were written through it. */
 	ck_assert_int_eq(glob(".file.*", 0, NULL, &found), 0);
 	for (int tries = 0; is_locked(found.gl_pathv[0]) && tries < 2000; tries++)
 		usleep(5000);
@@ -207,7 +207,7 @@ START_TEST(a_writer_tidies_when_it_is_told_to_and_says_so)
 }
 END_TEST
 
-/* ---- What only looks alike ------------------------------------------------------------------- */
+/* ---- Similar names and other kinds of files -------------------------------------------------- */
 
 START_TEST(names_that_are_not_quite_right_are_kept)
 {
@@ -250,7 +250,7 @@ START_TEST(names_that_are_right_are_removed)
 
 	scratch_write(temporary_name(here), "x", 1);
 	scratch_write(temporary_name(here), "", 0);
-	/* The target's own name may look like anything, and be cut to nothing. */
+	/* The destination's name may be anything, and may be cut to nothing. */
 	snprintf(shortest, sizeof(shortest), "..ioshape-tmp-%s-0123456789abcdef", here);
 	scratch_write(shortest, "x", 1);
 	ck_assert_uint_eq(tidy(), 3);
@@ -258,7 +258,7 @@ START_TEST(names_that_are_right_are_removed)
 }
 END_TEST
 
-/* As a writer does that is a little slow. */
+/* Locks the file after a short time, like a slow writer. */
 static void *lock_soon(void *file)
 {
 	usleep(2000);
@@ -266,7 +266,9 @@ static void *lock_soon(void *file)
 	return NULL;
 }
 
-/* Before it has locked its file a writer must not be taken for dead, unless it never does. */
+/*
+ * A writer that has not locked its file yet must not be taken for dead, unless it never locks it.
+ */
 START_TEST(who_has_just_made_a_file_is_given_time_to_lock_it)
 {
 	unsigned kept = 0;
@@ -278,7 +280,7 @@ START_TEST(who_has_just_made_a_file_is_given_time_to_lock_it)
 
 		ck_assert_int_ge(file, 0);
 		ck_assert_int_eq(pthread_create(&writer, NULL, lock_soon, &file), 0);
-		/* On a busy machine it may come too late. */
+		/* On a busy machine the thread may be too late. */
 		kept += !tidy();
 		pthread_join(writer, NULL);
 		close(file);
@@ -320,7 +322,7 @@ START_TEST(directories_go_with_their_files)
 }
 END_TEST
 
-/* So many directories in each other, in this one. */
+/* Makes nested directories with a file in the innermost one. */
 static void nest(const char *name, int levels)
 {
 	char path[PATH_MAX];
@@ -351,7 +353,7 @@ START_TEST(directories_in_a_directory_go_with_it)
 }
 END_TEST
 
-/* It may be written to on another host, where a lock of here is not seen. */
+/* The directory may be in use on another host, whose lock is not visible here. */
 START_TEST(a_directory_of_another_domain_is_as_old_as_its_newest_file)
 {
 	const char *file = make_directory("deadbeef");
@@ -366,7 +368,7 @@ START_TEST(a_directory_of_another_domain_is_as_old_as_its_newest_file)
 }
 END_TEST
 
-/* Though what was taken out of it makes it look new. */
+/* The next tidying removes the rest, although a partly removed directory has a new time. */
 START_TEST(what_could_not_be_removed_whole_goes_with_the_next_one)
 {
 	const char *file = make_directory("deadbeef");
@@ -403,7 +405,7 @@ START_TEST(a_directory_that_is_being_filled_stays)
 }
 END_TEST
 
-/* One that is not known counts as another. */
+/* An unknown domain counts as another one. */
 START_TEST(files_of_other_domains_are_kept_for_a_day)
 {
 	const char *name = temporary_name(_i ? "deadbeef" : IO_NOWHERE);
@@ -422,7 +424,7 @@ START_TEST(a_lock_is_heeded_however_old_the_file_is)
 {
 	struct child child = start_writer();
 
-	/* Whatever its age says: somebody holds it. */
+	/* A held lock counts more than the age. */
 	ck_assert_int_eq(system("touch -d '3 days ago' .file*"), 0);
 	ck_assert_uint_eq(tidy(), 0);
 	kill_writer(&child);
@@ -450,7 +452,7 @@ START_TEST(what_root_gave_to_the_owner_of_the_file_goes)
 	scratch_write(name, "x", 1);
 	scratch_write("model.pt", "x", 1);
 	ck_assert_int_eq(chown(name, NOBODY, NOBODY), 0);
-	/* It was to replace a file of root, so it is somebody else's. */
+	/* The destination belongs to root, so the temporary file is not root's own. */
 	ck_assert_uint_eq(tidy(), 0);
 	ck_assert_int_eq(chown("model.pt", NOBODY, NOBODY), 0);
 	ck_assert_uint_eq(tidy(), 1);
@@ -458,9 +460,12 @@ START_TEST(what_root_gave_to_the_owner_of_the_file_goes)
 }
 END_TEST
 
-/* ---- So much at a time ----------------------------------------------------------------------- */
+/* ---- Removal in portions --------------------------------------------------------------------- */
 
-/* How much one budget removes of what is in a directory; its name goes with the last. */
+/*
+ * Tidies with one budget. Returns how many entries were removed; the directory goes with its last
+ * one.
+ */
 static unsigned tidy_some(const char *directory)
 {
 	const unsigned before = scratch_entries(directory);
@@ -472,7 +477,7 @@ static unsigned tidy_some(const char *directory)
 	return before - (access(directory, F_OK) ? 0 : scratch_entries(directory));
 }
 
-/* A slow machine removes less at a time: that is all that may differ. */
+/* Repeats until all is removed. On a slow machine a budget removes less. */
 static void remove_bit_by_bit(const char *directory, unsigned entries)
 {
 	unsigned times = 0;
@@ -563,7 +568,7 @@ START_TEST(a_lock_domain_is_one_filesystem_on_this_machine)
 }
 END_TEST
 
-/* Writers that come and go while others tidy: nobody may lose his file. */
+/* Writers tidy while others write: no writer may lose its file. */
 static int write_all_the_time(void *argument)
 {
 	char name[32];

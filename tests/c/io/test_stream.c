@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading onward, call by call: what is read ahead, what is not, and that it is what pread says. */
+/*
+ * Sequential reads, call by call: when bytes are prefetched, and that they equal those from
+ * pread().
+ */
 #define _GNU_SOURCE
 #include "io/queue.h"
 #include "support/check_main.h"
@@ -14,8 +17,8 @@
 #define FILE_BYTES (6u * 1024 * 1024 + 12345)
 #define STREAM_END (FILE_BYTES - 20000) /* as if a directory followed */
 
-/* Where tests read a part of a file: as many bytes that are nobody's business are before and behind
- * it.
+/*
+ * Offset of the part of the file that is read. So many bytes before and after it must not be read.
  */
 static uint64_t base;
 
@@ -72,14 +75,14 @@ static void open_stream(const struct io_config *config)
 static void close_stream(void)
 {
 	io_stream_free(stream);
-	/* Every buffer is there again. */
+	/* Every buffer is free again. */
 	ck_assert_uint_eq(lane->in_flight, 0);
 	ck_assert_uint_eq(count_free(), lane->shape.depth);
 	io_input_close(&input);
 	io_lane_close(lane);
 }
 
-/* As a file answers: the scripted engine's, but for what a test does to it. */
+/* The scripted engine answers like the file, but fails in this range. */
 static int64_t fail_from, fail_to;
 static int64_t as_the_file(const struct io_op *op, unsigned nth)
 {
@@ -134,7 +137,7 @@ static uint64_t asked_end(unsigned nth)
 	return asked[nth].offset + asked[nth].bytes;
 }
 
-/* One read of the file without gaps, nothing twice. */
+/* Checks that requests are contiguous and do not overlap. */
 static void check_sequence(unsigned first)
 {
 	for (unsigned i = first + 1; i < requests; i++)
@@ -151,7 +154,7 @@ START_TEST(who_reads_onward_finds_the_next_bytes_under_way)
 	     bytes = bytes == 30 ? 3 * BLOCK + 77 : 30) {
 		get(at, bytes);
 		at += bytes;
-		/* As much as there are buffers for is sent for. */
+		/* All buffers are used to prefetch. */
 		if (at > 16 * BLOCK && at + DEPTH * BLOCK < STREAM_END)
 			ck_assert_uint_ge(asked_end(requests - 1), at + (DEPTH - 2) * BLOCK);
 	}
@@ -161,7 +164,7 @@ START_TEST(who_reads_onward_finds_the_next_bytes_under_way)
 }
 END_TEST
 
-/* Also from the middle of a block on; and who then reads elsewhere finds that, too. */
+/* A prefetch may begin in the middle of a block, and does not disturb reads elsewhere. */
 START_TEST(what_is_expected_is_under_way_before_it_is_asked_for)
 {
 	const uint64_t at = 3 * BLOCK + 100;
@@ -253,7 +256,7 @@ START_TEST(small_reads_elsewhere_do_not_disturb)
 }
 END_TEST
 
-/* But they become what is read onward, in time, if they follow each other. */
+/* If small reads follow each other for long enough, they become the sequential stream. */
 START_TEST(small_reads_elsewhere_may_be_the_new_way)
 {
 	unsigned first;
@@ -288,7 +291,7 @@ START_TEST(a_jump_back_starts_again)
 	for (int i = 0; i < 3; i++) {
 		get(0, 20 * BLOCK);
 		get(20 * BLOCK, 20 * BLOCK);
-		get(70 * BLOCK, 10 * BLOCK); /* and a jump forward */
+		get(70 * BLOCK, 10 * BLOCK); /* after a jump forward */
 	}
 	close_stream();
 }
@@ -308,9 +311,9 @@ START_TEST(a_failure_ahead_is_told_to_who_asks_for_its_bytes)
 		ret = try_get(at, 1000);
 	}
 	ck_assert_int_eq(ret, -EIO);
-	/* The request that failed has the byte that was asked for. */
+	/* The failed request contains the byte that was asked for. */
 	ck_assert_uint_ge(at + 1000, (uint64_t)fail_from);
-	/* The storage is well again, and so are we. */
+	/* The storage works again, and so do reads. */
 	fail_to = 0;
 	memset(&error, 0, sizeof(error));
 	ck_assert_int_eq(io_lane_start(lane, &error), 0);
@@ -378,7 +381,7 @@ START_TEST(what_is_in_the_page_cache_is_not_read_past_it)
 	uint8_t *there = malloc(2 * MIB);
 	int file = open(scratch_path("file"), O_RDONLY | O_CLOEXEC);
 
-	/* All of it: the unit of the decision is larger than this file. */
+	/* The whole file: the decision is made for larger units than this file. */
 	for (uint64_t at = 0; at < FILE_BYTES; at += 2 * MIB)
 		ck_assert_int_gt(pread(file, there, 2 * MIB, (off_t)at), 0);
 	close(file);
@@ -391,7 +394,7 @@ START_TEST(what_is_in_the_page_cache_is_not_read_past_it)
 }
 END_TEST
 
-/* Whether more than half of it is in the page cache. */
+/* Returns whether more than half of the range is in the page cache. */
 static bool is_cached(uint64_t offset, uint64_t bytes)
 {
 	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = (base + offset) / page;
@@ -410,7 +413,7 @@ static bool is_cached(uint64_t offset, uint64_t bytes)
 	return cached > pages / 2;
 }
 
-/* How far the kernel reads ahead by itself. */
+/* Mock of the kernel's own read-ahead. */
 static uint64_t read_ahead_bytes;
 
 uint64_t __wrap_fs_read_ahead_of(int file);
@@ -420,13 +423,14 @@ uint64_t __wrap_fs_read_ahead_of(int file)
 	return read_ahead_bytes;
 }
 
-/* And the kernel has been asked for what follows, unless it reads far ahead by itself. */
+/* The library asks the kernel for the next bytes, unless the kernel reads far ahead by itself. */
 START_TEST(what_others_want_too_goes_through_the_page_cache)
 {
 	begin_scripted();
 	input.shared = true;
 	read_ahead_bytes = _i ? 4 * MIB : 0;
-	posix_fadvise(input.fd, 0, 0, POSIX_FADV_RANDOM); /* it does so only if asked */
+	posix_fadvise(input.fd, 0, 0,
+		      POSIX_FADV_RANDOM); /* without this, the kernel would read ahead by itself */
 	get(0, 8 * BLOCK);
 	get(8 * BLOCK, 8 * BLOCK);
 	get(16 * BLOCK, 8 * BLOCK);
@@ -449,7 +453,7 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 	ck_assert_int_eq(truncate(scratch_path("file"), 16 * BLOCK), 0);
 	for (uint64_t at = 9 * BLOCK; at < 16 * BLOCK; at += BLOCK)
 		get(at, BLOCK);
-	/* What was read before the cut may still be had. */
+	/* Bytes that were prefetched before the cut are still delivered. */
 	for (uint64_t at = 16 * BLOCK; at < 24 * BLOCK; at += BLOCK) {
 		int ret = try_get(at, BLOCK);
 
@@ -461,7 +465,7 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 }
 END_TEST
 
-/* As much as of a file by itself, and nothing behind its end. */
+/* A part is prefetched like a whole file, up to its end. */
 START_TEST(a_part_is_read_ahead_to_its_end)
 {
 	begin_scripted();
@@ -476,13 +480,13 @@ START_TEST(a_part_is_read_ahead_to_its_end)
 	}
 	ck_assert_uint_eq(asked_end(requests - 1),
 			  base_round_up(base + STREAM_END, lane->alignment));
-	/* Who had to be asked block by block was not read ahead of. */
+	/* Most blocks were prefetched. */
 	ck_assert_uint_le(requests, STREAM_END / BLOCK + 6);
 	close_stream();
 }
 END_TEST
 
-/* ---- True engines ---------------------------------------------------------------------------- */
+/* ---- Real engines ---------------------------------------------------------------------------- */
 
 static void warm_some(uint64_t *state)
 {
@@ -494,7 +498,7 @@ static void warm_some(uint64_t *state)
 	close(file);
 }
 
-/* Onward, with jumps, of all sizes. */
+/* Reads sequentially, with random jumps and sizes. */
 static void wander(uint64_t *state)
 {
 	uint64_t at = 0, bytes;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whole saves and loads in which each allocation, mapping and thread in turn cannot be had: each
- * either succeeds or fails and leaves the old file and nothing else. The sanitizers see what leaks
- * or crashes.
+ * Saves and loads in which each allocation, mapping and thread in turn fails. Each call either
+ * succeeds, or fails and leaves the old file and nothing else. Sanitizers detect leaks and crashes.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -22,10 +21,13 @@ static struct sample sample;
 static uint8_t *new_file;
 static size_t new_bytes;
 static const char old_file[] = "what was there before";
-static bool once; /* one allocation fails, not all from there on */
+static bool once; /* only the nth allocation fails, instead of all later ones */
 static unsigned failures;
 
-/* Until memory is back nothing may be asserted: that takes memory. */
+/*
+ * Makes allocations fail. Until they work again there may be no assertion, because assertions
+ * allocate.
+ */
 static void fail_at(unsigned long nth)
 {
 	if (once)
@@ -58,7 +60,7 @@ static int save(struct ioshape_context *context)
 	return ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL);
 }
 
-/* The end of a save that has begun, or not. */
+/* Waits for a background save whose begin returned `ret`. Returns its result. */
 static int await(int ret, struct ioshape_save *handle)
 {
 	if (ret)
@@ -98,7 +100,7 @@ static int fetch(void *user, uint64_t offset, void *into, size_t bytes)
 	return 0;
 }
 
-/* One by one from a function, the others from memory. */
+/* Saves records; every second one comes from a function, the others from memory. */
 static int save_fetched(struct ioshape_context *context, bool background)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -165,7 +167,7 @@ static const struct {
 	int (*act)(struct ioshape_context *context);
 	enum ioshape_engine engine;
 	bool loads;
-	bool same; /* the file that setup() saves */
+	bool same; /* its file equals the one that setup() saves */
 } acts[] = {
 	{ save, IOSHAPE_ENGINE_AUTO, false, true },
 	{ save_in_background, IOSHAPE_ENGINE_THREADS, false, true },
@@ -206,7 +208,7 @@ static void check_outcome(int ret, bool loads, unsigned long nth)
 	ck_assert_msg(scratch_entries(".") == 1, "allocation %lu: files left behind", nth);
 	if (ret) {
 		failures++;
-		/* Threads and mappings have codes of their own. */
+		/* Threads and mappings have their own error codes. */
 		ck_assert_msg(ret == -ENOMEM || ret == -EAGAIN, "allocation %lu: %d, \"%s\"", nth,
 			      ret, error->sentence);
 		ck_assert_msg(*error->sentence, "allocation %lu: no message", nth);
@@ -217,7 +219,7 @@ static void check_outcome(int ret, bool loads, unsigned long nth)
 			      error->sentence);
 }
 
-/* Returns false when there were fewer allocations than nth. */
+/* Returns false if there were fewer than nth allocations. */
 static bool run(int which, unsigned long nth)
 {
 	unsigned descriptors = scratch_descriptors();
@@ -241,7 +243,7 @@ static bool run(int which, unsigned long nth)
 	check_outcome(ret, acts[which].loads, nth);
 	ck_assert_msg(scratch_descriptors() == descriptors, "allocation %lu: descriptors left open",
 		      nth);
-	/* What succeeded all the same is the whole of it. */
+	/* A save that succeeded nevertheless is complete. */
 	if (!ret && acts[which].same)
 		ck_assert(scratch_same("file", new_file, new_bytes));
 	return count >= nth;
@@ -260,7 +262,10 @@ START_TEST(each_allocation_may_fail)
 }
 END_TEST
 
-/* Acts are tests of their own in meson.build by these tags: where memory stays away, they wait. */
+/*
+ * Adds acts with a tag of their own: meson.build runs each as a test, because they wait while
+ * memory is missing.
+ */
 static void add_acts(Suite *suite, const char *tag, int first, int end)
 {
 	TCase *tests = tcase_create(tag);

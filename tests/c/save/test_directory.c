@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Directories that appear whole or not at all. */
+/* Directories that appear as a whole or not at all. */
 #define _GNU_SOURCE
 #include "internal.h"
 #include "support/check_main.h"
@@ -116,7 +116,7 @@ static void fill_and_wait(int ready)
 		pause();
 }
 
-/* A context tidies a directory once: each attempt has its own. */
+/* Makes a directory with a new context, because a context tidies each directory once. */
 static void make_and_drop(void)
 {
 	struct ioshape_context *other = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);

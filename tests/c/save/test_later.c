@@ -22,8 +22,8 @@
 
 static struct ioshape_context *context;
 static uint8_t *large;       /* of the record that is copied later */
-static uint8_t now[300000];  /* of those that are copied in the call */
-static uint8_t kept[300000]; /* the same, as it is at the call */
+static uint8_t now[300000];  /* of the records that are copied during the call */
+static uint8_t kept[300000]; /* copy of `now` from before the call */
 static sem_t reached, opened;
 static struct ioshape_save_options how;
 
@@ -61,7 +61,7 @@ static void teardown(void)
 
 static struct test_case later = { .name = "later", .setup = setup, .teardown = teardown };
 
-/* Stands still until somebody opens the gate. */
+/* Stops until the gate is opened. */
 static int fetch_at_gate(void *user, uint64_t offset, void *into, size_t bytes)
 {
 	(void)user;
@@ -73,7 +73,7 @@ static int fetch_at_gate(void *user, uint64_t offset, void *into, size_t bytes)
 	return 0;
 }
 
-/* `gated`: before the large record there is one that copying stops at. */
+/* Begins a save. If `gated`, copying stops at a record before the large one. */
 static int begin(const char *path, bool gated, struct ioshape_save **save)
 {
 	struct ioshape_record records[COUNT] = {
@@ -91,7 +91,7 @@ static int begin(const char *path, bool gated, struct ioshape_save **save)
 	return save_records_lazily(context, path, records, is_later, COUNT, &how, save);
 }
 
-/* The file has what there was at the call. */
+/* Checks that the file has the contents from the time of the call. */
 static void check_file(const char *path)
 {
 	struct ioshape_reader *reader;
@@ -161,7 +161,7 @@ TEST(later, the_call_returns_before_and_waiting_after_it_is_copied)
 	atomic_store(&waited, false);
 	ck_assert_int_eq(begin(path, true, &save), 0);
 	sem_wait(&reached);
-	/* In the call they were copied. */
+	/* These records were copied during the call. */
 	memset(now, 0xff, sizeof(now));
 	ck_assert_int_eq(pthread_create(&thread, NULL, wait_copied, save), 0);
 	ck_assert_int_eq(ioshape_save_wait(save, 100), -EINPROGRESS);
@@ -207,7 +207,7 @@ TEST(later, it_can_be_stopped_and_freed_while_it_is_copied)
 	ioshape_save_free(save);
 	ck_assert_int_eq(begin(path, false, &save), 0);
 	ioshape_save_free(save);
-	/* The staging memory is all there again. */
+	/* All staging memory is free again. */
 	ck_assert_int_eq(save_reserve(context, 256 * MIB), 0);
 }
 
@@ -227,12 +227,12 @@ TEST(later, what_does_not_fit_into_staging_memory_is_copied_in_the_call)
 	check_file(path);
 }
 
-/* ---- Who copies ------------------------------------------------------------------------------ */
+/* ---- Copying threads ------------------------------------------------------------------------- */
 
-static atomic_int leisurely; /* threads that were to copy at leisure */
-static atomic_bool holds;    /* they stand still before they copy anything */
+static atomic_int leisurely; /* threads that began as background copiers */
+static atomic_bool holds;    /* whether these threads stop before they copy anything */
 
-/* What such a thread begins with: it is this, not the C library's, that is called. */
+/* Replaces the C library's function, which each background copier calls first. */
 int pthread_setschedparam(pthread_t thread, int policy, const struct sched_param *param)
 {
 	(void)thread;
@@ -244,7 +244,7 @@ int pthread_setschedparam(pthread_t thread, int policy, const struct sched_param
 	return 0;
 }
 
-/* Lets them go when others have copied all. */
+/* Opens the gate when other threads have copied all. */
 static void *open_when_copied(void *save)
 {
 	struct ioshape_save_status status = { .size = sizeof(status) };
@@ -299,7 +299,7 @@ TEST(later, with_a_deadline_it_is_not_copied_at_leisure)
 		atomic_store(&leisurely, 0);
 		how.deadline_ms = i ? 100000 : 0;
 		ck_assert_int_eq(begin(path, false, &save), 0);
-		/* To ask is not to wait. */
+		/* A wait without time is only a question, so it does not speed up the copy. */
 		while (ioshape_save_wait(save, 0) == -EINPROGRESS)
 			usleep(1000);
 		ck_assert_int_eq(ioshape_save_wait(save, 0), 0);

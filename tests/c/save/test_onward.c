@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading a file call by call, as programs do that think it is a plain file. */
+/* Reads a file call by call, like a program that takes it for a plain file. */
 #define _GNU_SOURCE
 #include "internal.h"
 #include "support/check_main.h"
@@ -83,7 +83,7 @@ TEST(tests, as_torch_reads_a_file)
 	}
 }
 
-/* It has no checksum, and where its lengths lead is where torch takes the data from. */
+/* Local headers have no checksum, but their lengths determine where torch finds the data. */
 TEST(tests, a_header_that_leads_elsewhere_is_damage)
 {
 	static const unsigned fields[] = { 0, 3, 26, 27, 28, 29 };
@@ -112,7 +112,7 @@ TEST(tests, a_header_that_leads_elsewhere_is_damage)
 	scratch_write(scratch_path("file"), file, file_bytes);
 	get(0, file_bytes);
 	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
-	/* By the first bytes others tell whether it is a zip. */
+	/* Readers recognize a zip file by its first bytes. */
 	ioshape_reader_free(reader);
 	file[0] ^= 1;
 	scratch_write(scratch_path("file"), file, file_bytes);
@@ -177,7 +177,7 @@ TEST(tests, what_lies_outside_is_refused)
 	ck_assert_int_eq(save_reader_read_file(reader, file_bytes - 1, into, 2), -ERANGE);
 	ck_assert_int_eq(save_reader_read_file(reader, UINT64_MAX, into, 2), -ERANGE);
 	ck_assert_int_eq(save_reader_read_file(reader, 0, NULL, 1), -EINVAL);
-	/* And the next call is a call like any other. */
+	/* The next call works normally. */
 	get(0, 1000);
 }
 
@@ -220,7 +220,7 @@ static void *read_a_part(void *argument)
 	return NULL;
 }
 
-/* One at a time, but never the same: what a thread has sent for outlives it. */
+/* One thread at a time uses the reader. Requests of a thread outlive it. */
 TEST(tests, a_reader_may_be_handed_from_thread_to_thread)
 {
 	pthread_t thread;
@@ -246,7 +246,7 @@ TEST(tests, it_can_be_freed_anywhere)
 
 TEST(tests, readers_side_by_side)
 {
-	enum { READERS = 10 }; /* more than lanes are kept */
+	enum { READERS = 10 }; /* more than the lanes that a context keeps */
 	struct ioshape_reader *readers[READERS];
 
 	for (int i = 0; i < READERS; i++)

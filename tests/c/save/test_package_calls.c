@@ -17,7 +17,7 @@
 #define MIB ((size_t)1 << 20)
 #define CHUNK_BYTES (16 * MIB)
 #define DATA_BYTES (5 * MIB)
-#define LARGE 4 /* the position of the large tensor */
+#define LARGE 4 /* index of the large tensor */
 
 static struct ioshape_context *context;
 static struct ioshape_reader *reader;
@@ -87,12 +87,12 @@ TEST(tests, what_a_save_holds_counts_as_reserved)
 	ck_assert_int_eq(
 		ioshape_save_records(context, scratch_path("a.pt"), &record, 1, &options, &save),
 		0);
-	/* The save maps memory for I/O, too, but not any more. */
+	/* By now the save has mapped its memory for I/O. */
 	sem_wait(&gate.reached);
 	before = mapped_bytes();
 	/* sample_context() allows four chunks. */
 	ck_assert_int_eq(save_reserve(context, 4 * CHUNK_BYTES), 0);
-	/* Two more; what it has handed back and what it still holds are the other two. */
+	/* Two chunks are new; the other two are held by the save or were returned by it. */
 	ck_assert_uint_ge(mapped_bytes() - before, 2 * CHUNK_BYTES);
 	ck_assert_uint_lt(mapped_bytes() - before, 3 * CHUNK_BYTES);
 	ck_assert_int_eq(save_reserve(context, 4 * CHUNK_BYTES + 1), -ENOMEM);
@@ -107,7 +107,10 @@ TEST(tests, what_a_save_holds_counts_as_reserved)
 static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
 					       IOSHAPE_ENGINE_BUFFERED };
 
-/* All of it, a part, or something else, through each engine; cold, where reading can begin. */
+/*
+ * After a prefetch the program loads the whole record, a part, or something else. The cache is
+ * cold, so that prefetching can begin.
+ */
 LOOP_TEST(tests, what_is_expected_comes_as_if_it_had_not_been, 0, 3)
 {
 	struct ioshape_context *other = sample_context(engines[_i], IOSHAPE_DIRECT_PREFER);
@@ -132,20 +135,20 @@ LOOP_TEST(tests, what_is_expected_comes_as_if_it_had_not_been, 0, 3)
 		ck_assert_mem_eq(into, sample.expected[i], sample.bytes[i]);
 		if (i % 2)
 			continue;
-		/* Not with the next load, but some time. */
+		/* Another record is loaded first. */
 		ck_assert_int_eq(save_reader_expect(reader, tensor.record), 0);
 		ck_assert_int_eq(ioshape_reader_read(reader, tensor.record, 100, into, 200), 0);
 		ck_assert_mem_eq(into, (uint8_t *)sample.expected[LARGE] + 100, 200);
 		ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 	}
-	/* It may be given up with all of it under way. */
+	/* A reader may be closed while a prefetch is in flight. */
 	scratch_evict(scratch_path("file"));
 	ck_assert_int_eq(save_reader_expect(reader, 0), 0);
 	ioshape_reader_free(reader);
 	ioshape_context_free(other);
 }
 
-/* ---- Archives in files ----------------------------------------------------------------------- */
+/* ---- Archives inside files ------------------------------------------------------------------- */
 
 static struct ioshape_file *open_file(const char *path, const struct ioshape_file_options *options)
 {
@@ -178,7 +181,7 @@ static int fetch_data(void *user, uint64_t offset, void *to, size_t count)
 	return 0;
 }
 
-/* Behind other bytes, and with others behind it; with checksums of the file and without. */
+/* With other bytes before and after it, and with and without checksums of the file. */
 LOOP_TEST(tests, an_archive_is_a_part_of_a_file, 0, 2)
 {
 	const struct ioshape_record records[] = {

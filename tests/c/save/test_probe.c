@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a path sits on, whatever the path is. */
+/* Storage information for paths of all kinds. */
 #define _GNU_SOURCE
 #include "internal.h"
 #include "support/check_main.h"
@@ -59,7 +59,7 @@ TEST(paths, a_directory_is_described_and_left_alone)
 	ck_assert_uint_eq(scratch_descriptors(), descriptors);
 }
 
-/* They all have the directory in common. */
+/* All of these paths have the directory in common. */
 TEST(paths, a_file_a_link_and_a_name_to_be_mean_their_directory)
 {
 	const char *const names[] = { "file", "link", "new.pt", "new/", "pipe" };

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Addresses of coordinators: what they mean, what is wrong with others, and what is never said. */
+/*
+ * Addresses of coordinators: valid ones, errors in invalid ones, and secrets that messages must not
+ * contain.
+ */
 #include "slots/link.h"
 #include "support/check_main.h"
 #include "support/random.h"
@@ -13,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* In the place of the C library's: a name service that takes its time. */
+/* Replaces the C library's function by a slow name service. */
 int getaddrinfo(const char *restrict host, const char *restrict port,
 		const struct addrinfo *restrict wanted, struct addrinfo **restrict found)
 {
@@ -179,7 +182,7 @@ TEST(tests, what_is_wrong_is_refused_without_saying_the_password)
 		ck_assert_msg(!strstr(error.text, "SECRET"), "%s", error.text);
 		ck_assert_msg(strstr(error.text, "address"), "%s", error.text);
 		for (size_t byte = 0; byte < sizeof(address); byte++)
-			REQUIRE(!((const char *)&address)[byte]); /* nothing of it is left */
+			REQUIRE(!((const char *)&address)[byte]); /* all bytes were zeroed */
 	}
 }
 
@@ -271,7 +274,7 @@ TEST(tests, a_forked_child_can_look_names_up_however_many_hang_in_its_parent)
 
 	for (int i = 0; i < 4; i++)
 		ck_assert_int_eq(look_up_slowly(), -ETIMEDOUT);
-	/* Then no more are begun. */
+	/* With too many look-ups in progress, no further one begins. */
 	ck_assert_int_eq(look_up_slowly(), -EHOSTUNREACH);
 	child = fork();
 	if (!child)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The boost that follows from what waiting costs. */
+/* The priority boost that follows from the cost of waiting. */
 #include "slots/slots.h"
 #include "support/check_main.h"
 
@@ -7,7 +7,7 @@
 
 static struct test_case tests = { .name = "boost" };
 
-/* Of a job that is neither early nor late. */
+/* A job that is neither early nor late. */
 static const struct slots_stake usual = {
 	.ranks = 4000,
 	.writers = 4000,
@@ -20,14 +20,14 @@ static int32_t boost_of(struct slots_stake stake)
 	return slots_boost_ms(&stake);
 }
 
-/* But for rounding. */
+/* Compares up to rounding. */
 static void check_to_ms(int32_t found, int32_t expected)
 {
 	ck_assert_int_ge(found, expected - 1);
 	ck_assert_int_le(found, expected + 1);
 }
 
-/* Within what a straight line between powers of two is off. */
+/* Compares up to the error of linear interpolation between powers of two. */
 static void check_ms(int32_t found, int32_t expected)
 {
 	ck_assert_int_ge(found, expected - 5200);
@@ -45,15 +45,18 @@ TEST(tests, twice_the_cost_is_a_minute)
 	stake.bytes *= 4;
 	check_to_ms(boost_of(stake), before - 60000);
 	stake = usual;
-	/* Twice the job: twice the failures, and each costs twice, for twice the bytes. */
+	/*
+	 * A job of twice the size has twice the failures, each of which costs twice as much, for
+	 * twice the bytes.
+	 */
 	stake.ranks = stake.writers = 8000;
 	check_to_ms(boost_of(stake), before + 60000);
-	/* One writes for eight. */
+	/* One rank writes for eight. */
 	stake = usual;
 	stake.writers /= 8;
 	stake.bytes *= 8;
 	check_to_ms(boost_of(stake), before);
-	stake.writers = 0; /* all of them */
+	stake.writers = 0; /* all ranks write */
 	check_to_ms(boost_of(stake), before - 180000);
 }
 
@@ -83,18 +86,18 @@ TEST(tests, files_saved_soon_after_each_other_are_of_one_checkpoint)
 	struct slots_checkpoints checkpoints = { 0 };
 	uint64_t now = base_now_ns() + 600 * SECOND, age;
 
-	/* Since the program began, at first. */
+	/* At first, the age is the time since the program began. */
 	age = slots_checkpoints_begin(&checkpoints, now);
 	ck_assert_uint_ge(age, 600 * SECOND);
 	ck_assert_uint_lt(age, 660 * SECOND);
-	/* Written for a minute; then the next two files. */
+	/* Writes for a minute, and then the next two files of this checkpoint. */
 	now += 60 * SECOND;
-	checkpoints.last_ns = now; /* written */
+	checkpoints.last_ns = now; /* the time of the last write */
 	for (int i = 0; i < 2; i++) {
 		now += 59 * SECOND;
 		ck_assert_uint_eq(slots_checkpoints_begin(&checkpoints, now), age);
 	}
-	/* And the next checkpoint, an hour after the one before began. */
+	/* The next checkpoint begins an hour after this one began. */
 	now += 3600 * SECOND - (60 + 2 * 59) * SECOND;
 	ck_assert_uint_eq(slots_checkpoints_begin(&checkpoints, now), 3600 * SECOND);
 }

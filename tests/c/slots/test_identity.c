@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who a process is to the others of its pool: what its launcher says. */
+/* Identity of a process in its pool: job, rank and node, from the launcher's variables. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "slots/slots.h"
@@ -54,12 +54,12 @@ TEST(all_case, the_job_of_the_launcher_is_the_job)
 	ck_assert_uint_eq(identity.rank, 3);
 	ck_assert_uint_eq(identity.ranks, 8);
 	ck_assert_uint_eq(identity.share, 100);
-	/* Slurm's job is the same whoever starts the ranks inside it. */
+	/* Slurm's job counts, whichever launcher starts the ranks inside it. */
 	setenv("SLURM_JOB_ID", "4711", 1);
 	slots_identify(&identity, NULL, 7);
 	ck_assert_str_eq(identity.job, "4711");
 	ck_assert_uint_eq(identity.share, 7);
-	/* And what the user says is what counts. */
+	/* A setting of the user overrides it. */
 	slots_identify(&identity, "mine", 0);
 	ck_assert_str_eq(identity.job, "mine");
 }
@@ -69,12 +69,12 @@ LOOP_TEST(all_case, ranks_without_a_jobs_name_meet_where_they_meet, 0, 2)
 	struct slots_identity identity;
 	char expected[80];
 
-	setenv("TORCHELASTIC_RUN_ID", "none", 1); /* what torchrun says when it was told nothing */
+	setenv("TORCHELASTIC_RUN_ID", "none", 1); /* torchrun's value if it was given no ID */
 	setenv("MASTER_ADDR", "n01", 1);
 	setenv("MASTER_PORT", "29500", 1);
 	slots_identify(&identity, NULL, 0);
 	ck_assert_str_eq(identity.job, "n01:29500");
-	/* Jobs on two hosts, each within its own. */
+	/* On loopback addresses the node's name distinguishes jobs on different hosts. */
 	setenv("MASTER_ADDR", _i ? "127.0.0.1" : "localhost", 1);
 	slots_identify(&identity, NULL, 0);
 	snprintf(expected, sizeof(expected), "%.50s:29500", identity.node);
@@ -121,7 +121,7 @@ TEST(all_case, the_first_rank_is_a_rank_like_any_other)
 	slots_identify(&identity, NULL, 0);
 	ck_assert_uint_eq(identity.rank, 0);
 	ck_assert_uint_eq(identity.ranks, 1);
-	/* What is set to nothing, or to no number, is not set. */
+	/* An empty value and a value that is no number are ignored. */
 	setenv("RANK", "", 1);
 	setenv("WORLD_SIZE", "all", 1);
 	slots_identify(&identity, NULL, 0);
@@ -129,7 +129,7 @@ TEST(all_case, the_first_rank_is_a_rank_like_any_other)
 	ck_assert_uint_eq(identity.ranks, 16);
 }
 
-/* ---- Ranks of a node ------------------------------------------------------------------------- */
+/* ---- Ranks on a node ------------------------------------------------------------------------- */
 
 static const struct {
 	const char *tasks, *node;
@@ -140,7 +140,7 @@ static const struct {
 	{ "4(x2),3", "2", 3 },
 	{ "8", "0", 8 },
 	{ "2,16", "1", 16 },
-	/* It does not tell of this node, or not what it is. */
+	/* The variables say nothing about this node, or are invalid. */
 	{ "4(x2),3", "3", 1 },
 	{ "4", NULL, 1 },
 	{ NULL, "0", 1 },
@@ -191,7 +191,7 @@ TEST(all_case, a_rank_beyond_the_last_is_none)
 }
 
 static const struct {
-	const char *slurm, *user, *logname, *expected; /* NULL: the number */
+	const char *slurm, *user, *logname, *expected; /* NULL: the numeric user ID */
 } users[] = {
 	{ "ann", "bob", "cy", "ann" },
 	{ NULL, "bob", "cy", "bob" },

@@ -82,11 +82,11 @@ TEST(tcase, a_release_wakes_the_next_at_once)
 		ck_assert_int_eq(ask(second, "b-1", 1), 0);
 		ck_assert_int_eq(answer.state, SLOTS_WAITING);
 		ck_assert_uint_le(answer.beat_ms, 20);
-		/* What happened before ends the first wait at once. */
+		/* An earlier event ends the first wait at once. */
 		ck_assert_int_eq(slots_local.wait(second, 0, &error), 0);
 		ck_assert_int_eq(base_start_thread(&thread, release_soon, first), 0);
 		began = base_now_ns();
-		/* Longer than asked for: it is the wake that ends it. */
+		/* Only a wake-up can end the wait so early. */
 		ck_assert_int_eq(slots_local.wait(second, 20000, &error), 0);
 		ck_assert_double_lt(ms_since(began), 20000);
 		pthread_join(thread, NULL);
@@ -98,7 +98,7 @@ TEST(tcase, a_release_wakes_the_next_at_once)
 	slots_local.close(first);
 }
 
-/* Waits for two seconds, and tells how many ms it was. */
+/* Waits for two seconds. Returns how many milliseconds it took. */
 static void *wait_long(void *pool)
 {
 	const uint64_t began = base_now_ns();
@@ -107,14 +107,14 @@ static void *wait_long(void *pool)
 	return (void *)(uintptr_t)ms_since(began);
 }
 
-/* With hundreds of waiters each release would keep the processors busy otherwise. */
+/* Waking hundreds of waiters at each release would keep the processors busy. */
 TEST(tcase, a_release_wakes_no_waiter_but_the_next)
 {
 	void *mine = open_pool("p", 1, 15000), *first = open_pool("p", 1, 15000);
 	void *second = open_pool("p", 1, 15000), *waited = NULL;
 	pthread_t thread;
 
-	/* On a busy machine it may begin to wait only after the release. */
+	/* On a busy machine the thread may begin to wait only after the release. */
 	for (int i = 0; i < 5 && (uintptr_t)waited < 1990; i++) {
 		ck_assert_int_eq(ask(mine, "m-1", 1), 0);
 		ck_assert_int_eq(ask(first, "a-1", 1), 0);
@@ -125,7 +125,7 @@ TEST(tcase, a_release_wakes_no_waiter_but_the_next)
 		usleep(300000);
 		give_back(mine, "m-1");
 		ck_assert_int_eq(slots_local.wait(first, 20000, &error), 0);
-		/* Once the first has looked, the second is the next. */
+		/* After the first has looked, the second is the next in the queue. */
 		pthread_join(thread, &waited);
 		ck_assert_int_eq(look(first, "a-1"), 0);
 		give_back(second, "b-1");
@@ -172,7 +172,7 @@ TEST(tcase, a_killed_holder_gives_its_slot_to_the_next_long_before_its_lease_end
 	ck_assert_uint_eq(entries(), 0);
 }
 
-/* Where everybody has other numbers than here. */
+/* Holds a slot in a PID namespace, where process IDs differ from those here. */
 static void stay_in_another_namespace(void (*tell)(char), const char *id)
 {
 	if (unshare(CLONE_NEWPID) && unshare(CLONE_NEWUSER | CLONE_NEWPID)) {
@@ -237,7 +237,7 @@ TEST(tcase, killed_waiters_are_passed_over)
 	slots_local.close(mine);
 }
 
-/* Without end, as fast as it goes. */
+/* Takes and releases slots forever, as fast as possible. */
 static void take_turns(void (*tell)(char), const char *argument)
 {
 	void *pool = open_pool("p", 2, 15000);
@@ -281,11 +281,11 @@ TEST(tcase, kills_at_any_moment_leave_a_usable_state_and_no_slot_used)
 	for (int i = 0; i < 4; i++)
 		end_player(&players[i], SIGKILL);
 	ck_assert_uint_eq(pool_warnings, 0);
-	/* Those that died last: nobody waits for what they held, so a request finds them. */
+	/* A request finds the slots that the last dead processes held. */
 	ck_assert_int_eq(ask(pool, "last", 2), 0);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	ck_assert_int_eq(give_back(pool, "last"), 0);
-	/* A request for more slots than there are comes in alone. */
+	/* A request for more than all slots is granted when no other is held. */
 	ck_assert_int_eq(ask(pool, "all", 1000), 0);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	slots_local.close(pool);
@@ -378,7 +378,7 @@ TEST(tcase, a_damaged_head_costs_no_slot)
 	ck_assert_uint_eq(entries(), 0);
 }
 
-/* A field here and there, in the head and in records of holders and of waiters. */
+/* Changes some fields of the slot file, in the head and in records of holders and waiters. */
 static void forge(int fd, uint64_t *seed)
 {
 	static const uint32_t numbers[] = { LOCAL_SMALL, LOCAL_FIRST_SLOT, LOCAL_FIRST_SLOT + 1,
@@ -417,7 +417,7 @@ TEST(tcase, forged_contents_crash_no_process_and_give_no_slot_twice)
 		REQUIRE(!look(i % 2 ? pool : other, id));
 		REQUIRE(!look(pool, "first"));
 		REQUIRE(!give_back(i % 2 ? pool : other, id));
-		/* Whatever the contents say, the lock is there. */
+		/* The lock counts, whatever the file contains. */
 		if (i % 16 == 0) {
 			REQUIRE(pwrite(fd, &one, sizeof(one),
 				       offsetof(struct slots_file_head, capacity)) == sizeof(one));
@@ -433,7 +433,7 @@ TEST(tcase, forged_contents_crash_no_process_and_give_no_slot_twice)
 	slots_local.close(other);
 }
 
-/* As another user can do. */
+/* Locks the file for good, as another user can. */
 static void keep_locked(void (*tell)(char), const char *argument)
 {
 	struct flock whole = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -485,11 +485,11 @@ TEST(tcase, a_pool_in_use_cannot_be_locked_away)
 	slots_local.close(pool);
 }
 
-/* ---- Processes that are stopped -------------------------------------------------------------- */
+/* ---- Stopped processes ----------------------------------------------------------------------- */
 
 #define SHORT_LEASE_MS 600u
 
-/* Holds or waits, and looks when it is told to by SIGCONT; then tells its state. */
+/* Holds a slot or waits for one. Looks at the request after each SIGCONT, and reports its state. */
 static void hold_for_a_short_lease(void (*tell)(char), const char *id)
 {
 	static const char letters[] = {
@@ -527,13 +527,13 @@ TEST(tcase, a_stopped_holder_keeps_its_slot_for_its_lease_and_learns_of_the_loss
 	wait_for_slot(pool, "a-1", 20000);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	ck_assert_double_ge(ms_since(began), SHORT_LEASE_MS / 2);
-	/* Its slot counts for no other, and the new one's does. */
+	/* The stopped holder no longer counts; the new one does. */
 	ck_assert_int_eq(ask(pool, "a-2", 1), 0);
 	wait_for_slot(pool, "a-2", 300);
 	ck_assert_int_eq(answer.state, SLOTS_WAITING);
 	kill(holder.pid, SIGCONT);
 	ck_assert_int_eq(hear(&holder), 'n');
-	/* That it left its own lock makes no room, either. */
+	/* When the old holder drops its lock, no slot becomes free. */
 	wait_for_slot(pool, "a-2", 300);
 	ck_assert_int_eq(look(pool, "a-2"), 0);
 	ck_assert_int_eq(answer.state, SLOTS_WAITING);
@@ -576,7 +576,7 @@ TEST(tcase, a_process_of_another_version_has_a_pool_of_its_own)
 	void *pool = open_pool("p", 1, 15000);
 	char other[400];
 
-	/* As version 3 named it. */
+	/* The name that version 3 used. */
 	snprintf(other, sizeof(other), "%s/ioshape-p-%016llx.v3.slots", pool_folder,
 		 (unsigned long long)base_hash_text("p"));
 	write_private(other, "version 3");
@@ -607,7 +607,7 @@ TEST(tcase, what_is_no_file_in_its_place_is_not_followed)
 		ck_assert_int_eq(ask(pool, "a-1", 1), 0);
 		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 		ck_assert_int_eq(give_back(pool, "a-1"), 0);
-		/* The same where it was good before. */
+		/* Also if the file is replaced while the pool is open. */
 		ck_assert_int_eq(unlink(pool_file), 0);
 		usleep(600000);
 	}
@@ -624,7 +624,7 @@ TEST(tcase, a_private_file_in_its_place_stays_private_and_as_it_was)
 	ck_assert_int_eq(link(secret, pool_file), 0);
 	ck_assert_int_eq(ask(pool, "a-1", 1), IOSHAPE_E_COORDINATOR);
 	require_untouched(secret, 0600, "mine");
-	/* The same with a file that was moved there, and has no other name. */
+	/* Also for a file that was moved there and has no other name. */
 	ck_assert_int_eq(unlink(secret), 0);
 	ck_assert_int_eq(ask(pool, "a-1", 1), IOSHAPE_E_COORDINATOR);
 	require_untouched(pool_file, 0600, "mine");
@@ -670,7 +670,7 @@ static void stay_in_as_somebody(void (*tell)(char), const char *argument)
 	umask(077);
 	if (!geteuid() && (setgid(4711) || setuid(4711)))
 		scratch_leave_child(5);
-	prctl(PR_SET_PDEATHSIG, SIGKILL); /* forgotten with the change of user */
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* a change of the user clears this setting */
 	stay_in(tell, argument);
 }
 
@@ -734,14 +734,15 @@ TEST(tcase, a_forked_child_leaves_its_parents_slot_alone)
 
 static _Atomic pid_t *orphan;
 
-/* Its child lives on when it is killed. */
+/* Holds a slot, and forks a child that lives on when the holder is killed. */
 static void hold_and_fork(void (*tell)(char), const char *id)
 {
 	void *pool = open_pool("p", 1, 15000);
 
 	MUST(!ask(pool, id, 1) && answer.state == SLOTS_HOLDING, "%s", error.text);
 	if (!fork()) {
-		*orphan = getpid(); /* fork() is over in it, too: it has closed what it inherited */
+		*orphan = getpid(); /* The child has left fork(), so it has closed inherited
+				       descriptors. */
 		for (;;)
 			pause();
 	}
@@ -766,7 +767,7 @@ TEST(tcase, a_child_does_not_keep_the_slot_of_a_parent_that_died)
 	ck_assert_int_eq(kill(*orphan, 0), 0);
 	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	/* Nor does it keep the file in use. */
+	/* The child does not keep the slot file in use. */
 	slots_local.close(pool);
 	ck_assert_uint_eq(entries(), 0);
 	kill(*orphan, SIGKILL);
@@ -786,7 +787,7 @@ TEST(tcase, two_opens_of_a_pool_stand_apart)
 	ck_assert_int_eq(hear(&waiter), 'w');
 	second = open_pool("p", 1, 15000);
 	ck_assert_int_eq(ask(second, "b-2", 1), 0);
-	ck_assert_uint_eq(answer.position, 1); /* b-1 went with its pool, w-1 is there */
+	ck_assert_uint_eq(answer.position, 1); /* b-1 was released with its pool; w-1 is ahead */
 	slots_local.close(first);
 	end_player(&waiter, SIGKILL);
 	wait_for_slot(second, "b-2", 1000);
@@ -849,7 +850,7 @@ TEST(tcase, threads_share_a_pool)
 
 TEST(tcase, a_long_queue_is_kept_as_well)
 {
-	/* Longer than all of this takes under a sanitizer on a busy machine. */
+	/* Longer than this test takes under a sanitizer on a busy machine. */
 	void *pool = open_pool("p", 1, 600000), *other = open_pool("p", 1, 600000);
 	char id[40];
 
@@ -875,10 +876,10 @@ static void limit_files(rlim_t bytes)
 	MUST(!getrlimit(RLIMIT_FSIZE, &limit), "no limit");
 	limit.rlim_cur = bytes;
 	MUST(!setrlimit(RLIMIT_FSIZE, &limit), "no limit");
-	usleep(600000); /* until it is asked for again */
+	usleep(600000); /* until the limit is read again */
 }
 
-/* The kernel would end the process, by a signal. */
+/* Without the check, a signal of the kernel would end the process. */
 TEST(tcase, a_limit_of_file_sizes_is_an_error_with_a_remedy)
 {
 	void *pool = open_pool("p", 1, 15000);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who is next in a pool of one host: requests of several opens of a pool, in one process. */
+/* Order of requests in the pool of one host, with several opens of the pool in one process. */
 #include "support/check_main.h"
 #include "support/local_pool.h"
 #include "support/random.h"
@@ -40,7 +40,9 @@ static void teardown(void)
 
 static struct test_case tests = { .name = "order", .setup = setup, .teardown = teardown };
 
-/* The pool of a request is the one that its number says: "a-4" is of the second. */
+/*
+ * Returns the open that a request belongs to, by the number in its ID: "a-4" belongs to the second.
+ */
 static void *pool_of(const char *id)
 {
 	return pools[(unsigned)atoi(strchr(id, '-') + 1) % POOLS];
@@ -77,7 +79,7 @@ TEST(tests, slots_are_granted_in_the_order_of_requests)
 	}
 	ck_assert_str_eq(answer.ahead, "job job, rank 0 on here");
 	release("a-1");
-	/* Those behind look first, and leave the slot to the first. */
+	/* Requests behind look first, and leave the slot to the first one. */
 	ck_assert_int_eq(state_of("a-4"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("a-3"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("a-2"), SLOTS_HOLDING);
@@ -97,7 +99,7 @@ TEST(tests, a_request_that_comes_while_a_waiter_is_about_to_look_does_not_overta
 	ck_assert_int_eq(request_slot("a-2"), SLOTS_WAITING);
 	release("a-0");
 	release("a-1");
-	/* Two slots are free: one is the waiter's. */
+	/* Two slots are free, one of which is reserved for the waiter. */
 	ck_assert_int_eq(request_slot("a-3"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("a-2"), SLOTS_HOLDING);
 	ck_assert_int_eq(state_of("a-3"), SLOTS_HOLDING);
@@ -116,7 +118,7 @@ TEST(tests, a_deadline_goes_first_and_one_has_a_slot_in_advance)
 	ck_assert_int_eq(request_slot("u-5"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("a-2"), SLOTS_WAITING);
 	ck_assert_uint_eq(answer.position, 2);
-	/* A slot that comes free is theirs, in their order. */
+	/* A slot that becomes free is granted to these, in their order. */
 	release("a-0");
 	ck_assert_int_eq(state_of("a-2"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("u-5"), SLOTS_WAITING);
@@ -124,7 +126,7 @@ TEST(tests, a_deadline_goes_first_and_one_has_a_slot_in_advance)
 	release("u-3");
 	ck_assert_int_eq(state_of("a-2"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("u-5"), SLOTS_HOLDING);
-	/* Two are in use, one of them in advance. */
+	/* Two slots are in use, one of them in advance. */
 	release("u-4");
 	ck_assert_int_eq(state_of("a-2"), SLOTS_WAITING);
 	release("u-5");
@@ -177,7 +179,7 @@ TEST(tests, small_requests_pass_the_queue_one_at_a_time_in_their_order)
 	ck_assert_int_eq(state_of("h-1"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("s-2"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("s-1"), SLOTS_HOLDING);
-	/* It is one of the queue, too. */
+	/* The request is in the main queue, too. */
 	release("a-0");
 	ck_assert_int_eq(state_of("s-2"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("l-2"), SLOTS_HOLDING);
@@ -188,7 +190,7 @@ TEST(tests, small_requests_pass_the_queue_one_at_a_time_in_their_order)
 
 TEST(tests, a_small_request_takes_a_slot_that_is_free)
 {
-	/* Whichever of the two it is, and from whichever it begins to look. */
+	/* Whichever slot is free, and whichever is looked at first. */
 	for (unsigned i = 0; i < 8; i++) {
 		request.bytes = 0;
 		request_slot("a-0");
@@ -253,7 +255,7 @@ TEST(tests, the_capacity_is_the_jobs_then_the_default)
 
 	ck_assert_int_eq(ask(wants_three, "j-1", 1), 0);
 	ck_assert_uint_eq(answer.capacity, 3);
-	/* It stays while the pool is in use. */
+	/* The capacity stays while the pool is in use. */
 	ck_assert_int_eq(ask(wants_five, "j-2", 1), 0);
 	ck_assert_uint_eq(answer.capacity, 3);
 	give_back(wants_three, "j-1");
@@ -287,7 +289,7 @@ TEST(tests, holders_have_places_of_their_own)
 		snprintf(id, sizeof(id), "a-%u", i);
 		release(id);
 	}
-	/* One process that writes file after file uses them in turn. */
+	/* A process that writes file after file uses the slots in turn. */
 	seen = 0;
 	for (unsigned i = 0; i < 4; i++) {
 		request_slot("b-0");
@@ -297,7 +299,7 @@ TEST(tests, holders_have_places_of_their_own)
 	ck_assert_uint_eq(seen, 0x1e);
 }
 
-/* ---- Many at a time -------------------------------------------------------------------------- */
+/* ---- Many requests --------------------------------------------------------------------------- */
 
 #define TURNS 500u
 #define THREADS 4u
@@ -362,12 +364,12 @@ TEST(tests, never_more_than_the_capacity_write_and_no_fence_is_given_twice)
 		REQUIRE(fences[i] > fences[i - 1]);
 }
 
-/* What the test knows of a request. */
+/* State of a request in the test's own model. */
 struct known {
 	enum slots_state state;
 	uint32_t weight;
 	bool urgent;
-	uint64_t asked; /* counts requests */
+	uint64_t asked; /* sequence number of the request */
 	char id[16];
 };
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the Redis coordinator does with a server that is well. tests/c/fault has those that are not.
- */
+/* The Redis coordinator with a server that works. tests/c/fault has those that fail. */
 #include "slots/redis.h"
 #include "support/check_main.h"
 #include "support/redis_case.h"
@@ -16,8 +15,10 @@
 static struct redis_server server;
 static char address[128];
 
-/* One server for all tests: for half a lease after its start only those are let in that may have
- * held a slot before. */
+/*
+ * Starts one server for all tests. For half a lease it grants slots only to holders from before, so
+ * this waits.
+ */
 static void start(void)
 {
 	redis_server_init(&server);
@@ -54,7 +55,7 @@ TEST(tests_case, the_first_holds_and_the_second_waits_and_knows_for_whom)
 	ck_assert_uint_eq(answer.weight, 1);
 	ck_assert_uint_eq(answer.capacity, 1);
 	ck_assert_uint_eq(answer.beat_ms, LEASE_MS / 3);
-	ck_assert_uint_gt(answer.fence, 1000000000000ull); /* milliseconds since 1970, and more */
+	ck_assert_uint_gt(answer.fence, 1000000000000ull); /* at least milliseconds since 1970 */
 	ck_assert_uint_gt(answer.epoch, 1000000000000ull);
 	answer = redis_case_acquire(second, "2-1");
 	ck_assert_int_eq(answer.state, SLOTS_WAITING);
@@ -149,7 +150,7 @@ TEST(tests_case, a_script_that_the_server_forgot_is_sent_again)
 	ck_assert_int_eq(redis_case_beat(pool, "1-1", &answer).state, SLOTS_HOLDING);
 	redis_server_tell(&server, "SCRIPT FLUSH");
 	redis_case_release(pool, "1-1");
-	/* From then on its checksum is enough. */
+	/* From then on the script is called by its checksum. */
 	redis_server_tell(&server, "CONFIG RESETSTAT");
 	redis_case_acquire(pool, "1-2");
 	redis_case_release(pool, "1-2");
@@ -167,7 +168,7 @@ TEST(tests_case, half_lost_data_is_asked_for_anew)
 
 	waits = redis_case_acquire(other, "2-1");
 	ck_assert_int_eq(redis_server_tell(&server, "DEL {ios:scratch}:v6:h"), 1);
-	/* The holder reclaims; who waited is told that it is not known any more. */
+	/* The holder reclaims its slot. The waiter is no longer known. */
 	ck_assert_int_eq(redis_case_beat(other, "2-1", &waits).state, SLOTS_NONE);
 	(void)redis_case_beat(pool, "1-1", &held);
 	slots_redis.close(pool);
@@ -210,7 +211,7 @@ static void *interrupt_soon(void *pool)
 	return NULL;
 }
 
-/* In the middle of waiting, so that BLPOP stays asked. */
+/* Interrupts a wait, so that its BLPOP stays pending. */
 static void wait_interrupted(void *pool)
 {
 	pthread_t thread;
@@ -229,8 +230,8 @@ TEST(tests_case, an_interruption_ends_waiting_at_once_and_loses_no_wake)
 	answer = redis_case_acquire(pool, "2-1");
 	wait_interrupted(pool);
 	slots_redis.interrupt(pool);
-	redis_case_be_woken(pool); /* the next one, if none is under way */
-	/* Meanwhile commands go on, and the wake comes to whoever waits next. */
+	redis_case_be_woken(pool); /* if no wait is in progress, the next one is interrupted */
+	/* Meanwhile commands work, and the next wait gets the wake-up. */
 	ck_assert_int_eq(redis_case_beat(pool, "2-1", &answer).state, SLOTS_WAITING);
 	redis_case_release(holder, "1-1");
 	redis_case_be_woken(pool);
@@ -246,7 +247,7 @@ TEST(tests_case, a_wake_that_came_while_nobody_waited_is_not_lost)
 	for (int round = 0; round < 2; round++) {
 		redis_case_acquire(holder, "1-1");
 		redis_case_acquire(pool, "2-1");
-		if (round) { /* with BLPOP asked, and rest in between */
+		if (round) { /* with a pending BLPOP, and a rest in between */
 			wait_interrupted(pool);
 			slots_redis.rest(pool);
 		}
@@ -270,7 +271,7 @@ TEST(tests_case, no_connection_is_kept_at_rest_and_two_while_it_waits)
 	ck_assert_uint_eq(scratch_descriptors(), before + 4);
 	for (int i = 0; i < 2; i++) {
 		redis_case_wait(pool, 100);
-		wait_interrupted(pool); /* with BLPOP asked */
+		wait_interrupted(pool); /* with a pending BLPOP */
 		redis_case_beat(pool, "2-1", &answer);
 		ck_assert_uint_eq(scratch_descriptors(), before + 5);
 		slots_redis.rest(pool);
@@ -281,7 +282,7 @@ TEST(tests_case, no_connection_is_kept_at_rest_and_two_while_it_waits)
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
 
-/* All but the one that asks. */
+/* Returns the number of connections, not counting the one that asks. */
 static unsigned connections(void)
 {
 	redisReply *reply = redis_server_say(&server, "CLIENT LIST");
@@ -303,7 +304,7 @@ TEST(tests_case, a_process_that_neither_holds_nor_waits_keeps_no_connection)
 	struct slots_pool *pool;
 	struct slots_slot *slot;
 
-	config.lease_ms = 600; /* it looks around six times in a lease */
+	config.lease_ms = 600; /* the pool closes idle connections six times in a lease */
 	MUST(!slots_pool_open(&pool, &config, &policy, &error), "%s", error.text);
 	for (int turn = 0; turn < 2; turn++) {
 		const uint64_t begin = base_now_ns();
@@ -311,7 +312,7 @@ TEST(tests_case, a_process_that_neither_holds_nor_waits_keeps_no_connection)
 		MUST(!slots_acquire(pool, &wanted, &slot, &error), "%s", error.text);
 		slots_info(slot, &info);
 		ck_assert_str_eq(info.coordinator, "redis");
-		/* As long as it holds the slot, too. */
+		/* Nor while it holds the slot. */
 		while (!turn && redis_case_ms_since(begin) < 1500) {
 			ck_assert_uint_ge(connections(), 1);
 			poll(NULL, 0, 50);
@@ -411,7 +412,7 @@ TEST(tests_case, threads_may_call_while_one_of_them_waits)
 	slots_redis.close(pool);
 }
 
-/* What an operator set is among the names until he clears it. */
+/* A name that an operator has set remains until the operator clears it. */
 TEST(tests_case, a_pool_that_was_set_keeps_its_name_whoever_uses_it)
 {
 	void *user = redis_case_open(address, "2");

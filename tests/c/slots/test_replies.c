@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a Redis answers: each part of it must be what it should be. */
-/* The source itself: what reads answers is no other file's. */
+/* Replies of a Redis: each part must have the expected type and value. */
+/* Included, because the functions that read replies are static. */
 #include "slots/redis.c"
 #include "support/check_main.h"
 
@@ -11,8 +11,7 @@
 
 static struct test_case tests = { .name = "replies" };
 
-/* ---- Replies from texts: "( 1 =2 word ( 3 ) )", of which =2 is a word, too ----------------------
- */
+/* ---- Replies from texts: "( 1 =2 word ( 3 ) )", where =2 is a word --------------------------- */
 
 static redisReply *make(const char **text)
 {
@@ -54,8 +53,7 @@ static void discard(redisReply *reply)
 	free(reply);
 }
 
-/* ---- Who reads them ---------------------------------------------------------------------------
- */
+/* ---- Readers of replies ---------------------------------------------------------------------- */
 
 static int understand_answer(const redisReply *reply)
 {
@@ -74,7 +72,7 @@ static int understand_grant(const redisReply *reply)
 static const struct {
 	int (*read)(const redisReply *reply);
 	const char *good;
-	const char *bad[5]; /* numbers, names and lists that are none of these */
+	const char *bad[5]; /* numbers, names and lists that are invalid */
 } kinds[] = {
 	{ understand_answer,
 	  "( state 1 epoch 6 capacity 3 beat 400 position 2 ahead somebody )",
@@ -90,7 +88,7 @@ static const struct {
 };
 #define KINDS ((int)ARRAY_LENGTH(kinds))
 
-/* Nothing of a reply may be of another type than it is. */
+/* Checks that a part of another type makes the reply invalid. */
 static void damage(redisReply *part, const redisReply *whole, int (*read)(const redisReply *))
 {
 	const int type = part->type;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Slots as one process acquires them, with a coordinator that does what the test says. */
+/* Acquiring slots in one process, with a coordinator that follows a script. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/scripted_coordinator.h"
@@ -21,7 +21,7 @@ static struct slots_policy policy;
 static uint32_t ranks;
 static atomic_uint warnings, infos;
 
-/* Linked in front of the true one: no thread can be had while it says so. */
+/* Wraps pthread_create(): no thread can be created while the flag is set. */
 static atomic_bool no_threads;
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
 			  void *argument);
@@ -97,7 +97,7 @@ static struct ioshape_slot_info info_of(struct slots_slot *slot)
 	return info;
 }
 
-/* Until it is so, or two seconds have passed. */
+/* Waits until the condition holds, for at most two seconds. */
 #define EVENTUALLY(condition)                                                                      \
 	do {                                                                                       \
 		for (int tries = 0; tries < 400 && !(condition); tries++)                          \
@@ -125,7 +125,7 @@ TEST(waiting_case, an_uncontended_slot_takes_two_calls)
 	ck_assert_uint_eq(script_counts().beats, 0);
 }
 
-/* What the coordinator does from some time on. */
+/* A later behaviour of the coordinator. */
 struct change {
 	unsigned after_ms;
 	struct script to;
@@ -141,7 +141,7 @@ static void *change_later(void *argument)
 	return NULL;
 }
 
-/* take(), while another thread changes what the coordinator does. */
+/* Takes a slot while another thread changes the coordinator's behaviour. */
 static struct slots_slot *take_until(const struct slots_wanted *wanted, struct change *change)
 {
 	struct slots_slot *slot;
@@ -252,7 +252,9 @@ TEST(waiting_case, waiting_ends_with_the_time_out)
 	ck_assert_uint_eq(script_counts().releases, 1);
 }
 
-/* In ms from now, whatever is written in how long. */
+/*
+ * Returns a request with a deadline in so many milliseconds, whatever the time that writing takes.
+ */
 static struct slots_wanted wanted_in(int64_t deadline_ms)
 {
 	return (struct slots_wanted){ .weight = 1, .deadline_ns = base_deadline_ns(deadline_ms) };
@@ -270,7 +272,7 @@ TEST(waiting_case, with_a_deadline_nobody_waits_until_it_is_over)
 	ck_assert_str_ne(info_of(slot).note, "");
 	ck_assert_uint_eq(info_of(slot).fence, 0);
 	ck_assert_double_ge(info_of(slot).waited_s, 0.49);
-	/* It stands in nobody's way. */
+	/* It no longer waits in the queue. */
 	EVENTUALLY(script_counts().releases == 1);
 	slots_release(slot);
 	ck_assert_uint_eq(script_counts().releases, 1);
@@ -287,7 +289,7 @@ TEST(waiting_case, as_much_time_is_left_as_the_latest_writes_took)
 	script_change(&script);
 	slot = take(&wanted);
 	ck_assert_str_eq(info_of(slot).coordinator, "deadline");
-	/* Half of it would be 0.2 s. */
+	/* Half of the time until the deadline would be 0.2 s. */
 	ck_assert_double_lt(info_of(slot).waited_s, 0.2);
 	slots_release(slot);
 }
@@ -311,7 +313,7 @@ TEST(waiting_case, with_a_deadline_bandwidth_is_not_waited_for)
 
 	script.rate = 1000;
 	script_change(&script);
-	/* It would take 100 s: longer than a test may. */
+	/* It would take 100 s, which is longer than a test may take. */
 	slots_pass(slot, 100000, NULL, NULL);
 	ck_assert_double_eq(info_of(slot).paced_s, 0);
 	slots_release(slot);
@@ -339,7 +341,7 @@ static void hear_loss(void *user, const char *why)
 	lost_calls++;
 }
 
-/* While the waiter is busy here, its slot is granted and taken away again. */
+/* Grants the waiter's slot and takes it away again while the waiter is busy in this callback. */
 static int grant_and_take_away(void *user, const struct ioshape_place *place)
 {
 	unsigned *calls = user;
@@ -355,7 +357,7 @@ static int grant_and_take_away(void *user, const struct ioshape_place *place)
 		script_change(&script);
 		beats = script_counts().beats;
 		EVENTUALLY(script_counts().beats > beats);
-		usleep(50000); /* until the answer was taken */
+		usleep(50000); /* until the answer has been read */
 		script.acquired = SLOTS_HOLDING;
 		script_change(&script);
 	}
@@ -423,13 +425,13 @@ TEST(waiting_case, a_holder_that_moves_nothing_loses_its_slot)
 	open_pool();
 	slot = take(&wanted);
 	lost_calls = 0;
-	/* While bytes pass it is kept ... */
+	/* While bytes are written the slot is kept. */
 	for (int i = 0; i < 20; i++) {
 		slots_pass(slot, 1, NULL, NULL);
 		usleep(50000);
 	}
 	ck_assert_uint_eq(lost_calls, 0);
-	/* ... and when they stop it is given to the next. */
+	/* When no more are written, the slot is lost. */
 	EVENTUALLY(lost_calls == 1);
 	ck_assert_uint_ge(script_counts().releases, 1);
 	slots_release(slot);
@@ -473,8 +475,7 @@ TEST(unreachable_case, an_unreachable_coordinator_makes_no_save_fail)
 	ck_assert_str_ne(info.note, "");
 	ck_assert_uint_eq(warnings, 1);
 	slots_release(slot);
-	/* It is known to be unreachable now: no more patience with it, and not another line in the
-	 * log. */
+	/* The coordinator is known to be unreachable: no further wait, and no further log line. */
 	slot = take(NULL);
 	ck_assert_double_lt(info_of(slot).waited_s, info.waited_s);
 	slots_release(slot);
@@ -563,8 +564,10 @@ TEST(unreachable_case, a_holder_outlives_a_short_outage_and_loses_its_slot_in_a_
 	slots_release(slot);
 }
 
-/* Unreachable from 0.2 to 2.6 s, and again, for a moment, when the time of its own is over that the
- * waiter had then; then it grants. */
+/*
+ * Makes the coordinator unreachable from 0.2 to 2.6 s. It becomes unreachable again for a moment,
+ * when the waiter's staggered start of the first outage would be due. Then it grants the slot.
+ */
 static void *become_unreachable_twice(void *argument)
 {
 	const uint32_t *own_ms = argument;
@@ -594,7 +597,7 @@ TEST(unreachable_case, each_outage_of_a_wait_is_counted_by_itself)
 	ranks = identity.ranks = 64;
 	policy.stagger_most_ms = 4000;
 	open_pool();
-	/* So that it does not come in the first outage, but before the second. */
+	/* Between the end of the first outage and the second one. */
 	own_ms = slots_stagger_ms(&identity, 0, 2, 1000, policy.stagger_most_ms);
 	ck_assert_msg(own_ms > 1600 && own_ms < 3000, "%u", own_ms);
 	script.acquired = script.beaten = SLOTS_WAITING;
@@ -686,7 +689,7 @@ TEST(waiting_case, bytes_pass_at_the_rate_that_was_set)
 	script.rate = 10000000;
 	script_change(&script);
 	begin = base_now_ns();
-	/* The last piece leaves when the others have had their time. */
+	/* The last piece is sent when the others have had their time. */
 	for (int i = 0; i < 11; i++)
 		slots_pass(slot, 500000, NULL, NULL);
 	ck_assert_double_ge(base_seconds(base_now_ns() - begin), 0.45);
@@ -707,7 +710,7 @@ TEST(waiting_case, waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_go
 	script.rate = 1000;
 	script_change(&script);
 	slots_pass(slot, 1000, NULL, NULL);
-	/* Otherwise it takes 100 s: longer than a test may. */
+	/* Without the stop it would take 100 s, which is longer than a test may take. */
 	ck_assert_int_eq(slots_pass(slot, 100000, stop_now, NULL), 1);
 	slots_release(slot);
 }
@@ -724,10 +727,10 @@ TEST(waiting_case, a_rate_that_is_far_too_low_does_not_stop_a_save)
 	slot = take(&wanted);
 	script.rate = 1;
 	script_change(&script);
-	/* At that rate it takes more than an hour: longer than a test may. */
+	/* At that rate it would take more than an hour. */
 	for (int i = 0; i < 4; i++)
 		slots_pass(slot, 1000, NULL, NULL);
-	/* And waiting for bandwidth is not taken for a disk that hangs. */
+	/* Waiting for bandwidth must not count as a stalled disk. */
 	ck_assert_uint_eq(lost_calls, 0);
 	slots_release(slot);
 }
@@ -755,7 +758,7 @@ TEST(waiting_case, without_a_limit_the_coordinator_is_seldom_asked)
 	slots_release(slot);
 }
 
-/* ---- A time of one's own --------------------------------------------------------------------- */
+/* ---- Staggered starts ------------------------------------------------------------------------ */
 
 static struct test_case pure = { .name = "own time" };
 
