@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests here need."""
+"""Fixtures and settings that all Python tests share."""
 
 import os
 import signal
@@ -13,15 +13,18 @@ from clusters import unavailable as no_clusters
 from processes import SLOTS
 from striped import unavailable
 
-# Whoever starts the tests in the background has them ignore Ctrl-C, and so would every program that
-# they start. What is handled here, and not ignored, is as usual there.
+# A shell starts background jobs with SIGINT ignored, and child processes would inherit that. With a
+# handler in place the programs that tests start get the default again.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["IOSHAPE_COORDINATOR"] = SLOTS
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """For who runs pytest by itself: the stages leave these tests out, but for `gpu`."""
+    """Skip tests marked `gpu` on a machine without a GPU.
+
+    The test stages deselect the other marked tests; a plain pytest run includes them.
+    """
     if item.get_closest_marker("gpu") is not None:
         import torch  # noqa: PLC0415 - most tests start without
 
@@ -31,19 +34,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def _settings_are_of_one_test(tmp_path: Path) -> Iterator[None]:  # noqa: ARG001
-    """What a test configures, those after it in the same process do not see.
+    """Reset the settings that a test has changed, so that later tests in this process do not see
+    them.
 
-    A test's folder is removed after what the fixtures of its file wait for: its last saves.
+    The test's folder is removed after what the fixtures of its file wait for: its last saves.
     """
     yield
-    config = sys.modules.get("ioshape._core.config")  # most tests start without
+    config = sys.modules.get("ioshape._core.config")  # most tests start without it
     if config is not None and config.configured():
         config.reset()
 
 
 @pytest.fixture(scope="session", params=kinds())
 def cluster(request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    """A parallel filesystem with two clients."""
+    """Mount a parallel filesystem with two clients."""
     if not MOUNTED and no_clusters():
         pytest.skip(no_clusters())
     with mounted_twice(request.param) as mounted:
@@ -52,7 +56,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 @pytest.fixture(scope="session")
 def _mounts_of_stripefs() -> None:
-    """For tests that mount stripefs: where nobody can, they say so."""
+    """Skip tests that mount stripefs if this machine cannot, and give the reason."""
     reason = unavailable()
     if reason:
         pytest.skip(reason)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C API through ctypes: just enough to save records, and torch tensors wherever they lie."""
+"""The C API through ctypes: enough to save records and torch tensors of any layout."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ DTYPES = {
 }
 
 
-#: IOSHAPE_FORMAT_SAFETENSORS
+#: value of IOSHAPE_FORMAT_SAFETENSORS
 SAFETENSORS = 1
 
 
@@ -113,7 +113,7 @@ class CSaveOptions(ctypes.Structure):
 
 
 class Way(Enum):
-    """How records are saved."""
+    """The ways in which records are saved."""
 
     BLOCKING = 0
     BACKGROUND = 1
@@ -121,7 +121,7 @@ class Way(Enum):
 
 
 class CError(ctypes.Structure):
-    """struct ioshape_error, as far as it is used here."""
+    """The members of struct ioshape_error that are used here."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -134,7 +134,7 @@ class CError(ctypes.Structure):
 
 
 class SaveError(Exception):
-    """What ioshape_last_error() says."""
+    """The error that ioshape_last_error() returns."""
 
 
 @cache
@@ -173,12 +173,12 @@ def c_tensor(name: str, tensor: torch.Tensor) -> CTensor:
 
 
 def c_tensors(tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The strides are torch's own."""
+    """Return an array of struct ioshape_tensor, with torch's own strides."""
     return (CTensor * len(tensors))(*(c_tensor(*item) for item in tensors.items()))
 
 
 def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """ioshape_save_tensors()."""
+    """Call ioshape_save_tensors()."""
     _save("tensors", path, c_tensors(tensors), len(tensors), Way.BLOCKING)
 
 
@@ -195,12 +195,12 @@ def save_safetensors(
     metadata: CMetadata | None = None,
     way: Way = Way.BLOCKING,
 ) -> None:
-    """ioshape_save_tensors() with IOSHAPE_FORMAT_SAFETENSORS."""
+    """Call ioshape_save_tensors() with IOSHAPE_FORMAT_SAFETENSORS."""
     _save("tensors", path, c_tensors(tensors), len(tensors), way, metadata, SAFETENSORS)
 
 
 def address_of(data: bytes) -> int | None:
-    """Where it lies, as long as it is alive."""
+    """Return the address of bytes, valid while they are alive."""
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value if data else None
 
 
@@ -218,7 +218,7 @@ def c_record(name: str, data: bytes, fetch: bool) -> CRecord:
 def save_records(
     path: Path, records: Sequence[tuple[str, bytes]], way: Way, fetched: bool = False
 ) -> None:
-    """ioshape_save_records(); if `fetched`, records below data/ come from functions."""
+    """Call ioshape_save_records(); if `fetched`, records below data/ come from functions."""
     given = (CRecord * len(records))(
         *(c_record(name, data, fetched and name.startswith("data/")) for name, data in records)
     )
@@ -234,7 +234,7 @@ def _save(
     metadata: CMetadata | None = None,
     in_format: int = 0,
 ) -> None:
-    """ioshape_save_WHAT()."""
+    """Call ioshape_save_WHAT()."""
     options = CSaveOptions(
         size=ctypes.sizeof(CSaveOptions), borrow=way is Way.BORROWED, format=in_format
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints whose file tells which of them it holds, and saves that wait where a test wants."""
+"""Numbered checkpoints whose contents identify them, and saves that wait at a gate of the test."""
 
 import threading
 import time
@@ -12,12 +12,12 @@ import ioshape
 import torch
 from ioshape._core import config
 
-#: What a gate waits for a test, so that a test that fails does not hang.
+#: limit of waits, so that a failed test does not hang
 LONGEST_WAIT_S = 60.0
 
 
 def checkpoint(number: int, n_bytes: int = 1 << 20) -> dict[str, Any]:
-    """A checkpoint that differs from those of other numbers in every byte of its data."""
+    """Return a checkpoint that differs from those of other numbers in every byte of its data."""
     return {
         "number": number,
         "data": torch.full((n_bytes,), number % 250 + 1, dtype=torch.uint8),
@@ -25,12 +25,18 @@ def checkpoint(number: int, n_bytes: int = 1 << 20) -> dict[str, Any]:
 
 
 def number_in(path: Path | str) -> int:
-    """Which checkpoint a file holds, as stock torch reads it; fails if it is not all of one."""
+    """Return the number of the checkpoint in a file, read by stock torch.
+
+    Fail if the file is not whole.
+    """
     return _number_of(torch.load(path, weights_only=True), path)
 
 
 def number_loaded(path: Path | str) -> int:
-    """Return which checkpoint a file holds, as ioshape reads it; fail if it is not all of one."""
+    """Return the number of the checkpoint in a file, read by ioshape.
+
+    Fail if the file is not whole.
+    """
     return _number_of(ioshape.load(path), path)
 
 
@@ -43,12 +49,12 @@ def _number_of(loaded: dict[str, Any], path: Path | str) -> int:
 
 
 def names_in(folder: Path | str) -> list[str]:
-    """All that lies in a folder: a temporary file left there is seen."""
+    """Return the names of all files in a folder, including temporary ones."""
     return sorted(path.name for path in Path(folder).iterdir())
 
 
 def wait_until(condition: Any, what: str) -> None:
-    """For what happens on another thread or in another process."""
+    """Wait for a condition that another thread or process makes true."""
     end = time.monotonic() + LONGEST_WAIT_S
     while not condition():
         assert time.monotonic() < end, f"in vain: {what}"
@@ -56,12 +62,12 @@ def wait_until(condition: Any, what: str) -> None:
 
 
 class Gate:
-    """A progress callback that holds a save in a phase until the gate is opened."""
+    """A progress callback that stops a save in a phase until the gate is opened."""
 
     def __init__(self, phase: str = "plan", then_s: float = 0.0) -> None:
-        #: of a save whose temporary file is there, and not one byte in it: "plan"
+        #: phase to stop in; at "plan" the temporary file exists and is empty
         self.phase = phase
-        #: how long each later call takes, so that the save is slow
+        #: duration of each later call, which makes the save slow
         self.then_s = then_s
         self.reached = threading.Event()
         self.opened = threading.Event()
@@ -78,13 +84,13 @@ class Gate:
         self.opened.set()
 
     def await_save(self) -> None:
-        """Until a save is at the gate."""
+        """Wait until a save has reached the gate."""
         assert self.reached.wait(LONGEST_WAIT_S), "no save has come to the gate"
 
 
 @contextmanager
 def left_clean() -> Iterator[None]:
-    """For a fixture: no test leaves settings, saves or failures to the next."""
+    """Reset settings and wait for all saves at the end of a test. For fixtures."""
     yield
     config.reset()
     assert ioshape.wait_all(LONGEST_WAIT_S), "a save is still under way"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ioshape, as a user calls it."""
+"""Runs the `ioshape` command like a user."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ Done = subprocess.CompletedProcess[str]
 def call(
     *arguments: str | Path | int, folder: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Done:
-    """With these variables, and none that the command looks at otherwise."""
+    """Run the command with these variables, and none of its others from this environment."""
     return subprocess.run(
         [IOSHAPE, *map(str, arguments)],
         env=environment(TERM="xterm", **(env or {})),
@@ -41,7 +41,7 @@ def succeed(done: Done) -> str:
 
 
 def fail(done: Done, code: int = 1) -> str:
-    """The one sentence on stderr."""
+    """Check that the command failed with this code. Return its one sentence on stderr."""
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith("ioshape: ")
     assert done.stderr.count("\n") == 1, done.stderr
@@ -49,7 +49,7 @@ def fail(done: Done, code: int = 1) -> str:
 
 
 def on_terminal(*arguments: str | Path, width: int = 120, height: int = 40) -> tuple[int, str]:
-    """The exit code, and what a terminal of this size gets to see."""
+    """Run the command on a terminal of this size. Return the exit code and the output."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     with subprocess.Popen(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many Python processes at once, forked from one that has imported torch and ioshape.
+"""Starts many Python processes, forked from one that has imported torch and ioshape.
 
-Run as a program it is that one: it has used nothing of the library, started no thread and computed
-nothing, so whoever is forked finds it all as it would after its imports. Class Crew is the side of
-the tests.
+Run as a program, this file is the process to fork from. It has not used the library, started a
+thread or computed anything, so a forked process is in the state after its imports. Tests use class
+Crew.
 
-A request is one packet of JSON; with "start" come the new process's stdout and stderr. The answers
-are packets, too: {"started": PID}, and {"ended": PID, "status": STATUS} as soon as it has.
+A request is one packet of JSON. With "start" come the new process's stdout and stderr. Answers are
+packets, too: {"started": PID}, and {"ended": PID, "status": STATUS} when a process has ended.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from typing import Any
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 
-# ---- The process that is forked from -------------------------------------------------------------
+# ---- The process that forks ----------------------------------------------------------------------
 
 
 class _Server:
@@ -37,8 +37,11 @@ class _Server:
         self._alive: set[int] = set()
 
     def serve(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Returns the request in the child that is to fulfil it; None in the end."""
-        # A child that ends interrupts the waiting.
+        """Serve requests.
+
+        Return, in a child, the request that it must fulfil; return None at the end.
+        """
+        # SIGCHLD wakes up the select() below.
         wake, woken = socket.socketpair()
         for end in (wake, woken):
             end.setblocking(False)
@@ -83,13 +86,18 @@ class _Server:
                 self._say(ended=pid, status=os.waitstatus_to_exitcode(status))
 
     def _signal(self, pid: int, number: int) -> None:
-        """Nobody else has that number: its process has not been waited for."""
+        """Send a signal.
+
+        The process ID cannot have been reused, because the process has not been reaped.
+        """
         if pid in self._alive:
             os.kill(pid, number)
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> tuple[Any, types.ModuleType]:
-    """All but the program itself."""
+    """Prepare the forked process for its program: descriptors, namespace, environment and
+    arguments.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for number, descriptor in enumerate(descriptors, start=1):
@@ -110,48 +118,48 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> tuple[Any, types
     return compile(Path(path).read_text(encoding="utf-8"), path, "exec"), main
 
 
-# ---- The side of the tests -----------------------------------------------------------------------
+# ---- Interface for tests -------------------------------------------------------------------------
 
 
 class Member:
-    """A process under way. It says things by lines of JSON on its stdout."""
+    """A running process. It reports events as lines of JSON on its stdout."""
 
     def __init__(self, crew: "Crew", pid: int, output: Path, errors: Path) -> None:
         self.pid = pid
         self.status: int | None = None
-        #: when it was seen to have ended, by time.monotonic()
+        #: time.monotonic() when its end was noticed
         self.ended_at = 0.0
         self._crew = crew
         self._output = output
         self._errors = errors
 
     def said(self) -> list[dict[str, Any]]:
-        """All that it has said so far, by whole lines."""
+        """Return the events so far, from complete lines."""
         text = self._output.read_text(encoding="utf-8", errors="replace")
         lines = text[: text.rfind("\n") + 1].splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def errors(self) -> str:
-        """Its stderr."""
+        """Return what it has written to stderr."""
         return self._errors.read_text(encoding="utf-8", errors="replace")
 
     def signal(self, number: int) -> None:
-        """Nothing happens if it has ended."""
+        """Send a signal. Do nothing if the process has ended."""
         self._crew.signal(self.pid, number)
 
     def kill(self) -> None:
-        """As a crash does."""
+        """Kill the process, as a crash would."""
         self.signal(signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its status (-9: by signal 9), or None if it has not ended by then."""
+        """Wait for the process. Return its status (-9: signal 9), or None after the time-out."""
         end = time.monotonic() + timeout_s
         while self.status is None and (left := end - time.monotonic()) > 0:
             self._crew.hear(left)
         return self.status
 
     def await_said(self, event: str, timeout_s: float) -> dict[str, Any] | None:
-        """The first line with this "event", or None if there is none by then."""
+        """Wait for the first line with this "event". Return it, or None after the time-out."""
         end = time.monotonic() + timeout_s
         while True:
             found = [line for line in self.said() if line.get("event") == event]
@@ -161,7 +169,10 @@ class Member:
 
 
 class Crew:
-    """Starts processes, and hears when they end. For one thread."""
+    """A client of the forking process: starts processes and notices when they end.
+
+    For one thread.
+    """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -182,7 +193,7 @@ class Crew:
         variables: Mapping[str, str],
         namespace: str = "",
     ) -> Member:
-        """A new process, in a folder and, if given, a network namespace (/proc/PID/ns/net)."""
+        """Start a process in a folder and, if given, a network namespace (/proc/PID/ns/net)."""
         self._count += 1
         output, errors = (folder / f"member-{self._count}.{kind}" for kind in ("out", "err"))
         request = {
@@ -200,16 +211,16 @@ class Crew:
         return self._members[pid]
 
     def signal(self, pid: int, number: int) -> None:
-        """To a process that has not ended."""
+        """Send a signal to a process that has not ended."""
         self._connection.send(json.dumps({"pid": pid, "signal": number}).encode())
 
     def hear(self, timeout_s: float) -> None:
-        """Takes one answer, if one comes in that time."""
+        """Handle one answer, if one arrives within this time."""
         if select.select([self._connection], [], [], timeout_s)[0]:
             self._take(timeout_s)
 
     def _take(self, timeout_s: float) -> int | None:
-        """The process id if one was started."""
+        """Receive one answer. Return the process ID if it reports a start, else None."""
         self._connection.settimeout(timeout_s)
         answer = json.loads(self._connection.recv(4096) or b"{}")
         if not answer:
@@ -222,7 +233,7 @@ class Crew:
         return int(answer["started"])
 
     def close(self) -> None:
-        """Kills whoever is left."""
+        """End the forking process, which kills all remaining processes."""
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(30.0)
@@ -233,14 +244,14 @@ class Crew:
 if __name__ == "__main__":
     import ioshape._group.load  # noqa: F401
     import torch
-    import torch.distributed  # what takes so long
+    import torch.distributed  # the slowest imports
     import torch.distributed.distributed_c10d  # noqa: F401
 
-    # What is there already is nobody's garbage: looking for some at each end took seconds.
+    # Freeze existing objects: collecting them took each process seconds at its end.
     gc.collect()
     gc.freeze()
     _given = _Server(socket.socket(fileno=os.dup(0))).serve()
     if _given is not None:
-        # The first folder of the path is that of this file, where tests have their helpers.
+        # sys.path[0] is this file's folder, from which tests import their helpers.
         _code, _main = _become(*_given)
         exec(_code, _main.__dict__)

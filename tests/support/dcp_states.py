@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts for tests of ioshape.dcp, and how they are saved and loaded."""
+"""State dicts for tests of ioshape.dcp, and functions that save and load them."""
 
 import os
 from pathlib import Path
@@ -36,7 +36,7 @@ def blank(value: Any) -> Any:
 
 
 def assert_same(value: Any, other: Any) -> None:
-    """Equal to the bit, whatever lies in the same storage."""
+    """Check that two values are equal bit by bit, whatever else their storages contain."""
     assert type(value) is type(other)
     if isinstance(value, torch.Tensor):
         assert value.dtype == other.dtype
@@ -75,7 +75,7 @@ def entries(path: Path) -> list[str]:
 
 
 class Stopped(dcp.DefaultSavePlanner):
-    """Fails at one tensor, after a look around."""
+    """A planner that fails at one tensor, after it has listed the folder."""
 
     def __init__(self, folder: Path, name: str = "large") -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Stopped(dcp.DefaultSavePlanner):
 
 
 class Runs:
-    """What a pickle can do to who reads it."""
+    """An object whose pickle runs code when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,11 +100,11 @@ class Runs:
 
 
 class Mine:
-    """What a planner of the user's own puts into the metadata."""
+    """An object that a user's planner puts into the metadata."""
 
 
 def damage(file: Path) -> None:
-    """In the middle of a tensor of ones."""
+    """Flip a bit in the middle of a tensor of ones."""
     data = bytearray(file.read_bytes())
     data[data.index(b"\0\0\x80\x3f" * 1000) + 40_001] ^= 4
     file.write_bytes(data)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training frameworks that are too large for everybody's set-up: installed when somebody needs one.
+"""Installs training frameworks that are too large for the standard set-up, when a test needs one.
 
-Each has a virtual environment of its own in build/frameworks, above the one that runs this: what is
-there already, torch and the package of this tree among it, is not installed again.
+Each has a virtual environment in build/frameworks, on top of the one that runs this program.
+Packages that are there already, such as torch and this tree's package, are not installed again.
 
     python tests/support/frameworks.py deepspeed    installs it, and prints its Python
 """
@@ -26,38 +26,44 @@ FOLDER = ROOT / "build" / "frameworks"
 
 
 class CannotInstall(Exception):
-    """There is no index that has it, or it does not install here."""
+    """No package index has the framework, or it cannot be installed here."""
 
 
 def _no_vision(packages: Path) -> None:
-    """Composer imports torchvision, and uses its images alone. What an index has is for CUDA as a
-    rule: without a CUDA here its operators cannot be loaded, nor described."""
+    """Disable torchvision's operators.
+
+    Composer imports torchvision, but uses only its images. Package indexes usually have builds for
+    CUDA, whose operators cannot be loaded or described without CUDA.
+    """
     (packages / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
 
 
 def _no_compiler(packages: Path) -> None:
-    """DeepSpeed compiles parts of itself when they are first used: no test is to wait for that."""
+    """Disable DeepSpeed's extensions, which it would compile at their first use.
+
+    That takes too long.
+    """
     with (packages / "deepspeed" / "ops" / "__init__.py").open("a", encoding="utf-8") as file:
         file.write("\n__compatible_ops__ = __import__('collections').defaultdict(bool)\n")
 
 
 @dataclass(frozen=True)
 class Framework:
-    """How it is installed."""
+    """Instructions for the installation of a framework."""
 
-    #: for pip
+    #: requirements for pip
     packages: tuple[str, ...]
-    #: the same, without what they depend on: they want another torch
+    #: requirements without their dependencies, which include another version of torch
     bare: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
-    #: what is done to its packages then
+    #: changes its installed packages
     finish: Callable[[Path], None] | None = None
 
 
-#: pip brings what they depend on, but for what is there already.
+#: pip installs their dependencies, too, except those that are there already.
 FRAMEWORKS = {
-    # What their own tests need.
+    # Dependencies of its own tests.
     "accelerate": Framework(("parameterized>=0.9,<1",)),
     "composer": Framework(
         (
@@ -72,7 +78,7 @@ FRAMEWORKS = {
     "deepspeed": Framework(
         ("deepspeed>=0.19,<1",), variables={"DS_BUILD_OPS": "0"}, finish=_no_compiler
     ),
-    # accelerate asks for transformers there.
+    # With DeepSpeed, accelerate needs transformers.
     "deepspeed_plugin": Framework(
         ("deepspeed>=0.19,<1", "transformers>=5,<6"),
         variables={"DS_BUILD_OPS": "0"},
@@ -105,7 +111,7 @@ def _install(framework: Framework, folder: Path) -> None:
     venv.create(folder, clear=True, symlinks=True)
     below = sysconfig.get_paths()["purelib"]
     (_packages(folder) / "below.pth").write_text(below + "\n", encoding="utf-8")
-    # Its own Python: pip leaves alone what lies outside, and takes it as installed.
+    # The environment's own pip treats packages outside it as installed and does not change them.
     pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet")
     for packages in (("--no-deps", *framework.bare), framework.packages):
         if packages in ((), ("--no-deps",)):
@@ -124,7 +130,10 @@ def _install(framework: Framework, folder: Path) -> None:
 
 
 def environment(name: str) -> Path:
-    """The Python that has it. Installs it first, once."""
+    """Return the Python of a framework's environment.
+
+    Install the framework if it is not there yet.
+    """
     framework, folder = FRAMEWORKS[name], FOLDER / name
     packages = framework.packages + framework.bare
     wanted = f"{packages} {framework.options} {sys.version} {sys.prefix}"
@@ -139,7 +148,7 @@ def environment(name: str) -> Path:
 
 
 def versions(name: str) -> dict[str, str]:
-    """Of what it has brought."""
+    """Return the versions of the packages that a framework has installed."""
     return {one.name: one.version for one in distributions(path=[str(_packages(FOLDER / name))])}
 
 

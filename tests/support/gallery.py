@@ -14,11 +14,11 @@ from tree import ROOT
 FOLDER = ROOT / "tests" / "gallery"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "tiny")
 
-#: It has nothing to resume from, and begins again.
+#: scripts that cannot resume and start again
 BEGINS_AGAIN = {"mnist"}
-#: A step after which each of them saves, or is about to.
+#: step after which each script saves, or is about to
 KILL_AT = 12
-#: How long after that step: while it saves, or soon after.
+#: delays of the kill after that step: during the save, or soon after it
 KILL_AFTER_S = (0.0, 0.004, 0.05)
 
 
@@ -43,14 +43,17 @@ def _losses(folder: Path) -> list[str]:
 
 
 def undisturbed(script: str, folder: Path) -> list[str]:
-    """Its losses, a line for each step, without ioshape."""
+    """Run the script without ioshape. Return its losses, a line for each step."""
     folder.mkdir()
     assert _run(script, folder, ours=False) == 0
     return _losses(folder)
 
 
 def disturbed(script: str, folder: Path, kill_after_s: float) -> tuple[list[str], int]:
-    """The losses of one that was killed and resumed, all under ioshape; and where it resumed."""
+    """Run the script under ioshape, kill it and resume it.
+
+    Return the losses and the step of the resume.
+    """
     folder.mkdir()
     killing = {"GALLERY_KILL_AT": str(KILL_AT), "GALLERY_KILL_AFTER_S": str(kill_after_s)}
     trace = str(folder / "trace")
@@ -62,7 +65,9 @@ def disturbed(script: str, folder: Path, kill_after_s: float) -> tuple[list[str]
 
 
 def tried(script: str, folder: Path) -> str:
-    """What is wrong; "" if every loss after a kill is that of the undisturbed run, to the bit."""
+    """Return an error message; "" if all losses after a kill equal those of the undisturbed run,
+    bit by bit.
+    """
     wanted = undisturbed(script, folder / "whole")
     for number, after_s in enumerate(KILL_AFTER_S):
         place = folder / f"killed-{number}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of several ranks on several nodes, each with a network of its own if wanted."""
+"""Jobs of several ranks on several simulated nodes, each with its own network if wanted."""
 
 import atexit
 import functools
@@ -19,21 +19,21 @@ from crew import Crew, Member
 from ports import free_port
 from processes import environment
 
-#: A rank that has not ended by then hangs, or waits for the deadline where there was something to
-#: be known before: that is longer, where a test does not set another one.
+#: Limit for ranks. A rank that exceeds it hangs, or waits for the deadline although it could know
+#: of a failure earlier. The default deadline is longer.
 TIMEOUT_S = 90.0
 DEADLINE_MS = 120_000
 
 
 class NotPermitted(Exception):
-    """This machine does not let us have networks of our own."""
+    """This machine does not allow us to make network namespaces."""
 
 
 class Networks:
-    """One network namespace per node, and a switch between them in one more.
+    """A network namespace for each node, and one for a switch between them.
 
-    A namespace lives as long as a process in it, and that as long as its input, which is a pipe of
-    ours: however we end, nothing is left.
+    A namespace lives as long as a process in it. These processes end when their input, a pipe from
+    this process, is closed. So nothing is left, however this process ends.
     """
 
     PORT = "ioshape0"
@@ -64,7 +64,7 @@ class Networks:
             self._in(node, "ip", "link", "set", device, "up")
 
     def _hold(self) -> int:
-        # unshare becomes sh, and that cat: the process id stays.
+        # `unshare` executes `sh` and that executes `cat`, so the process ID stays.
         holder = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo; exec cat"],
             stdin=subprocess.PIPE,
@@ -91,27 +91,27 @@ class Networks:
 
     @staticmethod
     def address(node: int) -> str:
-        """Of a node."""
+        """Return the address of a node."""
         return f"10.79.0.{node + 1}"
 
     def prefix(self, node: int) -> tuple[str, ...]:
-        """In front of a command that is to run on a node."""
+        """Return the beginning of a command that runs on a node."""
         return self._prefix(self._nodes[node])
 
     def namespace(self, node: int) -> str:
-        """Of a node, for setns()."""
+        """Return the path of a node's namespace, for setns()."""
         return f"/proc/{self._nodes[node]}/ns/net"
 
     def cut(self, node: int) -> None:
-        """Its cable."""
+        """Disconnect a node from the switch."""
         self._in(self._switch, "ip", "link", "set", f"port{node}", "down")
 
     def mend(self, node: int) -> None:
-        """It."""
+        """Connect a node to the switch again."""
         self._in(self._switch, "ip", "link", "set", f"port{node}", "up")
 
     def close(self) -> None:
-        """The namespaces go with their last process."""
+        """End all holders. A namespace disappears with its last process."""
         for holder in self._holders:
             holder.kill()
             holder.communicate()
@@ -119,7 +119,10 @@ class Networks:
 
 @contextmanager
 def networks(nodes: int) -> Iterator[Networks]:
-    """Gone in the end. NotPermitted, which tells why, where only root may have them."""
+    """Make networks, and remove them at the end.
+
+    Raise NotPermitted with the reason if only root may.
+    """
     if os.geteuid() != 0:
         raise NotPermitted("network namespaces need root")
     made = Networks(nodes)
@@ -136,7 +139,7 @@ _jobs = itertools.count()
 
 @functools.cache
 def crew() -> Crew:
-    """One for all tests."""
+    """Return the crew that all tests share."""
     made = Crew(environment())
     atexit.register(made.close)
     return made
@@ -145,7 +148,10 @@ def crew() -> Crew:
 def rank_variables(
     ranks: int, nodes: int, *, port: int, network: Networks | None = None, **more: str
 ) -> list[dict[str, str]]:
-    """What torchrun would have set for each rank, and which node it is on."""
+    """Return for each rank the variables that torchrun would set.
+
+    Consecutive ranks share a node.
+    """
     name = f"test-{os.getpid()}-{next(_jobs)}"
     found = []
     for rank in range(ranks):
@@ -170,25 +176,28 @@ def rank_variables(
 
 
 class Ranks:
-    """The ranks of a job under way."""
+    """The running ranks of a job."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
 
     def said(self, event: str = "") -> list[list[dict[str, Any]]]:
-        """By rank: what each has said, or of that the lines with this "event"."""
+        """Return for each rank its events so far, or only those of this name."""
         return [
             [line for line in member.said() if event in ("", line.get("event"))]
             for member in self.members
         ]
 
     def end(self, *others: int, status: int = 0) -> list[list[dict[str, Any]]]:
-        """Waits until all have ended, with this status but for `others`; what each has said."""
+        """Wait until all ranks have ended, with this status except for `others`.
+
+        Return their events.
+        """
         end = time.monotonic() + TIMEOUT_S
         for rank, member in enumerate(self.members):
             ended = member.wait(max(0.0, end - time.monotonic()))
             if ended is None:
-                member.signal(signal.SIGABRT)  # faulthandler prints where all threads are
+                member.signal(signal.SIGABRT)  # faulthandler prints the stacks of all threads
                 member.wait(10.0)
                 raise AssertionError(f"rank {rank} hangs\n{self._told(rank)}")
             if rank not in others and ended != status:
@@ -199,7 +208,7 @@ class Ranks:
         return f"{self.members[rank].said()[-5:]}\n{self.members[rank].errors()[-6000:]}"
 
     def await_all(self, event: str, *, but: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """Waits until each has said so; its first such line."""
+        """Wait until each rank has reported this event. Return the first such line of each."""
         found = []
         for rank, member in enumerate(self.members):
             if rank in but:
@@ -211,7 +220,7 @@ class Ranks:
         return found
 
     def kill(self) -> None:
-        """Whoever is left."""
+        """Kill all ranks that still run."""
         for member in self.members:
             if member.status is None:
                 member.kill()
@@ -230,10 +239,10 @@ def started_ranks(
     each: Mapping[int, Mapping[str, str]] | None = None,
     **variables: str,
 ) -> Iterator[Ranks]:
-    """A program on each rank, killed in the end. `each` has more variables for some ranks.
+    """Start a program on each rank, and kill all ranks at the end.
 
-    Without a network nodes are told apart by their names only. The program begins with all of
-    group_program.py.
+    `each` has more variables for some ranks. Without a network, only names distinguish nodes. The
+    program begins with all of group_program.py.
     """
     program = folder / "ranks.py"
     program.write_text(textwrap.dedent(source), encoding="utf-8")
@@ -262,7 +271,7 @@ def started_ranks(
 def run_ranks(
     folder: Path, source: str, *arguments: object, **more: Any
 ) -> list[list[dict[str, Any]]]:
-    """Runs a program on each rank to its end; what each has said."""
+    """Run a program on each rank to its end. Return the events of each rank."""
     with started_ranks(folder, source, *arguments, **more) as job:
         return job.end()
 
@@ -279,7 +288,7 @@ def run_torchrun(
     ranks_per_node: int,
     **variables: str,
 ) -> list[str]:
-    """The real one, on each node; what each node's ranks have printed."""
+    """Run a program with the real torchrun on each node. Return what each node's ranks printed."""
     program = folder / "ranks.py"
     program.write_text(textwrap.dedent(source), encoding="utf-8")
     launched = []

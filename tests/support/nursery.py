@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that has imported torch, and forks programs on request: they start in no time.
+"""A process that has imported torch and forks programs on request, so that they start fast.
 
-Nothing of ours is imported here, no thread started and nothing computed, so a program finds the
-interpreter as it would after "import torch", and ends as every program does. processes.py talks to
-it: a request is one packet of JSON, with the program's stdin, stdout and stderr; the answers are
-its process id, when it has ended a word, and when that has been heard its status.
+It imports nothing of the library, starts no thread and computes nothing. So a program is in the
+state after `import torch`, and ends like every program. processes.py is its client. A request is
+one packet of JSON, with the program's stdin, stdout and stderr. The answers are the process ID, a
+word when the process has ended, and its status when that word has been acknowledged.
 """
 
 import array
@@ -28,7 +28,10 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int
 
 
 def _serve(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Returns the request in the child that is to fulfil it; None in the end."""
+    """Serve requests.
+
+    Return, in a child, the request that it must fulfil; return None at the end.
+    """
     while True:
         request, descriptors = _receive(connection)
         if request is None:
@@ -40,7 +43,8 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]
         for descriptor in descriptors:
             os.close(descriptor)
         connection.send(str(child).encode())
-        # It keeps its process id until somebody knows that it has ended.
+        # The process is not reaped before the client knows that it has ended, so that its process
+        # ID cannot be reused.
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         connection.send(b"ended")
         connection.recv(64)
@@ -49,7 +53,7 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> tuple[Any, types.ModuleType]:
-    """All but the program itself."""
+    """Prepare the forked process for its program: descriptors, environment and arguments."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports of this host for servers that tests start."""
+"""Free ports of this host, for servers that tests start."""
 
 import random
 import socket
 from contextlib import suppress
 
-#: From here on the kernel gives ports to connections that go out, whenever somebody makes one.
+#: lowest port that the kernel gives to outgoing connections
 _GIVEN_AWAY = 32768
 _LOWEST = 10000
 
-_chance = random.SystemRandom()  # tests run beside each other, and some seed the usual one
+_chance = random.SystemRandom()  # tests run in parallel, and some seed the default generator
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ones, on which nobody listens."""
+    """Return different ports on which no process listens."""
     found: set[int] = set()
     while len(found) < count:
         port = _chance.randrange(_LOWEST, _GIVEN_AWAY)
@@ -24,5 +24,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One on which nobody listens."""
+    """Return a port on which no process listens."""
     return free_ports(1)[0]

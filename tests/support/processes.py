@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python programs in processes of their own: for what happens when they end, fork or are killed."""
+"""Runs Python programs in processes of their own, for tests of exits, forks and kills."""
 
 import atexit
 import contextlib
@@ -22,20 +22,21 @@ from typing import IO, NamedTuple
 
 from tree import PYTHONPATH, ROOT
 
-#: A program that is not done by then hangs, even on a machine that is busy with other things.
+#: limit for programs, long enough for a busy machine
 TIMEOUT_S = 600.0
 
-# Whose settings, job or terminal must not be those of a test's program. pytest-xdist has a width.
+# Variables of other settings, jobs or terminals, which programs must not inherit. pytest-xdist sets
+# a width.
 _FOREIGN = ("IOSHAPE_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_")
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "COLUMNS", "LINES")
 
 
-#: Where saves of these tests take turns: they do not wait for those of others on this machine.
+#: coordinator of these tests, so that their saves do not wait for others on this machine
 SLOTS = f"local:{tempfile.mkdtemp(prefix='ioshape-slots-')}"
 
 
 def _remove_slots(owner: int) -> None:
-    # Not in a child that was forked: its parent goes on.
+    # Not in a forked child, whose parent still needs the folder.
     if os.getpid() == owner:
         shutil.rmtree(SLOTS.removeprefix("local:"), ignore_errors=True)
 
@@ -44,31 +45,33 @@ atexit.register(_remove_slots, os.getpid())
 
 
 class Finished(NamedTuple):
-    """What a program that has ended has said."""
+    """The output of a program that has ended."""
 
     stdout: str
     stderr: str
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without settings and launchers, and with what is given."""
+    """Return this process's environment without settings and launchers' variables, plus those
+    given.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
     }
-    # Programs may use what tests use; and one thread each is enough for what they compute.
+    # Programs may import the tests' helpers. One thread each is enough for what they compute.
     paths = [PYTHONPATH, kept.get("PYTHONPATH", "")]
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     kept["IOSHAPE_COORDINATOR"] = SLOTS
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **more}
 
 
-# ---- The nursery --------------------------------------------------------------------------------
+# ---- The process that forks programs -------------------------------------------------------------
 
 
 class _Nursery:
-    """Our side of nursery.py. It serves one program after the other."""
+    """A client of nursery.py, which serves one program after another."""
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -82,12 +85,12 @@ class _Nursery:
         self._connection.settimeout(TIMEOUT_S)
 
     def start(self, request: object, *files: int) -> int:
-        """The new process's id."""
+        """Start a program. Return its process ID."""
         socket.send_fds(self._connection, [json.dumps(request).encode()], files)
         return int(self._connection.recv(64))
 
     def status(self) -> int:
-        """Of the program that was started, when it has ended."""
+        """Wait until the program has ended. Return its status."""
         self._connection.recv(64)
         self._connection.send(b"heard")
         return int(self._connection.recv(64))
@@ -97,10 +100,10 @@ _nursery = functools.cache(_Nursery)
 
 
 class Program:
-    """A program under way."""
+    """A running program."""
 
     def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        #: where it writes what somebody sees in a terminal
+        #: file for its stderr
         self._errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         read_input, write_input = os.pipe()
         read_output, write_output = os.pipe()
@@ -113,26 +116,26 @@ class Program:
         self.pid = _nursery().start(request, read_input, write_output, self._errors.fileno())
         os.close(read_input)
         os.close(write_output)
-        #: a file, so that a test can close it
+        #: a file object, so that a test can close it
         self.stdin: IO[str] = open(write_input, "w", encoding="utf-8")  # noqa: PTH123, SIM115
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, args=(read_output,))
         self._reader.start()
 
     def _read(self, output: int) -> None:
-        """All the time, so that it never waits for us to."""
+        """Read the program's output continuously, so that it never blocks."""
         with open(output, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 self._lines.put(line)
         self._lines.put("")
 
     def tell(self, line: str) -> None:
-        """Says something to it."""
+        """Send a line to the program."""
         self.stdin.write(line + "\n")
         self.stdin.flush()
 
     def expect(self, line: str) -> None:
-        """Waits until it says so."""
+        """Wait for the program's next line, which must be this one."""
         try:
             said = self._lines.get(timeout=TIMEOUT_S).rstrip("\n")
         except queue.Empty:
@@ -142,12 +145,12 @@ class Program:
             raise AssertionError(f"it said {said!r}, not {line!r}\n{self.errors()}")
 
     def errors(self) -> str:
-        """All that it has written to stderr so far."""
+        """Return what it has written to stderr."""
         self._errors.seek(0)
         return self._errors.read()
 
     def end(self, status: int = 0) -> Finished:
-        """Waits until it has ended, with this exit status (-9: by signal 9)."""
+        """Wait until the program has ended with this status (-9: signal 9). Return its output."""
         ended = self.wait()
         self._reader.join(TIMEOUT_S)
         output = "".join(self._lines.get_nowait() for _ in range(self._lines.qsize()))
@@ -156,25 +159,28 @@ class Program:
         return Finished(output, self.errors())
 
     def wait(self) -> int:
-        """Its status, when it has ended. A program that does not end tells where it hangs."""
+        """Wait for the program.
+
+        Return its status. If it hangs, fail with the stacks of its threads.
+        """
         if self._status is None:
             try:
                 self._status = _nursery().status()
             except TimeoutError:
-                os.kill(self.pid, signal.SIGABRT)  # faulthandler prints where all threads are
+                os.kill(self.pid, signal.SIGABRT)  # faulthandler prints the stacks of all threads
                 self._status = _nursery().status()
                 raise AssertionError(f"it does not end\n{self.errors()}") from None
         return self._status
 
     def kill(self) -> None:
-        """With signal 9, if it has not ended."""
+        """Kill the program with signal 9 if it still runs."""
         if self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def close(self) -> None:
-        """Leaves nothing behind."""
+        """Kill the program and close its files."""
         self.kill()
         with contextlib.suppress(BrokenPipeError):
             self.stdin.close()
@@ -182,7 +188,7 @@ class Program:
         self._errors.close()
 
 
-# ---- What tests use -----------------------------------------------------------------------------
+# ---- Interface for tests -------------------------------------------------------------------------
 
 
 def _written(folder: Path, source: str) -> str:
@@ -198,7 +204,7 @@ def started_program(
     *arguments: str | Path,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Program]:
-    """A program under way, which is killed in the end."""
+    """Start a program, and kill it at the end."""
     command = [_written(folder, source), *map(str, arguments)]
     program = Program(folder, command, variables or {})
     try:
@@ -214,7 +220,7 @@ def run_program(
     status: int = 0,
     variables: Mapping[str, str] | None = None,
 ) -> Finished:
-    """Runs a program to its end, which must be with this exit status."""
+    """Run a program to its end, which must be with this status."""
     with started_program(folder, source, *arguments, variables=variables) as program:
         return program.end(status)
 
@@ -227,7 +233,7 @@ def run_interpreter(
     status: int = 0,
     variables: Mapping[str, str] | None = None,
 ) -> Finished:
-    """The same in an interpreter that is started for it, by a command in front of it if given."""
+    """Run a program in a new interpreter, optionally behind a command such as `strace`."""
     finished = subprocess.run(
         (*prefix, sys.executable, _written(folder, source), *map(str, arguments)),
         env=environment(**(variables or {})),

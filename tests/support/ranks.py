@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that meet over gloo, forked from one process: importing torch takes longer than their work.
+"""Ranks that meet over gloo, forked from one process, because importing torch takes longer than
+their work.
 
-A program calls serve(), and tests call run() with its path. What a rank found is left in
+A program calls serve(), and tests call run() with its path. Results of a rank are in
 STAGE.RANK.outcomes.
 """
 
@@ -20,7 +21,7 @@ from processes import Program
 
 
 def serve(stages: Mapping[str, Callable[[Path, int, int], Any]]) -> None:
-    """The stage that was asked for, which gets the folder, the rank and how many there are."""
+    """Run the requested stage in each rank, with the folder, the rank and the number of ranks."""
 
     stage, folder, variables = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     ranks = []
@@ -36,7 +37,7 @@ def serve(stages: Mapping[str, Callable[[Path, int, int], Any]]) -> None:
 def _be_rank(act: Callable[[Path, int, int], Any], name: Path, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     store = f"file://{name}.{size}.store"
-    # What each kind of device has: NCCL for GPUs.
+    # The default backends of each kind of device: NCCL for GPUs.
     dist.init_process_group(init_method=store, rank=rank, world_size=size)
     outcomes = act(name.parent, rank, size)
     dist.barrier()
@@ -52,7 +53,10 @@ def run(
     variables: Sequence[Mapping[str, str]] = (),
     killed: Collection[int] = (),
 ) -> list[Any]:
-    """What each rank found, with variables of its own; also those that are killed in the end."""
+    """Run a stage with these variables for each rank.
+
+    Return the result of each rank, also of ranks that end by a kill.
+    """
     given = [
         {"RANK": str(rank), **of_rank} for rank, of_rank in enumerate(variables or [{}] * size)
     ]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two graphs of objects are the same to the bit, also when they live in two processes.
+"""Compares two graphs of objects bit by bit, also when they are in two processes.
 
-describe() turns a graph into tuples of plain values, which can be compared and sent through a pipe:
-types, dtypes, layouts, strides, devices, the bytes of every storage, and by numbers in the order
-of the walk which objects and which storages are one and the same. assert_same() tells where two
-differ.
+Function describe() turns a graph into tuples of plain values, which can be compared and sent through a pipe.
+They contain types, dtypes, layouts, strides, devices and the bytes of every storage.
+
+Objects and storages have numbers in the order of the walk, which show which of them are shared.
+assert_same() reports where two graphs differ.
 """
 
 import copyreg
@@ -28,7 +29,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Description = Any  # nested tuples of str, int, bytes, bool and None
 
-# Shown as they are up to this length, otherwise by their hash.
+# Longer contents are replaced by their hash.
 _SHORT_BYTES = 64
 
 _PLAIN = (type(None), bool, int, str, bytes)
@@ -39,7 +40,7 @@ def _name(thing: Any) -> str:
 
 
 def _content(data: Any) -> bytes:
-    """Bytes, or what identifies them."""
+    """Return the bytes, or their hash if they are long."""
     view = memoryview(data).cast("B")
     return bytes(view) if view.nbytes <= _SHORT_BYTES else hashlib.blake2b(view).digest()
 
@@ -58,24 +59,24 @@ def _has_memory(storage: torch.UntypedStorage) -> bool:
         return False
     try:
         storage.data_ptr()
-    except RuntimeError:  # of a subclass that has its data elsewhere
+    except RuntimeError:  # a subclass that has its data elsewhere
         return False
     return True
 
 
 def _numbers(shape: Iterable[Any]) -> tuple[Any, ...]:
-    """The lengths of a shape, or its strides."""
+    """Return the lengths of a shape, or its strides."""
     return tuple(number if type(number) is int else "symbolic" for number in shape)
 
 
 class _Walk:
-    """One walk through a graph."""
+    """A walk through a graph."""
 
     def __init__(self, with_data: bool) -> None:
         self.with_data = with_data
         self.objects: dict[int, int] = {}
         self.storages: dict[int, int] = {}
-        self.alive: list[object] = []  # so that no two objects of the walk have the same id
+        self.alive: list[object] = []  # keeps objects alive, so that no two of them have one ID
 
     def value(self, value: Any) -> Description:
         kind = type(value)
@@ -90,7 +91,7 @@ class _Walk:
         return self._told_once(value)
 
     def _told_once(self, value: Any) -> Description:
-        """What others may refer to, too: the second time only by its number."""
+        """Describe an object that may occur again. Later occurrences have only its number."""
         if id(value) in self.objects:
             return ("seen", self.objects[id(value)])
         self.objects[id(value)] = len(self.objects)
@@ -104,7 +105,7 @@ class _Walk:
 
     def _container(self, value: Any) -> Description:
         if isinstance(value, (set, frozenset)):
-            # In an order that does not depend on where the members lie in memory.
+            # The order must not depend on addresses.
             members = sorted(value, key=lambda member: repr(describe(member)))
         else:
             members = value
@@ -119,7 +120,7 @@ class _Walk:
     def _mapping(self, value: dict[Any, Any]) -> Description:
         if type(value) is dict:
             return self._plain_mapping(value)
-        # What else it has comes from its own idea of what must be pickled: a factory, attributes.
+        # Other mappings may pickle more than their items: a factory, attributes.
         return (*self._by_reduction(value), self._plain_mapping(dict(value)))
 
     def _by_name(self, value: Any) -> Description:
@@ -129,7 +130,7 @@ class _Walk:
         return (_name(type(value)), repr(value))
 
     def _by_reduction(self, value: Any) -> Description:
-        """As the pickle has it: class, arguments, state, members."""
+        """Describe an object by what its pickle contains: class, arguments, state, members."""
         registered = copyreg.dispatch_table.get(type(value))
         reduced = registered(value) if registered else value.__reduce_ex__(2)
         if isinstance(reduced, str):
@@ -159,7 +160,7 @@ class _Walk:
     # ---- torch --------------------------------------------------------------------------------
 
     def storage(self, storage: torch.UntypedStorage) -> Description:
-        """Which one it is, and what is in it."""
+        """Describe a storage: its number, and its contents at its first occurrence."""
         place = (str(storage.device), storage.nbytes())
         number = self.storages.get(storage._cdata)
         if number is not None:
@@ -188,7 +189,7 @@ class _Walk:
             str(tensor.device),
             ("requires_grad", tensor.requires_grad, "leaf", tensor.is_leaf),
         )
-        # Those of wrappers are their inner tensors, and what they compute from them.
+        # The attributes of wrappers are their inner tensors and values computed from those.
         attributes = {} if is_traceable_wrapper_subclass(tensor) else vars(tensor)
         hooks = getattr(tensor, "_backward_hooks", None)
         return (
@@ -210,7 +211,7 @@ class _Walk:
         )
 
     def inner(self, tensor: torch.Tensor) -> Description:
-        """A subclass that holds other tensors."""
+        """Describe a subclass that holds other tensors."""
         names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         return (
             _numbers(tensor.shape),
@@ -220,7 +221,7 @@ class _Walk:
         )
 
     def parts(self, tensor: torch.Tensor) -> Description:
-        """A sparse tensor."""
+        """Describe a sparse tensor."""
         if tensor.layout is torch.sparse_coo:
             tensors = [tensor._indices(), tensor._values()]
             more: tuple[Any, ...] = (tensor.is_coalesced(), tensor.sparse_dim(), tensor.dense_dim())
@@ -231,7 +232,7 @@ class _Walk:
         return (tuple(tensor.shape), *more, *(self.value(part.detach()) for part in tensors))
 
     def dense(self, tensor: torch.Tensor) -> Description:
-        """A tensor that is a view of a storage."""
+        """Describe a tensor that is a view of a storage."""
         return (
             ("shape", tuple(tensor.shape)),
             ("stride", tuple(tensor.stride())),
@@ -284,7 +285,7 @@ _TORCH_NAMES = (torch.dtype, torch.layout, torch.memory_format, torch.device, to
 
 _Described = Callable[[_Walk, Any], Description]
 
-# The first that fits.
+# The first matching entry is used.
 _KINDS: tuple[tuple[Any, _Described], ...] = (
     ((nn.UninitializedParameter, nn.UninitializedBuffer), _lazy),
     (torch.Tensor, _Walk._tensor),
@@ -309,9 +310,9 @@ _KINDS: tuple[tuple[Any, _Described], ...] = (
 
 
 def describe(value: Any, *, with_data: bool = True) -> Description:
-    """What identifies a graph of objects, in plain values.
+    """Return plain values that identify a graph of objects.
 
-    Without data the bytes of storages may be anything.
+    Without data, the bytes of storages are ignored.
     """
     with torch._C.DisableTorchFunctionSubclass():
         return _Walk(with_data).value(value)
@@ -326,11 +327,11 @@ def _differences(left: Description, right: Description, where: str) -> Iterable[
 
 
 def assert_same_description(found: Description, expected: Description) -> None:
-    """Names the first places where two descriptions differ."""
+    """Check that two descriptions are equal. Name the first differences."""
     differences = list(_differences(found, expected, "it"))
     assert not differences, "\n".join(differences[:5])
 
 
 def assert_same(found: object, expected: object) -> None:
-    """Names the first places where two graphs differ."""
+    """Check that two graphs are equal. Name the first differences."""
     assert_same_description(describe(found), describe(expected))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.save and torch.load in a process that has never heard of ioshape.
+"""Runs torch.save and torch.load in a process that never imports ioshape.
 
-Stock() starts one and asks it to save and load; what it answers can be compared with what the same
-functions of this module find in the process of the tests.
+Stock() starts that process and asks it to save and load. Its answers can be compared with the
+results of this module's functions in the process of the tests.
 """
 
 import atexit
@@ -28,32 +28,32 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import serialization
 from tree import PYTHONPATH
 
-# Its stubs lack what config modules have at run time.
+# The type stubs lack attributes that config modules have at run time.
 CONFIG: Any = serialization.config
 _TORCH: Any = torch
 
 
 class Outcome(NamedTuple):
-    """How a save or a load ended: a description of what it gave, or its exception."""
+    """The outcome of a save or a load: a description of its result, or its exception."""
 
     description: Any
-    #: type and message; of ours, that of torch which it stands for
+    #: type and message; for one of our exceptions, those of torch that it stands for
     error: tuple[str, str] | None
     warnings: tuple[tuple[str, str], ...]
 
 
 def _plain(message: object, path: Path) -> str:
-    """What two processes and two files have in common of a message."""
+    """Return a message without paths and addresses, which differ between processes and files."""
     text = str(message).replace(str(path), "PATH")
     return re.sub(r"0x[0-9a-f]+|object at \S+", "ADDRESS", text)
 
 
 def attempt(function: Callable[[], Any], path: Path, *, with_data: bool = True) -> Outcome:
-    """Calls a function, and describes what it returns, raises and warns of."""
+    """Call a function. Describe its result, exception and warnings."""
     description = error = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _TORCH.storage._reset_warn_typed_storage_removal()  # it comes once per process, otherwise
+        _TORCH.storage._reset_warn_typed_storage_removal()  # else it comes once
         try:
             value = function()
         except Exception as raised:
@@ -61,7 +61,7 @@ def attempt(function: Callable[[], Any], path: Path, *, with_data: bool = True) 
         told = tuple(
             (warning.category.__name__, _plain(warning.message, path))
             for warning in caught
-            # Warnings of torch's C++ side come once per process.
+            # Warnings from torch's C++ code come once per process.
             if "Triggered internally" not in str(warning.message)
         )
         if error is None:
@@ -78,7 +78,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 class _CallsNothing(TorchFunctionMode):
-    """Changes what some functions do, as torch.device() does."""
+    """A mode that intercepts all torch functions, like torch.device(), and changes nothing."""
 
     def __torch_function__(
         self, func: Any, _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -86,7 +86,7 @@ class _CallsNothing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# In which the state of a process can be that saves or loads.
+# Contexts in which a process may save or load.
 SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "default device": lambda: torch.device("meta"),
     "default dtype": lambda: _default_dtype(torch.float64),
@@ -103,14 +103,14 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @contextmanager
 def torch_setting(name: str, value: object) -> Iterator[None]:
-    """Changes an option of torch.utils.serialization.config for a while."""
+    """Change an option of torch.utils.serialization.config temporarily."""
     with CONFIG.patch(name, value):
         yield
 
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Sets variables for a while."""
+    """Set environment variables temporarily."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -125,7 +125,7 @@ def environment(**variables: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Way:
-    """How torch.load is called."""
+    """A way to call torch.load."""
 
     options: dict[str, Any] = field(default_factory=dict)
     inside: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -177,7 +177,7 @@ WAYS = {
 
 
 def load_by(load: Callable[..., Any], path: Path, way: str) -> Outcome:
-    """Loads a file one way."""
+    """Load a file in one way."""
     chosen = WAYS[way]
 
     def call() -> Any:
@@ -188,7 +188,7 @@ def load_by(load: Callable[..., Any], path: Path, way: str) -> Outcome:
 
 
 def load_all_ways(load: Callable[..., Any], path: Path) -> dict[str, Outcome]:
-    """Loads a file in every way."""
+    """Load a file in every way."""
     return {way: load_by(load, path, way) for way in WAYS}
 
 
@@ -196,26 +196,26 @@ def load_all_ways(load: Callable[..., Any], path: Path) -> dict[str, Outcome]:
 
 
 class Server:
-    """What the other process does."""
+    """The methods that the other process offers."""
 
     def save(self, name: str, path: Path) -> Outcome:
-        """torch.save of one of the zoo."""
+        """Save an object of the zoo by torch.save."""
         value = zoo.build(name)
         return attempt(lambda: torch.save(value, path), path)
 
     def load_all_ways(self, path: Path) -> dict[str, Outcome]:
-        """torch.load in every way."""
+        """Load a file by torch.load in every way."""
         return load_all_ways(torch.load, path)
 
     def load(self, path: Path, way: str = "whole") -> Outcome:
-        """torch.load in one way."""
+        """Load a file by torch.load in one way."""
         return load_by(torch.load, path, way)
 
 
 def serve() -> None:
-    """Answers requests until there are no more."""
+    """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints must not print between the answers
+    os.dup2(2, 1)  # other output must not mix with the answers
     sys.modules["ioshape"] = None  # type: ignore[assignment]
     server = Server()
     with contextlib.suppress(EOFError):
@@ -226,7 +226,7 @@ def serve() -> None:
 
 
 class Stock:
-    """The other process, as the tests see it."""
+    """A client of the other process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -244,28 +244,28 @@ class Stock:
         return pickle.load(self._process.stdout)
 
     def save(self, name: str, path: Path) -> Outcome:
-        """torch.save of one of the zoo, which it builds itself."""
+        """Let it build an object of the zoo and save it by torch.save."""
         outcome: Outcome = self._ask("save", name, path)
         return outcome
 
     def load_all_ways(self, path: Path) -> dict[str, Outcome]:
-        """torch.load in every way."""
+        """Let it load a file by torch.load in every way."""
         outcomes: dict[str, Outcome] = self._ask("load_all_ways", path)
         return outcomes
 
     def load(self, path: Path, way: str = "whole") -> Outcome:
-        """torch.load in one way."""
+        """Let it load a file by torch.load in one way."""
         outcome: Outcome = self._ask("load", path, way)
         return outcome
 
     def close(self) -> None:
-        """Ends it."""
+        """End the process."""
         self._process.communicate()
 
 
 @functools.cache
 def stock() -> Stock:
-    """The one for all tests."""
+    """Return the process that all tests share."""
     process = Stock()
     atexit.register(process.close)
     return process

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves on a tier, for the tests of what becomes of them."""
+"""Saves on a tier, for tests of what happens to them later."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ from ioshape._tier.tier import Copy, Tier
 
 
 class Saver:
-    """A tier in `fast`, for what belongs into `slow`; neither need be there."""
+    """A tier in `fast` for the destination `slow`. Makes both folders."""
 
     def __init__(self, folder: Path, fast: Path | None = None) -> None:
         self.fast, self.slow = fast or folder / "fast", folder / "slow"
@@ -23,7 +23,7 @@ class Saver:
         self.tier = Tier(Context(), str(self.fast))
 
     def save(self, name: str, content: bytes = b"saved") -> Path:
-        """Onto the tier; its destination."""
+        """Save a file on the tier. Return its destination."""
         path = self.slow / name
         with ioshape.open(self.tier.place(str(path), len(content)), "wb") as file:
             file.write(content)
@@ -31,7 +31,7 @@ class Saver:
         return path
 
     def save_directory(self, name: str, **contents: bytes) -> Path:
-        """The same with files in it."""
+        """Save a directory with these files on the tier. Return its destination."""
         path = self.slow / name
         with ioshape.directory(self.tier.place(str(path), 0)) as folder:
             for file, content in contents.items():
@@ -45,7 +45,7 @@ class Saver:
 
 @contextlib.contextmanager
 def saver(folder: Path) -> Iterator[Saver]:
-    """Its tier is closed when the block ends."""
+    """Return a saver whose tier is closed at the end of the block."""
     made = Saver(folder)
     with contextlib.closing(made.tier):
         yield made
@@ -53,7 +53,7 @@ def saver(folder: Path) -> Iterator[Saver]:
 
 @contextlib.contextmanager
 def undrained(fast: Path) -> Iterator[IO[str]]:
-    """Another process is draining the tier, and gets nowhere."""
+    """Hold the drain lock, like another process whose drain makes no progress."""
     own = fast / f"ioshape-{os.geteuid()}"
     own.mkdir(mode=0o700, exist_ok=True)
     with (own / "drain.lock").open("w") as lock:
@@ -62,13 +62,13 @@ def undrained(fast: Path) -> Iterator[IO[str]]:
 
 
 def place_of(fast: Path, path: Path) -> Path:
-    """Where the copy lies."""
+    """Return the path of the copy on the tier."""
     return fast / f"ioshape-{os.geteuid()}" / "files" / str(path)[1:]
 
 
 @contextlib.contextmanager
 def undrained_all(tiers: Iterable[Path]) -> Iterator[None]:
-    """The same of several tiers."""
+    """Hold the drain locks of several tiers."""
     with contextlib.ExitStack() as stack:
         for tier in tiers:
             stack.enter_context(undrained(tier))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where things are in the source tree and in the build that is tested."""
+"""Paths in the source tree and in the build that is tested."""
 
 import os
 import re
@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "libioshape"
 HEADERS = ROOT / "include" / "ioshape"
 
-#: Where Python finds what tests share: for programs that tests start, and for shell scripts.
-#: pyproject.toml has these folders for pytest and mypy.
+#: PYTHONPATH with which programs and shell scripts find the tests' helpers. pyproject.toml lists
+#: these folders for pytest and mypy.
 PYTHONPATH = os.pathsep.join(
     str(ROOT / "tests" / name)
     for name in (
@@ -25,25 +25,25 @@ PYTHONPATH = os.pathsep.join(
     )
 )
 
-# Lowest first. The design names them all; those that have no folder yet come later.
+# Layers, lowest first. Includes layers of the design that have no folder yet.
 FLOORS = ["base", "fs", "io", "format", "slots", "save", "group", "tier", "mpi"]
-# The last is a library of its own, which includes public headers alone.
+# The last layer is a library of its own, which includes public headers only.
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def build_folder() -> Path:
-    """The meson build folder that tests take programs and libraries from."""
+    """Return the meson build folder from which tests take programs and libraries."""
     return Path(os.environ.get("IOSHAPE_TEST_BUILD", ROOT / "build" / "gcc"))
 
 
 def code(path: Path) -> str:
-    """The text of a C file without its comments."""
+    """Return the text of a C file without its comments."""
     return COMMENT.sub(" ", path.read_text(encoding="utf-8"))
 
 
 def sources(*folders: str) -> Iterator[Path]:
-    """All C and C++ files below these folders of the repository."""
+    """Yield all C and C++ files below these folders of the repository."""
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in {".c", ".h", ".cpp", ".hpp"}:
@@ -51,7 +51,7 @@ def sources(*folders: str) -> Iterator[Path]:
 
 
 def program(name: str) -> str:
-    """The path of a program that the test needs."""
+    """Return the path of a program that the test needs."""
     path = shutil.which(name)
     if path is None:
         raise FileNotFoundError(f"{name} is not installed; run tests/support/setup.sh test")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""strace as witness: which bytes of a framework's checkpoint somebody else has written.
+"""Uses strace to find bytes of a framework's checkpoint that the library did not write.
 
-Our files are written under a temporary name with "ioshape-tmp" in it, or have no name yet; mostly
-past the kernel's ordinary calls, by io_uring. So each byte that an ordinary call writes to another
-file below the folder is one that went past us.
+The library's files have a temporary name with "ioshape-tmp" in it, or no name yet. Most of their
+bytes are written by io_uring, past ordinary system calls. So each byte that an ordinary call writes
+to another file below the folder bypassed the library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tree import ROOT, program
 
 SCENES = ROOT / "tests" / "support" / "programs" / "witness_scenes.py"
 
-#: Where the packages of a scene are, if the set-up does not install them: in frameworks.py.
+#: Frameworks of frameworks.py with the packages of a scene, if the standard set-up lacks them.
 INSTALLED_AS = {
     "composer": "composer",
     "deepspeed": "deepspeed",
@@ -34,17 +34,17 @@ INSTALLED_AS = {
 
 TIMEOUT_S = 600
 
-# What it is written to comes first, or third.
+# The descriptor that is written to is the first or the third argument.
 _WRITES = "write,pwrite64,writev,pwritev,pwritev2,sendfile,copy_file_range,mmap"
 _LINE = re.compile(r"^(\w+)\((.*)\)\s+= (0x)?(\d+)")
 _FILE = re.compile(r"\d+<([^>]*)>")
 
-#: What tells people and programs of a checkpoint, and is none: written as text, in one call each.
+#: files that describe a checkpoint; small texts, each written by one call
 TEXT = (".json", ".md", ".txt", ".py", ".yaml", ".jinja")
 
 
 def _target(call: str, arguments: str) -> tuple[str, int]:
-    """The file that a call writes to, and how many bytes a mapping has."""
+    """Return the file that a call writes to, and the length if it is a mapping."""
     files = _FILE.findall(arguments)
     if call == "mmap":
         if "PROT_WRITE" not in arguments or "MAP_SHARED" not in arguments:
@@ -55,13 +55,17 @@ def _target(call: str, arguments: str) -> tuple[str, int]:
 
 
 def _is_ours(path: str) -> bool:
-    # Not by a directory's name: others, too, put files into those that are filled.
+    # A directory's name does not count, because other code may put files into our temporary
+    # directories.
     name = Path(path).name
     return "ioshape-tmp" in name or name.startswith("#")
 
 
 def bypassed(log: Path, folder: Path) -> Counter[str]:
-    """Bytes that went past us, by file. `log`: as strace -ff -y has named it."""
+    """Return the bytes that bypassed the library, by file.
+
+    `log` is the file name given to strace -ff -y.
+    """
     found: Counter[str] = Counter()
     for one in log.parent.glob(f"{log.name}.*"):
         for line in one.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -84,7 +88,10 @@ def watch(
     under_run: bool = True,
     variables: Mapping[str, str] | None = None,
 ) -> tuple[int, Counter[str]]:
-    """Runs a scene's two ranks: bytes that lie in its files then, and those that went past."""
+    """Run the two ranks of a scene.
+
+    Return the number of bytes in its files, and the bytes that bypassed the library.
+    """
     log = folder / "calls"
     strace = (
         *(program("strace"), "-ff", "--seccomp-bpf", "-qq", "-y", "-s", "0"),
