@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares two graphs of objects bit by bit, also when they are in two processes.
 
-Function describe() turns a graph into tuples of plain values, which can be compared and sent through a pipe.
+Function describe() turns a graph into tuples of plain values, which can be compared and piped.
 They contain types, dtypes, layouts, strides, devices and the bytes of every storage.
 
 Objects and storages have numbers in the order of the walk, which show which of them are shared.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Redis servers, clients and links that get hurt: what chaos_scenes.py is made of."""
+"""Redis servers, clients and links that can be harmed, for the scenes of chaos_scenes.py."""
 
 import contextlib
 import os
@@ -24,12 +24,12 @@ from tree import build_folder, program
 
 
 def now() -> int:
-    """CLOCK_MONOTONIC, in ns, as the clients have it."""
+    """Return CLOCK_MONOTONIC in ns, as in the clients' logs."""
     return time.monotonic_ns()
 
 
 def client_program() -> str:
-    """chaos_client.c, built."""
+    """Return the path of the program built from chaos_client.c."""
     return str(build_folder() / "tests" / "c" / "chaos-client")
 
 
@@ -37,7 +37,7 @@ def client_program() -> str:
 
 
 class Server:
-    """A redis-server, or a sentinel, in a folder of its own, on a socket and a port."""
+    """A redis-server or a sentinel with its own folder, socket and port."""
 
     def __init__(
         self,
@@ -62,17 +62,17 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """While it runs."""
+        """The process ID, while the server runs."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def address(self) -> str:
-        """Through its socket."""
+        """The address of the Unix socket."""
         return f"unix://{self.socket}"
 
     def start(self, *arguments: str) -> None:
-        """Returns when it answers."""
+        """Start the server, and return when it answers."""
         command = [*self._prefix, program("redis-server"), str(self._config), *arguments]
         if self._sentinel:
             command.append("--sentinel")
@@ -81,14 +81,14 @@ class Server:
         await_true(self.answers, "redis-server")
 
     def answers(self) -> bool:
-        """It is there, and has read its data."""
+        """Return whether the server runs and has loaded its data."""
         try:
             return self.ask("PING") == "PONG"
         except OSError:
             return False
 
     def kill(self) -> None:
-        """As a crash does."""
+        """Kill the server, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -96,11 +96,14 @@ class Server:
         self.socket.unlink(missing_ok=True)
 
     def signal(self, number: int) -> None:
-        """SIGSTOP, SIGCONT."""
+        """Send a signal: SIGSTOP or SIGCONT."""
         os.kill(self.pid, number)
 
     def ask(self, *words: object) -> object:
-        """One command, and its answer: a text, a number or a list. Errors are OSErrors."""
+        """Run one command.
+
+        Return its answer: a text, a number or a list. Raise OSError for an error.
+        """
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(5)
             link.connect(str(self.socket))
@@ -128,18 +131,17 @@ def _reply(line: Callable[[], bytes], read: Callable[[int], bytes]) -> object:
     return read(size + 2)[:-2].decode(errors="replace") if size >= 0 else None
 
 
-# ---- A bad line ---------------------------------------------------------------------------------
+# ---- A bad connection ----------------------------------------------------------------------------
 
 
 class Proxy:
-    """
-    Between clients and a server. What it does with bytes can be changed at any time:
+    """A proxy between clients and a server. What it does with bytes can be changed at any time:
 
-    * "pass"
-    * "slow": each piece comes 20 to 200 ms late
-    * "swallow": connections are taken, and nothing goes on or comes back (half open)
-    * "cut": answers end somewhere in the middle, and so does the connection
-    * "mute": answers end somewhere in the middle, and the connection stays
+    * "pass": It forwards them.
+    * "slow": It delays each piece by 20 to 200 ms.
+    * "swallow": It accepts connections, but no bytes pass in either direction (half open).
+    * "cut": It cuts answers at a random position, and closes the connection.
+    * "mute": It cuts answers at a random position, and keeps the connection open.
     """
 
     MODES = ("slow", "swallow", "cut", "mute")
@@ -163,11 +165,11 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """For clients."""
+        """The address for clients."""
         return f"unix://{self.path}"
 
     def close(self) -> None:
-        """Ends it."""
+        """End the proxy."""
         self._ending = True
         self._thread.join()
         for link in list(self._others):
@@ -211,9 +213,9 @@ class Proxy:
         if not data:
             self._drop(link)
         elif self.mode == "swallow" or link in self._muted:
-            self._muted.update((link, other))  # for good: its stream has a hole
+            self._muted.update((link, other))  # for good, because the stream now lacks bytes
         elif self.mode == "slow" or any(other is late for _, late, _ in self._late):
-            # In order, on each link.
+            # Delayed pieces of a link keep their order.
             begin = max([time.monotonic(), *(at for at, late, _ in self._late if late is other)])
             self._late.append((begin + self._random.uniform(0.02, 0.2), other, data))
         elif self.mode in {"cut", "mute"} and is_answer:
@@ -241,15 +243,15 @@ class Proxy:
             one.close()
 
 
-# ---- Networks -----------------------------------------------------------------------------------
+# ---- Networks ------------------------------------------------------------------------------------
 
 
 class NotPermitted(Exception):
-    """This machine does not let us have networks of our own."""
+    """This machine does not allow us to make network namespaces."""
 
 
 class Network:
-    """Two network namespaces with a cable between them; "server" has 10.77.0.1."""
+    """Two network namespaces with a link between them; "server" has 10.77.0.1."""
 
     ADDRESS = "10.77.0.1"
 
@@ -272,24 +274,24 @@ class Network:
 
     @property
     def server(self) -> tuple[str, ...]:
-        """In front of a command that is to run at the server's end."""
+        """The beginning of a command that runs at the server's end."""
         return ("nsenter", f"--net=/proc/{self._holders[0].pid}/ns/net")
 
     @property
     def client(self) -> tuple[str, ...]:
-        """In front of one at the clients' end."""
+        """The beginning of a command that runs at the clients' end."""
         return ("nsenter", f"--net=/proc/{self._holders[1].pid}/ns/net")
 
     def cut(self) -> None:
-        """The cable."""
+        """Take the link down."""
         _must(*self.server, "ip", "link", "set", "chaos0", "down")
 
     def mend(self) -> None:
-        """It."""
+        """Take the link up again."""
         _must(*self.server, "ip", "link", "set", "chaos0", "up")
 
     def close(self) -> None:
-        """The namespaces go with their last process."""
+        """End all holders. A namespace disappears with its last process."""
         for holder in self._holders:
             holder.kill()
             holder.wait()
@@ -319,7 +321,7 @@ def _held_namespace() -> subprocess.Popen[bytes]:
 
 
 class Client:
-    """A process that takes turns or saves. It comes again under a new name when it was killed."""
+    """A process that takes turns or saves. After a kill it is started again under a new name."""
 
     def __init__(self, scene: "Scene", number: int, arguments: Sequence[str], **more: str) -> None:
         self.scene = scene
@@ -333,7 +335,7 @@ class Client:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """A new life."""
+        """Start the process under a new name."""
         self.lives += 1
         mode, *rest = self.arguments
         self.name = f"{self.number}.{self.lives}-{mode[:4]}"
@@ -349,7 +351,7 @@ class Client:
             )
 
     def kill(self) -> None:
-        """With SIGKILL."""
+        """Kill the process by SIGKILL."""
         assert self.process is not None
         self.scene.harm.deaths[self.name] = now()
         self.process.kill()
@@ -359,13 +361,13 @@ class Client:
             self._went_on()
 
     def stop(self) -> None:
-        """SIGSTOP."""
+        """Stop the process by SIGSTOP."""
         assert self.process is not None
         self.stopped_at = now()
         self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """Continue the process by SIGCONT."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
         self._went_on()
@@ -380,20 +382,20 @@ class Client:
         self.stopped_at = 0
 
     def end(self) -> bool:
-        """Asks it to, and tells whether it did."""
+        """Ask the process to end. Return whether it ended well."""
         if self.process is None:
             return True
         self.process.terminate()
         try:
             ended = self.process.wait(self.scene.patience_s) == 0
         except subprocess.TimeoutExpired:
-            # So that it can be looked at: what each thread is in.
+            # Reports in which calls its threads are.
             self.scene.verdict.hung.append(
                 f"{self.name} does not end: {_threads(self.process.pid)}"
             )
             self.process.kill()
             self.process.wait()
-            return True  # was told
+            return True  # already reported
         return ended
 
 
@@ -405,13 +407,13 @@ def _threads(pid: int) -> str:
     return ", ".join(told)
 
 
-# ---- A scene ------------------------------------------------------------------------------------
+# ---- A scene -------------------------------------------------------------------------------------
 
 
 class Scene:
-    """Clients of one pool, what is done to them, and what became of it."""
+    """The clients of one pool, the harm done to them, and the results."""
 
-    #: Whoever has no turn, or does not end, for so long hangs.
+    #: a client without a turn, or that does not end, for so long has hung
     patience_s = 10.0
 
     def __init__(
@@ -440,7 +442,7 @@ class Scene:
     def add(
         self, count: int, *arguments: str, prefix: Sequence[str] = (), **more: str
     ) -> list[Client]:
-        """More clients, started. "{}" in an argument is the client's number."""
+        """Add clients and start them. "{}" in an argument is the client's number."""
         added = []
         for _ in range(count):
             number = len(self.clients)
@@ -452,7 +454,7 @@ class Scene:
         return added
 
     def add_takers(self, count: int, hold_ms: int = 60, **more: str) -> list[Client]:
-        """Of turns; one in five wants two slots; of three jobs."""
+        """Add clients of three jobs that take turns. One in five takes two slots at a time."""
         added = []
         for _ in range(count):
             number = len(self.clients)
@@ -464,17 +466,17 @@ class Scene:
         return added
 
     def pause(self, most_s: float) -> None:
-        """Some of it."""
+        """Sleep for a random time up to this."""
         time.sleep(self.random.uniform(0, most_s))
 
     def lived_through(self, begin: int) -> None:
-        """The coordinator's data was lost between then and now."""
+        """Record that the coordinator lost its data between then and now."""
         self.harm.losses.append((begin, now()))
 
     # -- At the end --
 
     def status(self) -> dict[str, object]:
-        """Of the pool."""
+        """Return the status of the pool."""
         import json  # noqa: PLC0415
 
         done = subprocess.run(
@@ -504,10 +506,10 @@ class Scene:
         return served
 
     def tend(self) -> None:
-        """For scenes whose clients end: they come again."""
+        """Restart clients that have ended. For scenes whose clients end."""
 
     def _await_peace(self) -> None:
-        """All that is over: everybody gets a turn, within a lease and some seconds."""
+        """Wait until each client has had a turn after all harm: within a lease and some seconds."""
         since = now()
         deadline = time.monotonic() + 2 * self.lease_ms / 1000 + self.patience_s
         while missing := {client.name for client in self.clients} - self._served_since(since):
@@ -518,11 +520,11 @@ class Scene:
             time.sleep(0.05)
 
     def _await_rest(self) -> None:
-        """Nobody is left: the slots of the dead are free when their leases have ended."""
+        """Wait until the slots of all ended clients are free: when their leases have ended."""
         deadline = time.monotonic() + 1.5 * self.lease_ms / 1000 + 1
         while True:
             told = self.status()
-            # The file of a host's pool goes with the last process that uses it.
+            # The slot file of a local pool is removed by the last process that uses it.
             if "knows no pool" in str(told.get("error")):
                 return
             if told.get("used") == 0 and told.get("waiters") == [] and told.get("holders") == []:
@@ -533,7 +535,7 @@ class Scene:
             time.sleep(0.05)
 
     def finish(self) -> Verdict:
-        """Peace, rest, and judgement."""
+        """Wait for turns and free slots, and judge the log."""
         for client in self.clients:
             if client.stopped_at:
                 client.go_on()
@@ -551,7 +553,7 @@ class Scene:
         return self.verdict
 
     def _keep(self) -> None:
-        """What explains a fault, where somebody wants it."""
+        """Copy log and verdict of a failed scene if IOSHAPE_TEST_CHAOS_KEEP is set."""
         keep = os.environ.get("IOSHAPE_TEST_CHAOS_KEEP")
         if not keep or not (self.verdict.faults() or self.verdict.over_after_loss):
             return
@@ -563,7 +565,7 @@ class Scene:
         (into / "verdict").write_text("\n".join(told), encoding="utf-8")
 
     def close(self) -> None:
-        """Leaves nothing behind."""
+        """Kill all remaining clients."""
         for client in self.clients:
             if client.process and client.process.poll() is None:
                 client.process.kill()
@@ -572,7 +574,7 @@ class Scene:
 
 @contextmanager
 def scene(seed: int, address: str, **more: object) -> Iterator[Scene]:
-    """One in a folder of its own, closed in the end."""
+    """Make a scene in a folder of its own, and close it at the end."""
     with short_folder() as folder:
         made = Scene(folder, seed, address, **more)  # type: ignore[arg-type]
         try:

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the logs of tests/c/support/chaos_client.c say: did anybody hold a slot who should not have?
+"""Judges logs of tests/c/support/chaos_client.c: did a client hold a slot that it should not have?
 
-A holder believes in its slot from the moment when acquiring returned until it calls release, is
-told that the slot was lost, or dies (the instant before it was killed). Express ones and those that
-write at a time of their own, without the coordinator ("stagger"), hold none.
+A holder counts as such from the return of acquire until it calls release, is told that the slot was
+lost, or dies (just before its kill). Saves in the small-file bypass, and those that write at a
+staggered time without the coordinator ("stagger"), hold no slot.
 
-At no moment do holders have more slots than there are, with these exceptions ("windows"), in which
-a holder does not count:
+At no time may holders have more slots than there are, except in these windows, in which a holder
+does not count:
 
 * LATE: the last sixth of a lease before it is told that its slot was lost. By its own clock the
-  lease ends after nine tenths; it is told when its thread looks next, and the system lets it.
-* STOPPED: a process that is stopped (SIGSTOP) cannot be told. The coordinator heard of it for the
-  last time at most a third of a lease (and a look) before it was stopped, so that the slot cannot
-  go to another before 0.6 of a lease after that.
-  From then on until a sixth of a lease after it goes on.
-  Whoever is stopped again before that had no time to be told: that is one stop.
-* DATA LOST (docs/slots.md, "When more than capacity can write", 3): who held a slot when the
-  coordinator lost its data (killed without a file or with one that is up to a second old, emptied,
-  replaced by a replica) is let in again when it comes back within half a lease; what was granted
-  before that may exceed the capacity until it is given back. Such moments are counted apart
-  (`over_after_loss`), so that a test can allow none where leases are long against the pauses
-  between attempts to connect (1 s at most). Even then there are no more than twice the capacity.
+  lease ends after nine tenths. It is told when its thread runs next, which the system decides.
+
+* STOPPED: a stopped process (SIGSTOP) cannot be told. Its last heartbeat was at most a third of a
+  lease, and a look, before the stop. So its slot cannot go to another client before 0.6 of a lease
+  after that. The window lasts until a sixth of a lease after it goes on.
+  If it is stopped again before that, it had no time to be told: both count as one stop.
+
+* DATA LOST (docs/slots.md, "When more than capacity can write", 3): the coordinator lost its data.
+  It was killed without a file or with one that is up to a second old, emptied, or replaced by a
+  replica. A former holder that comes back within half a lease gets its slot again. Slots granted
+  before that may exceed the capacity until they are released. Such times are counted separately
+  (`over_after_loss`). A test can allow none if leases are long compared to the pauses between
+  attempts to connect (1 s at most). Even then there are at most twice as many as the capacity.
 """
 
 from collections import Counter
@@ -36,15 +37,15 @@ STOPPED_FROM = 0.6
 
 @dataclass
 class Harm:
-    """What was done to them. Times are of CLOCK_MONOTONIC, ns."""
+    """The harm done to clients and coordinator. Times are CLOCK_MONOTONIC in ns."""
 
-    #: by client: the instant before it was killed
+    #: by client: time just before its kill
     deaths: dict[str, int] = field(default_factory=dict)
-    #: client, stopped, went on
+    #: client, time of the stop, time of the continuation
     stops: list[tuple[str, int, int]] = field(default_factory=list)
-    #: begin and end of what made the coordinator lose data
+    #: beginning and end of what made the coordinator lose data
     losses: list[tuple[int, int]] = field(default_factory=list)
-    #: how often what was done
+    #: number of harms, by kind
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -71,13 +72,13 @@ class Holding:
 
     @property
     def counts(self) -> bool:
-        """Against the capacity."""
+        """True if it counts against the capacity."""
         return self.by in {"redis", "local"} and not self.express
 
 
 @dataclass
 class Verdict:
-    """What was found. All lists must be empty."""
+    """The findings about a scene. All lists of faults must be empty."""
 
     over: list[str] = field(default_factory=list)
     over_after_loss: list[str] = field(default_factory=list)
@@ -88,12 +89,12 @@ class Verdict:
     used_at_rest: list[str] = field(default_factory=list)
     hung: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    #: the longest of some times, ms
+    #: longest durations in ms, by name
     longest: dict[str, float] = field(default_factory=dict)
-    #: dead holder to next grant: of the bound, or ms
+    #: from the death of a holder to the next grant: relative to the bound, or in ms
     reclaims: list[float] = field(default_factory=list)
 
-    #: what is a fault wherever it happens
+    #: lists that are faults in every scene
     FAULTS = (
         "over",
         "dup_fences",
@@ -105,11 +106,11 @@ class Verdict:
     )
 
     def faults(self) -> list[str]:
-        """All of them, in words."""
+        """Return all faults as texts."""
         return [f"{name}: {text}" for name in self.FAULTS for text in getattr(self, name)]
 
     def add(self, other: "Verdict") -> None:
-        """Takes another one's findings over."""
+        """Add the findings of another verdict."""
         for name in (*self.FAULTS, "over_after_loss", "reclaims"):
             getattr(self, name).extend(getattr(other, name))
         self.counts.update(other.counts)
@@ -117,13 +118,13 @@ class Verdict:
             self.saw(name, value)
 
     def saw(self, name: str, ms: float) -> None:
-        """Keeps the longest."""
+        """Record a duration if it is the longest of its name."""
         self.longest[name] = max(ms, self.longest.get(name, 0.0))
 
 
 @dataclass
 class Line:
-    """Of a log."""
+    """A line of a log."""
 
     at: int
     client: str
@@ -133,7 +134,7 @@ class Line:
 
 
 def read_log(log: Path) -> Iterator[Line]:
-    """All of it."""
+    """Yield all lines of a log."""
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         head, _, text = line.partition("; ")
         at, client, event, *rest = head.rstrip(";").split()
@@ -141,7 +142,7 @@ def read_log(log: Path) -> Iterator[Line]:
 
 
 class Story:
-    """A log, read."""
+    """The events of a log, as holdings and failures."""
 
     def __init__(self, log: Path, harm: Harm) -> None:
         self.harm = harm
@@ -195,7 +196,7 @@ class Story:
         self.counts[holding.by] += 1
         if saved and values["lost"] == "1":
             self.counts["saves_without_slot"] += 1
-            holding.end = holding.begin  # when it was lost is not known
+            holding.end = holding.begin  # the time of the loss is unknown
         self.holdings.append(holding)
         if not saved:
             self._open[key] = holding
@@ -208,7 +209,7 @@ class Story:
             holding.end, holding.ended_by = at, why
 
 
-# ---- Judging ------------------------------------------------------------------------------------
+# ---- Judging -------------------------------------------------------------------------------------
 
 
 def _without(pieces: Sequence[tuple[int, int]], begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -223,10 +224,10 @@ def _without(pieces: Sequence[tuple[int, int]], begin: int, end: int) -> Iterato
 
 
 def _stops(holding: Holding, harm: Harm, late: int) -> list[tuple[int, int]]:
-    """When it was stopped, until it had time to be told."""
+    """Return the times during which the holder was stopped, and until it had time to be told."""
     joined: list[tuple[int, int]] = []
     for stopped, went_on in sorted(one[1:] for one in harm.stops if one[0] == holding.client):
-        # What was over before it had this slot does not count for it.
+        # A stop that was over before the holder had this slot does not count.
         if joined and stopped <= joined[-1][1] and holding.begin < joined[-1][1] - late:
             stopped = joined.pop()[0]  # noqa: PLW2901
         joined.append((stopped, went_on + late))
@@ -234,7 +235,7 @@ def _stops(holding: Holding, harm: Harm, late: int) -> list[tuple[int, int]]:
 
 
 def _counted(holding: Holding, harm: Harm, lease_ms: int) -> list[tuple[int, int]]:
-    """When it counts: all of its time but the windows LATE and STOPPED."""
+    """Return the times during which a holding counts: all but the windows LATE and STOPPED."""
     lease = lease_ms * MS
     pieces = [(holding.begin, holding.end)]
     if holding.ended_by == "lost":
@@ -247,7 +248,7 @@ def _counted(holding: Holding, harm: Harm, lease_ms: int) -> list[tuple[int, int
 def _too_many(
     holdings: Sequence[Holding], pieces: Sequence[list[tuple[int, int]]], capacity: int
 ) -> Iterator[tuple[int, int, list[Holding]]]:
-    """Times with more slots taken than there are, and who was there."""
+    """Yield the times at which more slots were held than there are, with the holders."""
     changes = sorted(
         (at, begins, index)
         for index, times in enumerate(pieces)
@@ -269,7 +270,7 @@ def _judge_capacity(verdict: Verdict, story: Story, capacity: int, lease_ms: int
     harm = story.harm
     holdings = [one for one in story.holdings if one.counts]
     pieces = [_counted(one, harm, lease_ms) for one in holdings]
-    # Twice: with all of them, and without those that were there when the data was lost.
+    # Twice: with all holders, and without those from before a loss of data.
     survivors = []
     for one, times in zip(holdings, pieces, strict=True):
         for begin, end in harm.losses:
@@ -283,7 +284,7 @@ def _judge_capacity(verdict: Verdict, story: Story, capacity: int, lease_ms: int
     ):
         for begin, end, who in _too_many(holdings, what, most):
             if name == "over_after_loss" and not harm.losses:
-                continue  # told already
+                continue  # already reported
             told = f"{(end - begin) / MS:.3f} ms at {begin / 1e9:.4f}: " + "; ".join(map(str, who))
             getattr(verdict, name).append(told)
             verdict.saw(name, (end - begin) / MS)
@@ -297,7 +298,7 @@ def _judge_fences(verdict: Verdict, story: Story) -> None:
         if one.fence in seen:
             verdict.dup_fences.append(f"{one} and {seen[one.fence]}")
         seen[one.fence] = one
-    # Whoever asks after another was served has a higher number.
+    # A client that asks after another one was served gets a higher fence.
     begun = sorted((one for one in story.holdings if one.fence), key=lambda one: one.begin)
     asked = sorted((one for one in begun if one.asked), key=lambda one: one.asked)
     highest: Holding | None = None
@@ -312,7 +313,7 @@ def _judge_fences(verdict: Verdict, story: Story) -> None:
 
 
 def judge(log: Path, harm: Harm, capacity: int, lease_ms: int) -> Verdict:
-    """All that a log can tell."""
+    """Return all findings from a log."""
     verdict = Verdict()
     story = Story(log, harm)
     verdict.failed_turns = story.failed

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""
-What can happen to those who take turns, and to who gives them. Each scene is a function of a seed
-and a number of rounds; it returns what chaos_judge.py has found. A seed replays what is done, and
-when; not what the system makes of it.
+"""Scenes: harm that can happen to clients of a pool and to its coordinator.
+
+Each scene is a function of a seed and a number of rounds, and returns the findings of
+chaos_judge.py. The seed determines what is done and when, but not how the system reacts.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from coordinators import await_true, short_folder
 from processes import environment
 
 SHORT_LEASE_MS = 900
-#: Half of it is more than the longest pause between attempts to connect (1 s), and a look (250 ms).
+#: half of it is longer than the longest pause between attempts to connect (1 s) and a look (250 ms)
 LONG_LEASE_MS = 3000
 
 AOF = ("appendonly yes", "appendfsync everysec", 'save ""')
@@ -31,7 +31,7 @@ NOTHING = ('save ""',)
 
 @contextmanager
 def a_server(*lines: str) -> Iterator[Server]:
-    """Running; killed in the end."""
+    """Run a server, and kill it at the end."""
     with short_folder() as folder:
         server = Server(folder, lines)
         server.start()
@@ -43,7 +43,7 @@ def a_server(*lines: str) -> Iterator[Server]:
 
 @contextmanager
 def a_coordinator(kind: str) -> Iterator[str]:
-    """Its address."""
+    """Yield the address of a coordinator of this kind."""
     if kind == "local":
         with short_folder() as folder:
             yield f"local:{folder}"
@@ -52,11 +52,11 @@ def a_coordinator(kind: str) -> Iterator[str]:
             yield server.address
 
 
-# ---- Kills of clients ---------------------------------------------------------------------------
+# ---- Kills of clients ----------------------------------------------------------------------------
 
 
 def clients_die(kind: str, seed: int, rounds: int) -> Verdict:
-    """Holders and waiters are killed at random moments, and come again."""
+    """Kill holders and waiters at random times, and start them again."""
     with (
         a_coordinator(kind) as address,
         scene(seed, address, lease_ms=SHORT_LEASE_MS, capacity=3) as here,
@@ -80,7 +80,7 @@ def _turns_got(log: Path) -> list[tuple[int, str]]:
 
 
 def _holder_of(here: Scene) -> Client | None:
-    """Who has the one slot, as far as the log says."""
+    """Return the client that has the only slot, by the log."""
     holder = ""
     for line in here.log.read_text(encoding="utf-8").splitlines():
         _, name, event, *_ = line.split(maxsplit=3)
@@ -92,13 +92,13 @@ def _holder_of(here: Scene) -> Client | None:
 
 
 def slots_of_the_dead(kind: str, seed: int, rounds: int) -> Verdict:
-    """How long until the next one has the slot of one that was killed: `reclaims`."""
+    """Measure how soon the slot of a killed holder goes to the next client: `reclaims`."""
     lease_ms = SHORT_LEASE_MS
     with (
         a_coordinator(kind) as address,
         scene(seed, address, lease_ms=lease_ms, capacity=1) as here,
     ):
-        # Nobody is so quick that the slot is free for a moment: holders hold until they are killed.
+        # Holders keep the slot until they are killed, so it is never free for a moment.
         here.add(3, "turns", "100000000", "1", "large")
         for _ in range(rounds):
             await_true(lambda: _holder_of(here) is not None, "a holder")
@@ -120,13 +120,13 @@ def slots_of_the_dead(kind: str, seed: int, rounds: int) -> Verdict:
         return here.finish()
 
 
-# ---- Kills of Redis -----------------------------------------------------------------------------
+# ---- Kills of Redis ------------------------------------------------------------------------------
 
 
 def redis_dies(keeps: bool, seed: int, rounds: int, *, busy: bool = True) -> Verdict:
-    """
-    It is killed and comes back, with its file or without; it is emptied; it forgets scripts. Where
-    clients are not busy, there are moments when nobody holds a slot.
+    """Kill Redis and start it again, with its file or without, empty it, or remove its scripts.
+
+    If clients are not busy, there are times when none holds a slot.
     """
     lease_ms = LONG_LEASE_MS if busy else SHORT_LEASE_MS
     with (
@@ -138,14 +138,14 @@ def redis_dies(keeps: bool, seed: int, rounds: int, *, busy: bool = True) -> Ver
         else:
             here.add_takers(2, hold_ms=4)
         for _ in range(rounds):
-            # Some before all is well again, some after.
+            # Some harm comes before the last one is over, some after.
             here.pause(here.random.choice((0.3, lease_ms / 1000)))
             hurt_redis(here, server)
         return here.finish()
 
 
 def hurt_redis(here: Scene, server: Server) -> None:
-    """Kills it, and starts it again; or empties it; or takes its scripts."""
+    """Kill Redis and start it again, or empty it, or remove its scripts."""
     what = here.random.choices(("kill", "flushall", "script flush"), (6, 1, 1))[0]
     begin = now()
     if what == "kill":
@@ -163,11 +163,11 @@ def hurt_redis(here: Scene, server: Server) -> None:
         here.harm.counts["script_flushes"] += 1
 
 
-# ---- Stops --------------------------------------------------------------------------------------
+# ---- Stops ---------------------------------------------------------------------------------------
 
 
 def clients_stop(kind: str, seed: int, rounds: int) -> Verdict:
-    """Clients are stopped for less and for more than a lease, and go on."""
+    """Stop clients for less and for more than a lease, and continue them."""
     lease_ms = SHORT_LEASE_MS
     with (
         a_coordinator(kind) as address,
@@ -192,7 +192,7 @@ def clients_stop(kind: str, seed: int, rounds: int) -> Verdict:
 
 
 def redis_stops(seed: int, rounds: int) -> Verdict:
-    """Redis itself is stopped for less and for more than a lease."""
+    """Stop Redis for less and for more than a lease, and continue it."""
     lease_ms = SHORT_LEASE_MS
     with (
         a_server(*NOTHING) as server,
@@ -208,11 +208,11 @@ def redis_stops(seed: int, rounds: int) -> Verdict:
         return here.finish()
 
 
-# ---- Refusals -----------------------------------------------------------------------------------
+# ---- Refusals ------------------------------------------------------------------------------------
 
 
 def _rights() -> list[str]:
-    """Of the documented user, all but its name and password."""
+    """Return the permissions of the documented Redis user."""
     from tree import ROOT  # noqa: PLC0415
 
     text = (ROOT / "docs" / "coordinator" / "users.acl").read_text(encoding="utf-8")
@@ -221,7 +221,7 @@ def _rights() -> list[str]:
 
 
 def redis_refuses(seed: int, rounds: int) -> Verdict:
-    """Its user is deleted, or may do less; memory is full; and all is well again."""
+    """Delete the Redis user, reduce its permissions or fill the memory, and undo it."""
     with a_server(*NOTHING) as server:
 
         def allow() -> None:
@@ -260,7 +260,7 @@ def redis_refuses(seed: int, rounds: int) -> Verdict:
             return here.finish()
 
 
-# ---- Failovers ----------------------------------------------------------------------------------
+# ---- Failovers -----------------------------------------------------------------------------------
 
 
 class Watched:
@@ -269,9 +269,11 @@ class Watched:
     DOWN_AFTER_MS = 300
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        # A master that is none any more, and was not told yet, has no replicas: it must not go on.
+        # A former master that does not know it yet has no replicas. It must refuse writes then.
         lines = [*AOF, "min-replicas-to-write 1", "min-replicas-max-lag 2"]
-        lines += ["repl-diskless-sync-delay 0"]  # or a new master would have none for seconds
+        lines += [
+            "repl-diskless-sync-delay 0"
+        ]  # otherwise a new master has no replicas for seconds
         self.servers = [Server(folder / f"r{number}", lines) for number in range(3)]
         first = self.servers[0]
         for server in self.servers:
@@ -295,18 +297,20 @@ class Watched:
 
     @property
     def address(self) -> str:
-        """For clients."""
+        """The address for clients."""
         hosts = ",".join(f"127.0.0.1:{one.port}" for one in self.sentinels)
         return f"sentinel://{hosts}/chaos"
 
     def master(self) -> Server:
-        """As the first sentinel has it."""
+        """Return the master that the first sentinel reports."""
         told = self.sentinels[0].ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "chaos")
         assert isinstance(told, list)
         return next(one for one in self.servers if one.port == int(told[1]))
 
     def settled(self) -> bool:
-        """All sentinels agree, know each other, and see two replicas that keep up."""
+        """Return whether all sentinels agree, know each other, and see two replicas that are up to
+        date.
+        """
         with suppress(OSError, TypeError):
             masters = []
             for sentinel in self.sentinels:
@@ -333,7 +337,7 @@ class Watched:
 
 
 def master_fails(seed: int, rounds: int) -> Verdict:
-    """The master is killed and a replica takes its place, or the sentinels are told to do that."""
+    """Kill the master so that a replica replaces it, or make the sentinels fail over."""
     with ExitStack() as stack:
         watched = Watched(stack.enter_context(short_folder()), stack)
         here = stack.enter_context(scene(seed, watched.address, lease_ms=LONG_LEASE_MS, capacity=3))
@@ -344,7 +348,7 @@ def master_fails(seed: int, rounds: int) -> Verdict:
             old = watched.master()
             begin = now()
             if number % 10 == 5:
-                with suppress(OSError):  # it was done a moment ago, and asks for patience
+                with suppress(OSError):  # refused shortly after another failover
                     watched.sentinels[0].ask("SENTINEL", "FAILOVER", "chaos")
             else:
                 old.kill()
@@ -359,11 +363,11 @@ def master_fails(seed: int, rounds: int) -> Verdict:
         return here.finish()
 
 
-# ---- The network --------------------------------------------------------------------------------
+# ---- The network ---------------------------------------------------------------------------------
 
 
 def link_is_cut(seed: int, rounds: int) -> Verdict:
-    """Half of the clients are behind a cable that is pulled; the others go on. NotPermitted."""
+    """Cut the link of half of the clients, while the others go on. May raise NotPermitted."""
     with ExitStack() as stack:
         network = Network()
         stack.callback(network.close)
@@ -391,7 +395,7 @@ def link_is_cut(seed: int, rounds: int) -> Verdict:
 
 
 def line_is_bad(seed: int, rounds: int) -> Verdict:
-    """Half of the clients go through a proxy that is slow, swallows, cuts and falls silent."""
+    """Let half of the clients use a proxy that delays, swallows and cuts data and falls silent."""
     with (
         a_server(*NOTHING) as server,
         scene(seed, server.address, lease_ms=SHORT_LEASE_MS, capacity=3) as here,
@@ -411,7 +415,7 @@ def line_is_bad(seed: int, rounds: int) -> Verdict:
             proxy.close()
 
 
-# ---- Saves --------------------------------------------------------------------------------------
+# ---- Saves ---------------------------------------------------------------------------------------
 
 SAVERS = 16
 
@@ -420,11 +424,13 @@ def _check_files(here: Scene, folder: Path) -> None:
     files = []
     with TemporaryDirectory(dir=here.folder) as kept:
         for path in folder.glob("*.pt"):
-            # Their savers are at it meanwhile.
+            # Clients go on saving meanwhile.
             files.append(Path(kept) / path.name)
             while not files[-1].exists():
                 assert path.exists(), path
-                with suppress(FileNotFoundError):  # it is being replaced: the kernel links no such
+                with suppress(
+                    FileNotFoundError
+                ):  # it is being replaced, and the kernel cannot link such a file
                     os.link(path, files[-1])
         done = subprocess.run(
             [client_program(), "check", *map(str, files)],
@@ -439,14 +445,14 @@ def _check_files(here: Scene, folder: Path) -> None:
 
 
 def saves_go_on(kind: str, seed: int, rounds: int) -> Verdict:
-    """16 processes save real files while everything is done to them and their coordinator."""
+    """Let 16 processes save real files while they and their coordinator are harmed."""
     with ExitStack() as stack:
         server = stack.enter_context(a_server(*NOTHING)) if kind == "redis" else None
         address = server.address if server else f"local:{stack.enter_context(short_folder())}"
         here = stack.enter_context(scene(seed, address, lease_ms=SHORT_LEASE_MS, capacity=2))
         folder = stack.enter_context(short_folder())
         more = {"IOSHAPE_STAGING_BYTES": str(16 << 20)}
-        # Larger than what is let past the queue.
+        # Files too large for the small-file bypass.
         here.add(SAVERS, "saves", str(folder / "rank-{}.pt"), str(1 << 20), "100", **more)
         harms: list[Callable[[], None]] = [
             lambda: _kill_one(here),
@@ -489,7 +495,7 @@ def _stop_redis(here: Scene, server: Server) -> None:
     here.harm.counts["stops_of_redis"] += 1
 
 
-# ---- All of them --------------------------------------------------------------------------------
+# ---- Main ----------------------------------------------------------------------------------------
 
 SCENES: dict[str, Callable[[int, int], Verdict]] = {
     "clients_die_redis": lambda seed, rounds: clients_die("redis", seed, rounds),
@@ -512,7 +518,7 @@ SCENES: dict[str, Callable[[int, int], Verdict]] = {
 
 
 def main() -> None:
-    """python chaos_scenes.py SCENE SEED ROUNDS"""
+    """Run `python chaos_scenes.py SCENE SEED ROUNDS`."""
     import sys  # noqa: PLC0415
 
     name, seed, rounds = sys.argv[1:]

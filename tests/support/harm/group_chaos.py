@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that are hurt while they save together, one after the other into the same directory.
+"""Jobs that are harmed while they save as a group, one after another into one directory.
 
-Each round is a job of four ranks on two nodes: it loads the newest generation, which is what a
-restart does, and compares it bit by bit; then it saves step after step, until somebody is killed at
-a random moment: a writer, a member of a node, rank 0, or the Redis. Then it is looked at
-* whether what is there is whole and right (the next job's ranks do that, all of them),
-* whether a generation is gone that somebody had been told of,
-* whether survivors ended in time, and left no shared memory,
-* whether the next save has removed what the dead left.
+Each round is a job of four ranks on two nodes. Like a restart it loads the newest checkpoint and
+compares it bit by bit. Then it saves step after step, until a writer, a member of a node, rank 0,
+or the Redis is killed at a random time. Then the campaign checks this:
+
+* The checkpoints are whole and right. All ranks of the next job verify that.
+* No checkpoint is missing that was reported as saved.
+* Survivors ended in time, and left no shared memory.
+* The next save has removed what dead processes left.
 """
 
 import collections
@@ -29,10 +30,10 @@ from processes import environment
 RANKS, NODES = 4, 2
 DEADLINE_S = 2.0
 
-#: What a machine with other work may need beside the deadlines of a job that ends.
+#: time that a busy machine may need in addition to the deadlines of a job that ends
 GRACE_S = 12.0
 
-#: Saves under way at once, in the background. Each has a deadline of its own.
+#: concurrent background saves, each with a deadline of its own
 PENDING = 2
 
 MODES = ("each", "node", "rank0")
@@ -42,7 +43,7 @@ VICTIMS = ("writer", "member", "rank 0", "redis")
 
 
 class Scene(NamedTuple):
-    """How a job saves, and what happens to it."""
+    """A way in which a job saves, and the part of it that is killed."""
 
     mode: str
     how: str
@@ -51,13 +52,13 @@ class Scene(NamedTuple):
 
     @property
     def rank(self) -> int | None:
-        """That is killed."""
+        """The rank that is killed."""
         writer = 0 if self.mode == "rank0" else 2
         return {"writer": writer, "member": 3, "rank 0": 0}.get(self.victim)
 
 
 def scenes() -> list[Scene]:
-    """All that make sense: without a Redis none can be killed."""
+    """Return all valid scenes: a Redis can be killed only if it is used."""
     return [
         Scene(mode, how, board, victim)
         for mode in MODES
@@ -70,27 +71,27 @@ def scenes() -> list[Scene]:
 
 @dataclass
 class Verdict:
-    """What was found."""
+    """The findings of a campaign."""
 
     kills: int = 0
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     bad_generations: list[str] = field(default_factory=list)
     lost_generations: list[str] = field(default_factory=list)
     hangs: list[str] = field(default_factory=list)
-    #: attempts of dead jobs that the next save did not remove, shared memory that is left
+    #: attempts of dead jobs that the next save did not remove, and shared memory
     leftovers: list[str] = field(default_factory=list)
-    #: programs that ended otherwise than they should have
+    #: programs with an unexpected end
     broken: list[str] = field(default_factory=list)
-    #: from the kill of a rank to the end of the last survivor
+    #: seconds from the kill of a rank to the end of the last survivor
     longest_s: float = 0.0
-    #: the same for a Redis: several saves may fail one after the other
+    #: seconds from the kill of a Redis; several saves may fail one after another
     longest_without_redis_s: float = 0.0
-    #: failures that do not name who was killed
+    #: failures that do not name the killed rank
     unnamed: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> list[str]:
-        """All that should not be."""
+        """All faults."""
         return [
             *self.bad_generations,
             *self.lost_generations,
@@ -100,7 +101,7 @@ class Verdict:
         ]
 
     def told(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the findings for JSON."""
         return {
             "kills": self.kills,
             "bad_generations": len(self.bad_generations),
@@ -117,25 +118,25 @@ class Verdict:
 
 
 class Lane:
-    """A directory, and the jobs that come to it one after the other."""
+    """A directory, and the jobs that use it one after another."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
         self.directory = folder / "generations"
         self.random = random.Random(seed)
         self.verdict = Verdict()
-        self.told_of = 0  # the newest step that somebody was told is saved
+        self.told_of = 0  # newest step that was reported as saved
         self._stack = contextlib.ExitStack()
         self.redis = Redis(self._stack.enter_context(short_folder()))
         self.redis.start()
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop the Redis and remove the folder."""
         self.redis.kill()
         self._stack.close()
 
     def play(self, scene: Scene) -> None:
-        """One job, its kill, and what became of it."""
+        """Run a job, kill one of its parts, and judge the result."""
         place = f"{scene} after {self.verdict.kills} kills in {self.folder}"
         before = {path.name for path in self.directory.glob(".*step-*")}
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
@@ -174,7 +175,7 @@ class Lane:
             for one in each:
                 one["IOSHAPE_COORDINATOR"] = self.redis.address
                 one["IOSHAPE_SLOTS"] = "8"
-        # The start of a job, too, is a moment to be killed in; half of them get beyond it.
+        # A kill may come during the start of a job; half of the jobs get beyond it.
         return Ranks(
             [
                 crew().start(folder, [str(program), json.dumps(asked)], environment(**one))
@@ -183,8 +184,8 @@ class Lane:
         )
 
     def _hurt(self, job: Ranks, scene: Scene) -> tuple[float, float]:
-        """When the kill was, and when what was killed had come back, if it does."""
-        # Who dies while torch.distributed is being set up is torch's business.
+        """Kill the victim. Return the time of the kill, and that of the return of a Redis."""
+        # A death during the set-up of torch.distributed tests torch, not the library.
         for member in job.members:
             member.await_said("ready", 60.0)
         begin = time.monotonic()
@@ -217,10 +218,10 @@ class Lane:
     def _await_end(
         self, job: Ranks, scene: Scene, killed_at: float, back_at: float, place: str
     ) -> None:
-        # One for each save, one to meet others who never come, one to part from them.
+        # One deadline for each save, one to meet missing ranks, one to close the group.
         bound = (PENDING + 3) * DEADLINE_S + GRACE_S
         if scene.victim == "redis":
-            # It goes on, or fails thrice.
+            # The job goes on, or fails three times.
             bound = 6 * DEADLINE_S + GRACE_S + 30.0
         for rank, member in enumerate(job.members):
             left = max(killed_at, back_at) + bound - time.monotonic()
@@ -268,10 +269,10 @@ class Lane:
                     f"{scene.mode}, {scene.how}, {scene.board}, {scene.victim}: {line['text']}"
                 )
         for line in (line for lines in said for line in lines if line["event"] == "end"):
-            # Files in memory are the kernel's to free, unless somebody else has them open.
+            # The kernel frees memory files, unless another process has them open.
             if line["shm_files"] or line["memory_files"] > 1:
                 verdict.leftovers.append(f"{place}: {line}")
-        # What was there when the job began, and still after a save of it.
+        # Leftovers from before the job that a save of this job did not remove.
         for line in (line for lines in said for line in lines if line["event"] == "entries"):
             verdict.leftovers += [f"{place}: {name}" for name in line["names"] if name in before]
 
@@ -286,7 +287,7 @@ def _where(pid: int) -> list[str]:
 
 @contextlib.contextmanager
 def lane(folder: Path, seed: int) -> Iterator[Lane]:
-    """Ended in the end."""
+    """Make a lane, and close it at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     made = Lane(folder, seed)
     try:
@@ -298,7 +299,7 @@ def lane(folder: Path, seed: int) -> Iterator[Lane]:
 def campaign(
     folder: Path, kills: int, seed: int, *, until: float = float("inf"), told: Any = None
 ) -> Verdict:
-    """So many kills, all scenes in turn, in a random order."""
+    """Kill so many victims: all scenes in turn, in random order."""
     with lane(folder, seed) as one:
         waiting: list[Scene] = []
         while one.verdict.kills < kills and time.monotonic() < until:
@@ -308,6 +309,6 @@ def campaign(
             one.play(waiting.pop())
             if told is not None:
                 told(one.verdict)
-        # The last one has to be loaded, too.
+        # The last checkpoint has to be loaded, too.
         one.play(Scene("each", "sync", "host", "member"))
         return one.verdict

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small files that ask for much: time, memory, stack. None is longer than a few MiB."""
+"""Small files that demand much time, memory or stack. Each has at most a few MiB."""
 
 import io
 import json
@@ -11,12 +11,12 @@ from pathlib import Path
 _MANY = 200_000
 _LONG = 100_000
 
-# ---- Pickles -----------------------------------------------------------------------------------
+# ---- Pickles -------------------------------------------------------------------------------------
 
 _GLOBAL = b"cmodule\nname\n"
-#: A tuple in which one tuple occurs 2^40 times.
+#: a tuple in which one tuple occurs 2^40 times
 _LAUGHS = b")" + 40 * b"2\x86"
-#: What stands behind the storage of a tensor: where it begins, one dimension, its stride.
+#: end of a tensor: offset, one dimension, and its stride
 _PLACE = b"K\0K\1\x85K\1\x85"
 
 
@@ -56,7 +56,7 @@ _DICT = _remembered(b"}(" + _MANY * b"K\1N" + b"u")
 _LIST = _remembered(_in_list(_MANY * b"N"))
 _SET = b"c__builtin__\nset\n"
 
-#: By what they do; without the first and the last byte.
+#: by effect; without the first and the last byte
 PICKLES = {
     "laughs as a key": b"}" + _LAUGHS + _tensor() + b"s",
     "laughs in a set": b"\x8f(" + _LAUGHS + b"\x90",
@@ -126,12 +126,13 @@ PICKLES = {
     "nothing at all": b"",
 }
 
-#: What takes unpicklers that make what the pickle says, torch's among them, as long as it takes.
+#: pickles that keep ordinary unpicklers such as torch's busy, because these build what the pickle
+#: says
 TOO_MUCH_FOR_TORCH = frozenset(
     name for name in PICKLES if name.startswith(("laughs", "keys of one", "a deep key", "deep"))
 )
 
-# ---- Archives ----------------------------------------------------------------------------------
+# ---- Archives ------------------------------------------------------------------------------------
 
 
 def _archive(*members: tuple[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
@@ -143,7 +144,7 @@ def _archive(*members: tuple[str, bytes], compression: int = zipfile.ZIP_STORED)
 
 
 def with_pickle(pickled: bytes) -> bytes:
-    """A file of torch with that pickle, and a storage that is damaged."""
+    """Return a torch file with this pickle and a damaged storage."""
     data = b"\0\1\2\3 to be damaged"
     whole = _archive(
         ("data.pkl", b"\x80\4" + pickled + b"."),
@@ -156,18 +157,18 @@ def with_pickle(pickled: bytes) -> bytes:
 
 
 def sound() -> bytes:
-    """A file of torch in which nothing is wrong."""
+    """Return a valid torch file."""
     return _archive(("data.pkl", b"\x80\2}."), ("data/0", bytes(4)), ("version", b"3\n"))
 
 
 def _directory(whole: bytes) -> tuple[bytes, bytes]:
-    """What is before the central directory, and that."""
+    """Return the bytes before the central directory, and the directory."""
     size, offset = struct.unpack_from("<II", whole, len(whole) - 10)
     return whole[:offset], whole[offset : offset + size]
 
 
 def _ended(records: bytes, directory: bytes, count: int) -> bytes:
-    """With a zip64 end, so that numbers may be large."""
+    """Return the archive with a zip64 end record, so that numbers may be large."""
     end64 = len(records) + len(directory)
     return (
         records
@@ -205,17 +206,17 @@ def _archives() -> dict[str, bytes]:
 
 
 def files() -> dict[str, bytes]:
-    """All, by name."""
+    """Return all files by name."""
     pickles = {f"pickle, {name}": with_pickle(pickled) for name, pickled in PICKLES.items()}
     archives = {f"zip, {name}": whole for name, whole in _archives().items()}
     return pickles | archives | {"a text that goes on": b"\x80\2X\xff\xff\xff\x7f"}
 
 
-# ---- Generations -------------------------------------------------------------------------------
+# ---- Checkpoints of groups -----------------------------------------------------------------------
 
 
 def _manifest(text: str) -> bytes:
-    """With its checksum."""
+    """Return a manifest with its checksum."""
     body = '{\n  "format": "ioshape-generation",\n  "version": 1,\n' + text
     return f'{body}  "crc32": "{zlib.crc32(body.encode()):08x}"\n}}\n'.encode()
 
@@ -244,7 +245,7 @@ MANIFESTS = {
 
 
 def write_generation(directory: Path, name: str) -> None:
-    """Step 7, with a manifest that is sound but for what it says."""
+    """Write step 7 with a manifest that is valid except for its claims."""
     folder = directory / "step-0000000007"
     folder.mkdir(parents=True)
     (folder / "f").write_bytes(bytes(20_000))
@@ -252,7 +253,7 @@ def write_generation(directory: Path, name: str) -> None:
 
 
 def write_part(directory: Path, part: bytes) -> None:
-    """Step 7, of one rank, whose part is this file."""
+    """Write step 7 with one rank whose part is this file."""
     folder = directory / "step-0000000007"
     folder.mkdir(parents=True)
     (folder / "rank-00000.pt").write_bytes(part)
@@ -263,25 +264,25 @@ def write_part(directory: Path, part: bytes) -> None:
     (folder / "manifest.json").write_bytes(_manifest(f'{text}"parts": {parts},\n'))
 
 
-# ---- Descriptions of DCP -------------------------------------------------------------------------
+# ---- Metadata of DCP -----------------------------------------------------------------------------
 
 _DCP = "torch.distributed.checkpoint.metadata"
 
 
 def named(module: str, name: str) -> bytes:
-    """What puts a class or function there."""
+    """Return a pickle of a class or function."""
     return _text(module) + _text(name) + b"\x93"
 
 
 def described(name: str, *fields: bytes, module: str = _DCP) -> bytes:
-    """An object with fields: name and value in turn."""
+    """Return a pickle of an object with these fields: name and value in turn."""
     return named(module, name) + b")\x81}(" + b"".join(fields) + b"ub"
 
 
 def description(
     items: bytes = b"}", storage: bytes = b"}", planner: bytes = b"N", *, before: bytes = b""
 ) -> bytes:
-    """A .metadata; `before` leaves nothing, but remembers."""
+    """Return a .metadata file; `before` is code that fills the memo."""
     fields = (_text("state_dict_metadata"), items, _text("storage_data"), storage)
     planned = (_text("planner_data"), planner)
     return b"\x80\4" + before + described("Metadata", *fields, *planned) + b"."
@@ -301,7 +302,7 @@ def _dag(levels: int) -> bytes:
 
 
 def _colliding_offsets(count: int) -> bytes:
-    """Keys of one hash, of as many offsets: 0 and 2^61 - 1 are the same to a hash."""
+    """Return keys with different offsets and one hash: 0 and 2^61 - 1 have equal hashes."""
     large, size = _long((1 << 61) - 1), named("torch", "Size")
     keys = []
     for number in range(count):
@@ -314,7 +315,7 @@ _PARTS = _info(_text("f"))
 
 
 def descriptions() -> dict[str, bytes]:
-    """All, by name."""
+    """Return all metadata files by name."""
     found: dict[str, bytes] = {
         "a far memory": b"\x80\4Nr\xff\xff\xff\x7f.",
         "globals": b"\x80\4" + b"".join(b"cm\nn%d\n0" % i for i in range(_MANY)) + b"N.",

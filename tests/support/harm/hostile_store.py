@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An S3 server of an attacker. Each of its buckets answers in another wrong way."""
+"""A hostile S3 server. Each of its buckets answers in another wrong way."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ MIB = 1 << 20
 Body = bytes | Iterator[bytes]
 Answer = tuple[int, Mapping[str, str], Body]
 
-# ---- Listings -----------------------------------------------------------------------------------
+# ---- Listings ------------------------------------------------------------------------------------
 
 
 def entry(name: str, **changed: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _chains() -> list[Any]:
     return [entry(f"{i}/" + 60 * "a/" + "a") for i in range(100_000)]
 
 
-#: by name: what is in the place of a listing
+#: by name: the object that is returned as the listing
 LISTINGS: dict[str, Callable[[], Body]] = {
     "deep-names": lambda: listing([entry(2000 * "a/" + "a")]),
     "deep-directories": lambda: listing([], ["/".join(i * ["a"]) for i in range(1, 500)]),
@@ -74,7 +74,7 @@ LISTINGS: dict[str, Callable[[], Body]] = {
     "escapes": lambda: listing([entry("\x1b]0;pwned\x07/../a")]),
 }
 
-# ---- Answers ------------------------------------------------------------------------------------
+# ---- Answers -------------------------------------------------------------------------------------
 
 
 def page(inside: bytes, *, token: str = "") -> bytes:
@@ -97,7 +97,7 @@ def _bomb() -> bytes:
 
 _numbers = count()
 
-#: by name: what all requests get, in the place of an answer
+#: by name: the answer to every request
 ANSWERS: dict[str, Callable[[], Answer]] = {
     "redirects": lambda: (301, {}, b""),
     "other-redirects": lambda: (307, {"Location": "/redirects/a"}, b""),
@@ -149,7 +149,7 @@ def answer(
     query: Mapping[str, Any],
     made: Mapping[str, bytes] | None = None,
 ) -> Answer:
-    """Return what the server answers; `made` has listings that were made before."""
+    """Return the server's answer; `made` has listings that were made before."""
     if bucket in ANSWERS:
         return ANSWERS[bucket]()
     if "list-type" in query:
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.read(n_bytes)
         status, headers, body = answer(bucket, self.command, key, parse_qs(url.query))
         self.close_connection = True
-        with suppress(OSError):  # the client has had enough
+        with suppress(OSError):  # the client has closed the connection
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """Yields the server's address."""
+    """Run the server. Yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

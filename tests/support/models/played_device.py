@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device with memory of its own, played: what copies to it and from it run as late as they may.
+"""A simulated device with its own memory, whose copies run as late as they may.
 
-Its memory is the CPU's. A copy is noted when it is asked for, and done when somebody waits for it,
-or for a later one of its stream. Until then what it writes to holds POISON, unless an earlier one
-has yet to read that. So whoever looks before it has waited, or changes what a copy is still to
-read, gets other bytes than it should. Between streams the order is drawn from a seed.
+Its memory is the CPU's. A copy is queued when it is requested. It is done when the program waits
+for it or for a later copy of its stream. Until then its destination holds POISON, unless an earlier
+copy still has to read that memory. So a program that reads before it has waited, or that changes
+the source of a pending copy, gets wrong bytes. The order between streams comes from a seed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Stream:
     def __init__(self, device: PlayedDevice) -> None:
         self.device = device
         self.queue: deque[Callable[[], None]] = deque()
-        self.begun = 0  # of all that were ever in the queue
+        self.begun = 0  # number of operations taken from the queue so far
         self.waited_for_caller = False
-        #: where the memory is that copies in the queue read
+        #: addresses of the memory that queued copies will read
         self.to_be_read: Counter[int] = Counter()
 
     def pinned(self, n_bytes: int) -> torch.Tensor:
@@ -84,7 +84,7 @@ class Stream:
         return Event(self, self.begun + len(self.queue))
 
     def run(self, until: int) -> None:
-        """All that was asked for before this one; all of it has the number of its place."""
+        """Run all operations with a number below `until`."""
         while self.queue and self.begun < until:
             self.begun += 1
             self.queue.popleft()()
@@ -95,19 +95,19 @@ def _place(memory: torch.Tensor) -> int:
 
 
 class PlayedDevice:
-    """Its `open` stands for ioshape's open_stream()."""
+    """A simulated device. Its `open` replaces ioshape's open_stream()."""
 
     def __init__(self, seed: int = 0) -> None:
         self.streams: list[Stream] = []
-        #: what the caller has asked for on its own stream, and the device has not done
+        #: operations on the caller's own stream that are not done yet
         self.asked: list[Callable[[], object]] = []
         self.can_pin = True
-        #: the ranks whose devices have a way to each other: a group of torch's
+        #: torch process group of the ranks whose devices are connected
         self.group: Any = None
         self.rank = 0
         self.pinned_bytes = self.most_pinned_bytes = 0
-        self.copied: list[int] = []  # the length of each copy
-        #: from so many bytes on copies fail: when they are asked for, or when they are done
+        self.copied: list[int] = []  # length of each copy
+        #: number of bytes from which copies fail, either at the request or when they are done
         self.fails_at: int | None = None
         self.fails_late = False
         self._asked_bytes = self._done_bytes = 0
@@ -119,7 +119,7 @@ class PlayedDevice:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to be done."""
+        """True if all operations are done."""
         return not any(stream.queue for stream in self.streams)
 
     def run_caller(self) -> None:

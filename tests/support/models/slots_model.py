@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may write (docs/slots.md), as plainly as it can be written.
+"""A simple model of the slot rules (docs/slots.md).
 
-The reference for slots.lua: lists that are sorted anew, sums that are taken anew,
-nothing kept twice. Each operation answers as the script does. Costs are slot-milliseconds, times
+It is the reference for slots.lua: it sorts lists and computes sums again each time, and stores
+nothing twice. Each operation answers like the script. Costs are in slot-milliseconds, times in
 milliseconds.
 """
 
@@ -24,11 +24,11 @@ SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
 BELIEVED = 300_000
 MOST_TARGETS = 64
-#: milliseconds in which requests of a job are of one checkpoint
+#: milliseconds within which requests of a job belong to one checkpoint
 TOGETHER = 1000
-#: milliseconds of the whole pool: how long the turn of a job lasts
+#: length of a job's turn, in milliseconds of the whole pool
 TURN = 20_000
-#: the same: how far a boost moves a request at most, either way
+#: furthest that a boost moves a request in either direction, in milliseconds of the whole pool
 BOOST = 300_000
 URGENT = -math.inf
 
@@ -37,7 +37,7 @@ Answer = dict[str, int | str]
 
 @dataclass
 class Identity:
-    """Who asks."""
+    """The client that makes a request."""
 
     client: str = "c"
     node: str = "n"
@@ -49,7 +49,7 @@ class Identity:
 
 @dataclass
 class Member:
-    """One that holds a slot, or waits for one."""
+    """A request that holds a slot or waits for one."""
 
     id: str
     who: Identity
@@ -60,17 +60,21 @@ class Member:
     deadline: int
     state: int = WAITING
     cost: float = 0
-    floor: float = 0  # of the virtual time, once it is granted
-    score: float = 0  # the queue is in this order ...
-    seq: int = 0  # ... and equals in this one
-    small_start: float | None = None  # waits, and may be let past the queue
+    floor: float = 0  # virtual time that the grant must not fall below
+    score: float = 0  # the queue is sorted by this ...
+    seq: int = 0  # ... and then by this
+    small_start: float | None = (
+        None  # start tag in the small-file queue; None: may not use the bypass
+    )
     urgent: bool = False  # has a deadline
     given: int = 0
     fence: int = 0
     passed: int = 0
     waited: int = 0
-    targets: int = 0  # groups of storage targets, as many as writers have some of their own
-    target: int = 0  # its own group, from 1 on
+    targets: int = (
+        0  # number of groups of storage targets, as many as writers can have separate ones
+    )
+    target: int = 0  # its own group, from 1
 
     def describe(self) -> str:
         return f"job {self.who.job}, rank {self.who.rank} on {self.who.node}"
@@ -78,7 +82,7 @@ class Member:
 
 @dataclass
 class Use:
-    """What was used, of a pool, or by a job."""
+    """Usage of a pool or by a job."""
 
     writes: int = 0
     written: int = 0
@@ -97,7 +101,7 @@ class Use:
 
 @dataclass
 class Job:
-    """What a pool remembers of a job."""
+    """The state that a pool keeps of a job."""
 
     share: int = 0  # while it has members
     finish: float = 0
@@ -112,14 +116,14 @@ class Job:
     use: Use = field(default_factory=Use)
 
 
-#: What the operator set, by name: for the pool these, and `job:NAME:share` and the like.
+#: settings of the operator, by name: for the pool these, and `job:NAME:share` and so on
 Settings = dict[str, int]
 OF_POOL = ("capacity", "pool_rate", "job_rate", "small", "express")
 
 
 @dataclass
 class Grant:
-    """What was so when a slot was given, before it was."""
+    """The state just before a slot was granted."""
 
     member: Member
     time: int
@@ -133,21 +137,21 @@ class Grant:
 
 @dataclass
 class Numbers:
-    """What is lost with the pool's main key."""
+    """The state that is lost with the pool's main key."""
 
     run: str = ""
     epoch: int = 0
     opened: int = 0
     grace: int = 0
     hw: int = 0
-    ahead: int = 0  # of the server's clock
+    ahead: int = 0  # milliseconds that this clock is ahead of the server's
     lease: int = 0  # of the latest request
     fence: int = 0
     vt: float = 0
     served: float = 0
     small_vt: float = 0
-    writers: list[int] = field(default_factory=list)  # in each group of targets
-    turn: int = 0  # the latest group that was given
+    writers: list[int] = field(default_factory=list)  # number of writers in each group of targets
+    turn: int = 0  # group that was assigned last
     seq: int = 0
     cap: int = 0
     by: int = 0
@@ -155,14 +159,16 @@ class Numbers:
     bytes: float = 16e6
     grants: int = 0
     tidied: int = 0
-    free: dict[str, float] = field(default_factory=dict)  # when which bandwidth is free again ...
+    free: dict[str, float] = field(
+        default_factory=dict
+    )  # times at which each bandwidth is free again ...
     paced: int = 0  # ... by the settings of this time
     use: Use = field(default_factory=Use)
 
 
 @dataclass
 class Snapshot:
-    """All that a server knows of a pool."""
+    """All data that a server has of a pool."""
 
     numbers: Numbers
     members: dict[str, Member]
@@ -172,7 +178,7 @@ class Snapshot:
 
 
 class Pool:
-    """One pool. `clock` and `server` (its run and its uptime in seconds) are the outer world."""
+    """A pool. `clock` and `server` (its run ID and uptime in seconds) replace the outside world."""
 
     def __init__(self, clock: Callable[[], int], server: Callable[[], tuple[str, int]]) -> None:
         self.clock = clock
@@ -181,21 +187,21 @@ class Pool:
         self.members: dict[str, Member] = {}
         self.jobs: dict[str, Job] = {}
         self.settings: Settings = {}
-        self.changed = 0  # when the operator last set something
-        self.evicted: set[str] = set()  # keys that are needed to understand the others
-        self.granted: list[Grant] = []  # all, for tests
+        self.changed = 0  # time of the operator's last change
+        self.evicted: set[str] = set()  # lost keys without which the others are useless
+        self.granted: list[Grant] = []  # all grants, for tests
         self.woken: list[str] = []
         self.now = 0
 
     # -- What follows from the members
 
     def holders(self) -> list[Member]:
-        """By the end of their lease."""
+        """Return the holders, sorted by the end of their leases."""
         held = [member for member in self.members.values() if member.state == HOLDING]
         return sorted(held, key=lambda member: (member.deadline, member.id))
 
     def queue(self) -> list[Member]:
-        """The next one first."""
+        """Return the waiters, next one first."""
         waiting = [member for member in self.members.values() if member.state == WAITING]
         return sorted(waiting, key=lambda one: (one.score, one.seq))
 
@@ -210,7 +216,7 @@ class Pool:
         return sum(not member.given for member in self.holders())
 
     def shares(self) -> int:
-        """Of the jobs that have members."""
+        """Return the sum of the shares of all jobs that have members."""
         present = {member.who.job for member in self.members.values()}
         return sum(self.jobs[name].share for name in present)
 
@@ -232,7 +238,7 @@ class Pool:
     # -- Lost data
 
     def lose_all(self) -> None:
-        """FLUSHALL."""
+        """Simulate FLUSHALL."""
         self.numbers = Numbers()
         self.lose_settings()
         self.lose_members()
@@ -241,7 +247,7 @@ class Pool:
         self.settings, self.changed = {}, 0
 
     def evict(self, key: str) -> None:
-        """One key is gone, by the last letter of its name."""
+        """Lose one key, given by the last letter of its name."""
         if key == "m":
             self.numbers = Numbers()
         if key == "o":
@@ -252,7 +258,7 @@ class Pool:
             self.jobs.clear()
 
     def keys(self) -> set[str]:
-        """Those that should exist, by the last letters of their names."""
+        """Return the keys that should exist, by the last letters of their names."""
         present: dict[str, object] = {"m": self.numbers.run, "j": self.jobs}
         present |= {"h": self.holders(), "q": self.queue(), "l": self.queue()}
         present |= {"s": self.small_queue(), "o": self.changed}
@@ -263,7 +269,7 @@ class Pool:
         return deepcopy(now)
 
     def restore(self, earlier: "Snapshot") -> None:
-        """A server takes over that knows what was so then."""
+        """Simulate a server that takes over with this earlier state."""
         copy = deepcopy(earlier)
         self.numbers, self.members, self.jobs = copy.numbers, copy.members, copy.jobs
         self.settings, self.changed = copy.settings, copy.changed
@@ -312,7 +318,7 @@ class Pool:
         return time * weight
 
     def settle(self, member: Member, passed: int | None) -> None:
-        """What a slot was really used for, instead of what was expected."""
+        """Replace the expected cost of a slot by its real use."""
         numbers, job = self.numbers, self.jobs[member.who.job]
         time = self.now - member.since
         more = time * member.weight - member.cost
@@ -327,7 +333,7 @@ class Pool:
                 known.bytes = known.bytes * (1 - LEARNING) + passed
 
     def forget(self, member: Member, passed: int | None = None) -> None:
-        """`passed` if it is the holder that says so."""
+        """Remove a request. `passed` is given if the holder itself releases the slot."""
         job = self.jobs[member.who.job]
         if member.state == WAITING:
             job.finish = max(job.finish - member.cost / member.who.share, 0)
@@ -613,7 +619,7 @@ class Pool:
         if not limits:
             return {"bytes": 0, "start": 0, "end": 10000}
         rate = min(limits.values())
-        # Nothing is owed for what was given in advance at the rates before.
+        # Bandwidth that was granted in advance at earlier rates is forgotten.
         if numbers.paced != self.changed:
             numbers.paced, numbers.free = self.changed, {}
         free = {name: numbers.free.get(name, 0) for name in limits}

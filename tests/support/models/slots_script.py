@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""slots.lua in a redis-server of the test's own, spoken to directly.
+"""Runs slots.lua in a redis-server of its own, without a client library.
 
-For the rules alone: no client library, no library of ours. Where a test wants to say what time it
-is, and which server it is, two functions of the script are replaced by others that take both from
-keys.
+Tests of the rules use it. If a test sets the time and the server's identity, two functions of the
+script are replaced by others that read both from keys.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ Reply = int | str | None | list["Reply"]
 
 
 class RefusedByRedis(Exception):
-    """An error that the server answered with."""
+    """An error reply of the server."""
 
 
 def script_text() -> str:
@@ -47,7 +46,9 @@ def _replaced(text: str, name: str, body: str) -> str:
 
 
 def scripted_text() -> str:
-    """The same rules, but the time is what the key `now` says and the server the one of `info`."""
+    """Return the script with the time read from the key `now`, and the server's identity from
+    `info`.
+    """
     text = _replaced(script_text(), "server_ms", "\treturn tonumber(call('GET', 'now'))")
     text = _replaced(
         text, "server_process", "\treturn string.match(call('GET', 'info'), 'run_id:(%w+)')"
@@ -66,7 +67,7 @@ def fields(reply: Reply) -> dict[str, Any]:
 
 
 def info_text(run: int, uptime_s: int) -> str:
-    """What a server says of itself, as far as the script reads it."""
+    """Return the part of INFO that the script reads."""
     return f"# Server\r\nrun_id:{run:040x}\r\nuptime_in_seconds:{uptime_s}\r\n"
 
 
@@ -79,7 +80,7 @@ def _encoded(command: Sequence[Value]) -> bytes:
 
 
 class Connection:
-    """One connection. Commands can be sent long before their answers are read."""
+    """A connection. Commands can be sent long before their answers are read."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -95,7 +96,7 @@ class Connection:
         self._socket.sendall(b"".join(_encoded(command) for command in commands))
 
     def receive(self) -> Reply:
-        """One answer. An error is raised."""
+        """Receive one answer. Raise an exception for an error."""
         line = self._answers.readline()[:-2]
         kind, rest = line[:1], line[1:].decode()
         if kind == b":":
@@ -119,13 +120,16 @@ class Connection:
         return self.receive()
 
     def call_all(self, commands: Sequence[Sequence[Value]]) -> list[Reply | RefusedByRedis]:
-        """At once; errors are among the answers. Not so many that the answers fill the socket."""
+        """Send all commands, then receive all answers, errors included.
+
+        The answers must fit the socket.
+        """
         self.send(commands)
         return [self.receive_any() for _ in commands]
 
 
 class Server:
-    """A redis-server that listens on a socket in this folder only."""
+    """A redis-server that listens only on a socket in this folder."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.path = folder / "redis"
@@ -159,7 +163,7 @@ class Server:
 
 
 class Script:
-    """A script that a server knows, with the key of one pool."""
+    """A loaded script, with the keys of one pool."""
 
     def __init__(self, server: Server, text: str, pool: str = "test") -> None:
         self.connection = server.connection
@@ -174,7 +178,7 @@ class Script:
     def command(
         self, operation: str, subject: str, *arguments: Value, lease: int = 15000, known: int = 0
     ) -> list[Value]:
-        """For `send` and `call_all`."""
+        """Return a command for `send` and `call_all`."""
         call: list[Value] = ["EVALSHA", self._digest, 1, self.prefix + "m", operation, subject]
         return [*call, lease, known, *arguments]
 

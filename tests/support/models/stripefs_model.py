@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether stripefs's times follow from its parameters, as a client of it sees them."""
+"""Checks that stripefs's times follow from its parameters, as a client sees them."""
 
 import os
 import time
@@ -14,15 +14,16 @@ from striped import INSTANT, Mount, opened, striped
 
 MIB = 1 << 20
 
-#: A time may be off by this part of it.
+#: largest relative error of a time
 TOLERANCE = 0.1
-#: Others use the machine, too: the best of so many tries counts, and the first that is good.
+#: number of tries, because other programs use the machine: the best one counts, and a good one ends
+#: them
 TRIES = 12
 
 
 @dataclass(frozen=True)
 class Check:
-    """A time in seconds of the model."""
+    """An expected and a measured time, in seconds of the model."""
 
     name: str
     expected_s: float
@@ -38,11 +39,11 @@ class Check:
 
 
 class Client:
-    """Direct requests of 1 MiB to one file of a mount, each of a thread of its own."""
+    """A client that sends direct requests of 1 MiB to one file, each from its own thread."""
 
     def __init__(self, path: Path, n_requests: int, buffer: mmap, threads: int) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
-        os.posix_fallocate(self._file, 0, n_requests * MIB)  # or they wait for each other
+        os.posix_fallocate(self._file, 0, n_requests * MIB)  # else they wait for each other
         self._buffer = buffer
         self._threads = ThreadPoolExecutor(threads)
 
@@ -62,7 +63,7 @@ class Client:
 
 @contextmanager
 def clients(mount: Mount, n_requests: int, threads: int, count: int = 1) -> Iterator[list[Client]]:
-    """Each with a file; on a mount of its own as far as there are some."""
+    """Make clients with a file each, on mounts of their own as far as there are enough."""
     with mmap(-1, MIB) as buffer:
         made = [
             Client(mount.paths[i % len(mount.paths)] / f"file-{i}", n_requests, buffer, threads)
@@ -85,7 +86,7 @@ def best(tries: Callable[[], list[Check]]) -> list[Check]:
 
 
 def check(name: str, slow: float, expected_s: float, run: Callable[[], object]) -> Check:
-    """How long it runs."""
+    """Check the duration of a function."""
 
     def run_once() -> list[Check]:
         begin = time.monotonic()
@@ -96,7 +97,7 @@ def check(name: str, slow: float, expected_s: float, run: Callable[[], object]) 
 
 
 def bandwidth(slow: float, targets: int, n_requests: int) -> Check:
-    """Of one target, or of several together: requests are queued all the time."""
+    """Check the bandwidth of one target, or of several together. Requests are always queued."""
     parameters = {"targets": targets, "stripe_count": -1, "bandwidth": "64Mi", "seek_ms": 0}
     with (
         striped("hdd", slow=slow, **parameters, **INSTANT) as mount,
@@ -107,7 +108,7 @@ def bandwidth(slow: float, targets: int, n_requests: int) -> Check:
 
 
 def seek(slow: float, n_requests: int) -> Check:
-    """Two files in turns on one target, one request at a time: each is a seek."""
+    """Check seeks: two files in turn on one target, one request at a time."""
     parameters = {"targets": 1, "bandwidth": "1Gi", "seek_ms": 8}
     with (
         striped("hdd", slow=slow, **parameters, **INSTANT) as mount,
@@ -122,7 +123,7 @@ def seek(slow: float, n_requests: int) -> Check:
 
 
 def latency(slow: float, n_requests: int) -> Check:
-    """Of one request after the other, on top of the target's time."""
+    """Check the latency of sequential requests, which is added to the target's time."""
     parameters = {"targets": 1, "bandwidth": "1Gi", "seek_ms": 0, "latency_ms": 5}
     with (
         striped("ssd", slow=slow, **parameters, **INSTANT) as mount,
@@ -137,7 +138,9 @@ def latency(slow: float, n_requests: int) -> Check:
 
 
 def elevator(slow: float) -> Check:
-    """Requests of two files wait in turns, 8 MiB of each, and runs are of 4 MiB: four seeks."""
+    """Check the elevator: requests of two files in turn, 8 MiB each, with runs of 4 MiB, take four
+    seeks.
+    """
     parameters = {"targets": 1, "bandwidth": "256Mi", "seek_ms": 10, "run": "4Mi"}
     with (
         striped("hdd", slow=slow, **parameters, **INSTANT) as mount,
@@ -161,7 +164,7 @@ def elevator(slow: float) -> Check:
 
 
 def metadata_rate(slow: float, operations: int) -> Check:
-    """Eight threads ask for names that are not there."""
+    """Check the rate of metadata operations: eight threads look up names that do not exist."""
     with (
         striped("ssd", slow=slow, mds_rate=1000, mds_latency_ms=0) as mount,
         ThreadPoolExecutor(8) as threads,
@@ -184,7 +187,7 @@ def metadata_latency(slow: float, operations: int) -> Check:
 
 
 def sharing(slow: float, n_requests: int) -> list[Check]:
-    """Two clients, each on its own mount: either has half of the target."""
+    """Check two clients with a mount each: each gets half of the target."""
     parameters = {"targets": 1, "bandwidth": "64Mi", "seek_ms": 0, "run": 0}
     with (
         striped("hdd", slow=slow, clients=2, **parameters, **INSTANT) as mount,
@@ -208,7 +211,7 @@ def sharing(slow: float, n_requests: int) -> list[Check]:
 
 
 def buffered(slow: float, n_requests: int) -> Check:
-    """Through a client's cache, until fsync: what leaves it keeps the target busy."""
+    """Check writes through a client's cache, including fsync: they keep the target busy."""
     parameters = {"targets": 1, "bandwidth": "64Mi", "seek_ms": 0, "cache": "client"}
     with (
         striped("hdd", slow=slow, **parameters, **INSTANT) as mount,
@@ -224,7 +227,7 @@ def buffered(slow: float, n_requests: int) -> Check:
 
 
 def validate(slow: float, scale: int = 1) -> Iterator[Check]:
-    """Each with this time factor; scale: how often what a check does is repeated in it."""
+    """Run all checks with this time factor; `scale` multiplies the work of each check."""
     yield bandwidth(slow, 1, 8 * scale)
     yield bandwidth(slow, 8, 64 * scale)
     yield buffered(slow, 8 * scale)
