@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the table of branch coverage in docs/testing.md: branch_coverage.py BUILD PYTHON_REPORT.
 
-BUILD is a build folder whose tests have run with -Db_coverage=true; PYTHON_REPORT is what pytest
-wrote with --cov-report=json.
+BUILD is a build folder whose tests have run with -Db_coverage=true. PYTHON_REPORT is the file that
+pytest wrote with --cov-report=json.
 """
 
 import json
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 
-Counts = tuple[str, int, int]  # of which file or folder; branches taken, branches there are
+Counts = tuple[str, int, int]  # file or folder, branches taken, branches in all
 
 
 def c_branches(build: Path) -> Iterator[Counts]:
@@ -51,7 +51,7 @@ def by_folder(files: Iterable[Counts]) -> Iterator[Counts]:
 
 
 def whole_and_least(files: Iterable[Counts]) -> list[str]:
-    """Rows that tests/bench/campaign.py reads."""
+    """Return the rows that tests/bench/campaign.py reads."""
     counted = [
         (taken / branches, name, taken, branches) for name, taken, branches in files if branches
     ]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium that shows pages and tells what went wrong in them.
+"""A headless Chromium that opens pages and reports errors in them.
 
-It is spoken to through two pipes, in messages of JSON that end with a zero byte: no port, and no
-package. See https://chromedevtools.github.io/devtools-protocol.
+The tool talks to it through two pipes, in JSON messages that end with a zero byte, so it needs no
+port and no package. See https://chromedevtools.github.io/devtools-protocol.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LIMIT_S = 120.0
 DESKTOP = (1280, 900)
 PHONE = (390, 844)
 
-#: What is wrong if a page says it.
+#: events that report an error in a page
 _TROUBLE = ("Runtime.exceptionThrown", "Log.entryAdded", "Network.loadingFailed")
 
 
 class BrowserError(Exception):
-    """It ended, or does not answer."""
+    """The browser has ended, or does not answer."""
 
 
 def unavailable() -> str:
-    """Why there is none; "" if there is one."""
+    """Return why there is no browser; "" if there is one."""
     return (
         "" if shutil.which("chromium") else "there is no chromium; run tests/support/setup.sh long"
     )
@@ -48,7 +48,7 @@ def unavailable() -> str:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address under which a folder is served while the context lasts."""
+    """Serve a folder while the context lasts. Yield its address."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
@@ -68,18 +68,18 @@ def served(folder: Path) -> Iterator[str]:
 
 @dataclass
 class Shown:
-    """A page as it came out."""
+    """The result of opening a page."""
 
-    #: errors of scripts, and what could not be fetched
+    #: errors of scripts, and failed requests
     troubles: list[str]
-    #: pixels that it is wider than the window
+    #: pixels by which it is wider than the window
     excess: int
-    #: that were asked for elsewhere
+    #: addresses of other sites that were requested
     foreign: list[str]
 
 
 class Browser:
-    """One window. Not for several threads."""
+    """A window of the browser. Not thread-safe."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self._reading, self._writing = reading, writing
@@ -108,7 +108,7 @@ class Browser:
         return message
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Asks, and returns the answer; events that come meanwhile are kept."""
+        """Call a method and return the answer. Keep events that arrive meanwhile."""
         self._number += 1
         question: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -122,14 +122,14 @@ class Browser:
         return result
 
     def evaluate(self, expression: str) -> Any:
-        """A value of the page; a promise is waited for."""
+        """Return the value of an expression in the page. If it is a promise, wait for it."""
         found = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
         return found["result"].get("value")
 
     def show(self, address: str, size: tuple[int, int] = DESKTOP, *, dark: bool = False) -> Shown:
-        """Opens a page, and waits until all of it is there."""
+        """Open a page, and wait until it is loaded."""
         width, height = size
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -140,7 +140,7 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        # From one anchor of a page to another one nothing would be loaded.
+        # A blank page in between, because navigation between anchors of a page would load nothing.
         for url in ("about:blank", address):
             self._events.clear()
             self.call("Page.navigate", url=url)
@@ -157,7 +157,7 @@ class Browser:
             method, params = event.get("method"), event.get("params", {})
             if method == "Log.entryAdded" and params["entry"]["level"] != "error":
                 continue
-            # A page that leads on breaks off what the one before still loaded.
+            # A navigation cancels requests of the page before it.
             if method in _TROUBLE and not params.get("canceled"):
                 found.append(json.dumps(params)[:400])
         return found
@@ -172,13 +172,13 @@ class Browser:
         return [url for url in asked if not url.startswith((origin, "data:", "blob:", "about:"))]
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
-        """Of what is shown, as PNG."""
+        """Save a screenshot as PNG."""
         found = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(found["data"]))
 
 
 def _pipe() -> tuple[int, int]:
-    """Both ends with high numbers: 3 and 4 are to be the browser's."""
+    """Return a pipe with high descriptor numbers, because 3 and 4 are for the browser."""
     low = os.pipe()
     reading, writing = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in low)
     for fd in low:
@@ -188,13 +188,13 @@ def _pipe() -> tuple[int, int]:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A Chromium that ends with the context."""
+    """Start a Chromium that ends with the context."""
     to_it, from_us = _pipe()
     to_us, from_it = _pipe()
     with tempfile.TemporaryDirectory(
         prefix="ioshape-chromium-", ignore_cleanup_errors=True
     ) as home:
-        # It reads from descriptor 3 and writes to 4.
+        # Chromium reads from descriptor 3 and writes to 4.
         script = f'exec "$@" 3<&{to_it} 4>&{from_it} {to_it}<&- {from_it}>&-'
         command = [
             *("bash", "-c", script, "chromium"),
@@ -215,7 +215,7 @@ def browser() -> Iterator[Browser]:
             it = Browser(to_us, from_us)
             yield it
             with contextlib.suppress(BrowserError, OSError):
-                it._session = ""  # the browser's own
+                it._session = ""  # the browser's own session
                 it.call("Browser.close")
         finally:
             os.close(from_us)

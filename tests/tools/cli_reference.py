@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/cli-reference.md: what each command says of itself, as Markdown.
+"""Makes docs/cli-reference.md from the help of each command.
 
 tests/tools/reference.py writes it.
 """
@@ -21,7 +21,7 @@ What `ioshape COMMAND --help` says, written by `tests/tools/reference.py --write
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
-    """By their whole names, in the order of the help."""
+    """Yield all commands with their full names, in the order of the help."""
     context = click.Context(commands, info_name="ioshape")
     for name in commands.list_commands(context):
         command = commands.get_command(context, name)
@@ -33,7 +33,10 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
 
 
 def prose(text: str) -> str:
-    """Paragraphs. Those that click does not wrap become code."""
+    """Return the paragraphs of a help text as Markdown.
+
+    Those that click does not wrap become code.
+    """
     out = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("\b\n"):
@@ -63,5 +66,5 @@ def section(name: str, command: click.Command) -> str:
 
 
 def page() -> str:
-    """All of it."""
+    """Return the whole page."""
     return "\n\n".join([HEAD.strip(), *(section(*one) for one in all_commands())]) + "\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which packages of ioshape import which, in functions as well, but not for type checkers alone."""
+"""Finds which packages of ioshape import which, without imports that only type checkers see."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ ROOT = Path(__file__).resolve().parents[2] / "bindings" / "ioshape"
 
 
 class Import(NamedTuple):
-    """A line of a module that imports one of another package. Modules beside the packages, as
-    ioshape.dcp, count as packages."""
+    """An import of a module from another package.
+
+    Modules beside the packages, such as ioshape.dcp, count as packages.
+    """
 
     module: str
     line: int
@@ -47,8 +49,10 @@ def _lines(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def imports(root: Path = ROOT) -> list[Import]:
-    """All that lead from one package into another. What ioshape/__init__.py brings in when a name
-    of it is used does not count: that is what it is for."""
+    """Return all imports that lead from one package into another.
+
+    ioshape/__init__.py does not count: its purpose is to import modules when their names are used.
+    """
     modules = _modules(root)
     found = []
     for module, path in sorted(modules.items()):
@@ -70,7 +74,7 @@ def imports(root: Path = ROOT) -> list[Import]:
 
 
 def cycles(found: list[Import]) -> list[list[str]]:
-    """Sets of packages each of which leads to all others of its set."""
+    """Return sets of packages, each of which imports all others of its set, directly or not."""
     onward: dict[str, set[str]] = {}
     for one in found:
         onward.setdefault(one.package, set()).add(one.wanted_package)

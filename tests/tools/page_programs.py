@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python programs of the pages in docs/."""
+"""Extracts the Python programs from the pages in docs/."""
 
 import re
 
@@ -9,6 +9,6 @@ DOCS = ROOT / "docs"
 
 
 def programs(page: str) -> list[str]:
-    """Return the blocks of Python of a page, in their order."""
+    """Return the Python blocks of a page in their order."""
     text = (DOCS / page).read_text(encoding="utf-8")
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

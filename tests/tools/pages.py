@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of the site that docs/site.sh builds: their links, and what they load."""
+"""Checks the pages of the site that docs/site.sh builds: their links, and what they load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tree import ROOT
 SITE = ROOT / "build" / "site"
 ENVIRONMENT = ROOT / "build" / "site-env" / "complete"
 
-#: What a browser fetches by itself, and not only when somebody clicks.
+#: attributes whose targets a browser fetches without a click
 _LOADED = {
     ("img", "src"),
     ("script", "src"),
@@ -26,12 +26,12 @@ _LOADED = {
 
 @dataclass
 class Page:
-    """What a page of HTML refers to."""
+    """The references of an HTML page."""
 
     anchors: set[str] = field(default_factory=set)
-    #: what somebody may click
+    #: targets of links
     links: list[str] = field(default_factory=list)
-    #: what is fetched with the page
+    #: files that are fetched with the page
     loaded: list[str] = field(default_factory=list)
 
 
@@ -46,31 +46,31 @@ class _Reader(HTMLParser):
         if tag == "a" and "href" in given:
             self.page.links.append(given["href"])
         for name, value in given.items():
-            # Where a page is to be found, and what comes next, is not fetched.
+            # A canonical address and a rel="next" are not fetched.
             if (tag, name) in _LOADED and given.get("rel") in (None, "stylesheet", "icon"):
                 self.page.loaded.append(value)
 
 
 @cache
 def page_of(path: Path) -> Page:
-    """What a file refers to."""
+    """Return the references of a file."""
     reader = _Reader()
     reader.feed(path.read_text(encoding="utf-8"))
     return reader.page
 
 
 def has(path: Path, fragment: str) -> bool:
-    """Whether a page has an anchor."""
+    """Return whether a page has an anchor."""
     return unquote(fragment) in page_of(path).anchors
 
 
 def pages(site: Path = SITE) -> list[Path]:
-    """All that somebody may read: not what the theme keeps for itself."""
+    """Return all pages for readers, without the theme's own files."""
     return sorted(path for path in site.rglob("*.html") if "_static" not in path.parts)
 
 
 def dead_links(site: Path = SITE) -> list[str]:
-    """Sentences about links, and what is loaded, that lead nowhere within the site."""
+    """Return error messages about links and loaded files that do not exist within the site."""
     found = []
     for path in pages(site):
         page = page_of(path)
@@ -89,7 +89,7 @@ def dead_links(site: Path = SITE) -> list[str]:
 
 
 def foreign(site: Path = SITE) -> list[str]:
-    """What pages fetch from elsewhere by themselves."""
+    """Return error messages about files that pages load from other sites."""
     return [
         f"{path.relative_to(site)}: {link}"
         for path in pages(site)

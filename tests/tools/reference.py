@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made from the package's docstrings, the table of settings and the commands.
+"""Generates documentation and code from the package's docstrings, the table of settings and the
+commands.
 
-That is parts of docs/python.md and docs/python-reference.md, docs/cli-reference.md, and the
+It makes parts of docs/python.md and docs/python-reference.md, docs/cli-reference.md, and the
 arguments of configure(). With the package of this tree installed (tests/support/package.sh)
 
     python tests/tools/reference.py --write
 
-renews them there. Without the option, it says whether they are up to date; a test does the same.
+writes them. Without the option, it reports whether they are up to date; a test does that, too.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ PAGE = ROOT / "docs" / "python.md"
 REFERENCE = ROOT / "docs" / "python-reference.md"
 CONFIG = ROOT / "bindings" / "ioshape" / "_core" / "config.py"
 
-# In the order in which a reader wants them; the rest follows.
+# The order for readers; other names follow.
 FIRST = ["save", "save_async", "SaveHandle", "wait_all", "load", "Report"]
 
-#: Modules that are imported for themselves; those for frameworks of many megabytes have only pages.
+#: modules that users import directly; those for large frameworks have only pages
 MODULES = [ioshape.types, ioshape.errors, ioshape.staging, ioshape.dcp, ioshape.safetensors]
 
 SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 
 
 def prose(doc: str | None) -> str:
-    """A docstring as Markdown: its sections become lists."""
+    """Convert a docstring to Markdown; its sections become lists."""
     lines = inspect.cleandoc(doc or "").splitlines()
     out: list[str] = []
     section = ""
@@ -61,7 +62,10 @@ def prose(doc: str | None) -> str:
 
 
 def source_of(cls: type) -> str:
-    """Return the source of a class: public ones say that they are of a public module."""
+    """Return the source of a class.
+
+    A public class names a public module as its own, which need not contain it.
+    """
     for name, module in sorted(sys.modules.items()):
         if name.startswith("ioshape.") and vars(module).get(cls.__name__) is cls:
             home = inspect.getsource(module)
@@ -72,7 +76,7 @@ def source_of(cls: type) -> str:
 
 
 def fields(cls: type) -> str:
-    """What a class says about its attributes in comments that begin with "#:"."""
+    """Return what a class says about its attributes in comments that begin with "#:"."""
     out = []
     comment: list[str] = []
     for line in textwrap.dedent(source_of(cls)).splitlines():
@@ -89,9 +93,9 @@ def fields(cls: type) -> str:
 
 
 def signature(name: str, function: object) -> str:
-    """A call, one line if it fits."""
+    """Return a signature as a code block, on one line if it fits."""
     text = str(inspect.signature(function))  # type: ignore[arg-type]
-    # Defaults that are modules print as where they lie on this machine.
+    # Defaults that are modules print with their path on this machine.
     text = re.sub(r"<module '(\w+)' from [^>]*>", r"\1", text).replace("'", "")
     if len(name + text) > 100:
         arguments, _, result = text.rpartition(" -> ")
@@ -101,7 +105,7 @@ def signature(name: str, function: object) -> str:
 
 
 def method(owner: str, name: str, member: object) -> str:
-    """A public method or property of a class."""
+    """Describe a public method or property of a class."""
     if isinstance(member, property):
         return f"- `{owner}.{name}`: {' '.join(prose(member.__doc__).split())}"
     text = str(inspect.signature(member)).replace("'", "").replace("(self, ", "(")  # type: ignore[arg-type]
@@ -111,7 +115,7 @@ def method(owner: str, name: str, member: object) -> str:
 
 
 def describe(name: str, module: ModuleType = ioshape) -> str:
-    """All about one public name."""
+    """Describe a public name."""
     value = getattr(module, name)
     full = f"{module.__name__}.{name}"
     parts = [f"## {name if module is ioshape else full}"]
@@ -132,12 +136,12 @@ def describe(name: str, module: ModuleType = ioshape) -> str:
 
 
 def reference() -> str:
-    """The whole of it."""
+    """Return the whole reference."""
     names = [name for name in ioshape.__all__ if not name.startswith("_")]
     order = FIRST + [name for name in names if name not in FIRST]
     parts = [describe(name) for name in order]
     for module in MODULES:
-        # What it has from the package of the same name is described there.
+        # Names from the package of this name are described there.
         own = [
             name
             for name in module.__all__
@@ -148,13 +152,13 @@ def reference() -> str:
 
 
 def is_ours(value: object) -> bool:
-    """Whether it is defined in the package."""
+    """Return whether a value is defined in the package."""
     return str(getattr(value, "__module__", "")).startswith("ioshape")
 
 
 # ---- Settings -----------------------------------------------------------------------------------
 
-#: What configure() takes, by the kind of a setting.
+#: types that configure() accepts, by the kind of a setting
 TYPES = {
     "bytes": "int | str",
     "count": "int",
@@ -166,7 +170,7 @@ TYPES = {
 
 
 def arguments() -> str:
-    """Of configure()."""
+    """Return the arguments of configure()."""
     lines = []
     for row in SETTINGS.values():
         words = ", ".join(f'"{word}"' for word in row.words)
@@ -176,7 +180,7 @@ def arguments() -> str:
 
 
 def settings() -> str:
-    """The table of settings."""
+    """Return the table of settings."""
     rows = ["| setting | values | default | | who needs it |", "|---|---|---|---|---|"]
     rows += [
         f"| `{one.name}` | {one.values} | {one.default} | {one.about} | {one.user} |"
@@ -186,7 +190,7 @@ def settings() -> str:
 
 
 def renewed_config(module: str) -> str:
-    """The module with the arguments of configure(), and with their names."""
+    """Return the module with updated arguments of configure(), and their names."""
     names = "\n".join(f'        "{one.name}": {one.name},' for one in SETTINGS.values())
     for indent, made, text in (("    ", "made", arguments()), ("        ", "named", names)):
         begin, end = (f"{indent}# {made} from the table: {word}\n" for word in ("begin", "end"))
@@ -195,11 +199,11 @@ def renewed_config(module: str) -> str:
     return module
 
 
-# ---- The page -----------------------------------------------------------------------------------
+# ---- Files ---------------------------------------------------------------------------------------
 
 
 def renewed(path: Path, title: str, text: str) -> str:
-    """The page with what is made put in its place."""
+    """Return a page with its generated part updated."""
     begin, end = (f"<!-- {title}: {word} -->" for word in ("made from the source", "end"))
     before, found, rest = path.read_text(encoding="utf-8").partition(begin)
     assert found, f"{path} has no {begin}"
@@ -207,7 +211,7 @@ def renewed(path: Path, title: str, text: str) -> str:
 
 
 def files() -> dict[Path, str]:
-    """All that is made, as it should be."""
+    """Return all generated files with their contents."""
     return {
         CONFIG: renewed_config(CONFIG.read_text(encoding="utf-8")),
         PAGE: renewed(PAGE, "settings", settings()),
@@ -217,14 +221,14 @@ def files() -> dict[Path, str]:
 
 
 def is_of_this_tree() -> bool:
-    """Whether the package that is installed is."""
+    """Return whether the installed package is that of this tree."""
     installed, here = Path(ioshape.__file__).parent, CONFIG.parents[1]
     modules = [path.relative_to(here) for path in here.rglob("*.py")]
     return all(
         (installed / name).exists()
         and (installed / name).read_bytes() == (here / name).read_bytes()
         for name in modules
-        if here / name != CONFIG  # which this may renew
+        if here / name != CONFIG  # this tool may change it
     )
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large the product is: lines of code, and functions of C that one file has for others.
+"""Measures the product: lines of code, and C functions that one file provides for others.
 
     python tests/tools/sizes.py
 
-writes tests/house/budget.json, which tests/house/test_budget.py compares with the tree.
+The program writes tests/house/budget.json, which tests/house/test_budget.py compares with the tree.
 """
 
 import io
@@ -22,7 +22,7 @@ import english
 from tree import LIBRARY, ROOT, code
 
 BUDGET = ROOT / "tests" / "house" / "budget.json"
-#: The product, by folder. Generated code is not counted, nor are blank lines and comments.
+#: folders of the product; generated code, blank lines and comments do not count
 PRODUCT = ("libioshape", "bindings")
 C_SUFFIXES = (".c", ".h")
 SUFFIXES = (*C_SUFFIXES, ".def", ".lua", ".py", ".pyi")
@@ -55,7 +55,7 @@ def python_lines(text: str) -> int:
 
 
 def lines_of_code(name: str, text: str) -> int:
-    """Count lines that are neither blank nor hold nothing but a comment."""
+    """Count the lines that are neither blank nor only comments."""
     if name.endswith((".py", ".pyi")):
         return python_lines(text)
     text = (LUA_COMMENT if name.endswith(".lua") else C_COMMENT).sub("", text)
@@ -81,11 +81,11 @@ def lines_in(folder: str, *suffixes: str) -> int:
 
 @dataclass(frozen=True)
 class Shared:
-    """A function of C that a header of the library declares for other files."""
+    """A C function that a header of the library declares for other files."""
 
     name: str
     folder: str
-    #: files of C that name it, but for the one that defines it
+    #: number of C files that use it, without the one that defines it
     callers: int
 
 
@@ -129,7 +129,7 @@ def unclear_prose() -> dict[str, int]:
 
 
 def sizes() -> dict[str, dict[str, int]]:
-    """Return what the budget bounds."""
+    """Return the figures that the budget limits."""
     functions = Counter(one.folder for one in shared_functions())
     return {
         "lines of code": {folder: lines_in(folder) for folder in PRODUCT},

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds up what the stages of tests/run.sh left in their folder into the one line that counts.
+"""Adds up the results of all stages of tests/run.sh.
 
-The folder holds index.tsv with one line per command that was run: its kind, its exit status, its
-report (empty if it has none) and its title. A command is believed only as far as its exit status
-goes: whatever failed without a failed test of its own in the report counts as one failure more.
+The folder, an argument, contains index.tsv with one line for each command: its kind, exit status, report (empty
+if it has none) and title. The exit status overrides the report: a command that failed without a
+failed test in its report counts as one more failure.
 """
 
 import json
@@ -32,7 +32,7 @@ class Counts:
 
 
 def count_check(status: int) -> Counts:
-    """A command that is one test itself."""
+    """Count a command that is a test itself."""
     return Counts(
         passed=int(status == 0),
         failed=int(status not in (0, SKIPPED_STATUS)),
@@ -41,7 +41,7 @@ def count_check(status: int) -> Counts:
 
 
 def count_meson_test(result: str, stdout: str) -> Counts:
-    """One program: each line of TAP is a test; a program that speaks no TAP is one test."""
+    """Count a program: each line of TAP is a test; a program without TAP is one test."""
     counts = Counts()
     for negation, rest in TAP_RESULT.findall(stdout):
         if TAP_SKIP.search(rest):
@@ -55,7 +55,7 @@ def count_meson_test(result: str, stdout: str) -> Counts:
     elif result in ("OK", "EXPECTEDFAIL"):
         counts.passed += int(counts == Counts())
     else:
-        # It crashed, hung, leaked or stopped early after the tests that it could report.
+        # It crashed, hung, leaked or stopped after the tests that it could report.
         counts.failed += int(counts.failed == 0)
     return counts
 
@@ -88,7 +88,7 @@ def count_command(kind: str, status: int, report: Path) -> Counts:
     if status != 0:
         counts.failed += int(counts.failed == 0)
     elif counts == Counts():
-        counts.failed += 1  # a green command without a single result has tested nothing
+        counts.failed += 1  # a command that succeeded without any result has tested nothing
     return counts
 
 

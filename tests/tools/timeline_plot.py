@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws who did what when, as docs/scale.svg and docs/storm-cephfs.svg show.
+"""Draws timelines of ranks that save, as in docs/scale.svg and docs/storm-cephfs.svg.
 
-It takes matplotlib. Users open the traces of "ioshape trace --chrome" in Perfetto instead.
+It needs matplotlib. Users open the traces of "ioshape trace --chrome" in Perfetto instead.
 """
 
 import warnings
@@ -36,7 +36,7 @@ _PANEL_HEAD = 0.7
 
 @dataclass
 class Save:
-    """One save of one rank."""
+    """A save of a rank."""
 
     begin_s: float
     end_s: float
@@ -45,7 +45,7 @@ class Save:
 
 @dataclass
 class Row:
-    """One process."""
+    """A process."""
 
     label: str
     saves: list[Save]
@@ -57,7 +57,7 @@ class Row:
 
 
 class Dot(NamedTuple):
-    """A neighbour's operation."""
+    """An operation of a neighbour."""
 
     kind: str
     at_s: float
@@ -66,7 +66,7 @@ class Dot(NamedTuple):
 
 @dataclass
 class Panel:
-    """What happened together."""
+    """Saves and operations that happened together."""
 
     title: str
     rows: list[Row]
@@ -81,26 +81,26 @@ class Panel:
 
 @dataclass
 class Timeline:
-    """Panels, one over another, on one axis."""
+    """Panels, one above another, with a common axis."""
 
     title: str
     panels: list[Panel]
     subtitle: str = ""
-    #: the 99th percentile of neighbours' reads when nobody saves
+    #: the 99th percentile of neighbours' reads without saves
     alone_s: float | None = None
 
 
 def draw(timeline: Timeline, path: str) -> None:
-    """Write the picture. The ending of the path is its format."""
+    """Write the picture. The path's suffix determines its format."""
     from matplotlib import rc_context  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     heights = [height for panel in timeline.panels for height in _heights(panel)]
     size = (_WIDTH, _HEADER + sum(heights) + _PANEL_HEAD * len(timeline.panels))
     style = {"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False}
-    # Without a salt and with a date, two pictures of the same timeline would differ.
+    # With a salt and without a date, the pictures of equal timelines are identical.
     with rc_context({**style, "svg.hashsalt": "ioshape"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # letters that no font has
+        warnings.simplefilter("ignore")  # characters that no font has
         figure = Figure(figsize=size, layout="constrained")
         all_axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[
             :, 0
@@ -125,7 +125,7 @@ def _heights(panel: Panel) -> list[float]:
 
 
 def _draw_rows(axes: Any, panel: Panel) -> None:
-    # The first to end on top: in this order a convoy looks like one.
+    # Sorted by their end, so that a convoy looks like one.
     rows = sorted(panel.rows, key=lambda row: (row.end_s, row.rank))[:_MOST_ROWS]
     for phase, colour in _COLOURS.items():
         bars = [
@@ -156,10 +156,10 @@ def _label(axes: Any, rows: list[Row], count: int) -> None:
 
 
 def _draw_dots(axes: Any, panel: Panel, timeline: Timeline) -> None:
-    """How long each of the neighbours' operations took; as wide as it was long."""
+    """Draw the duration of each operation of neighbours, as a line of that length."""
     for kind, colour in _DOTS.items():
         dots = [dot for dot in panel.dots if dot.kind == kind]
-        dots = dots[:: max(1, -(-len(dots) // _MOST_DOTS))]  # of too many, evenly spread ones
+        dots = dots[:: max(1, -(-len(dots) // _MOST_DOTS))]  # evenly spread, if there are too many
         axes.hlines(
             [dot.took_s for dot in dots],
             [dot.at_s for dot in dots],
@@ -171,7 +171,7 @@ def _draw_dots(axes: Any, panel: Panel, timeline: Timeline) -> None:
         axes.axhline(timeline.alone_s, color=_DOTS["read"], linewidth=0.8, linestyle=(0, (5, 4)))
     took = [dot.took_s for one in timeline.panels for dot in one.dots]
     axes.set_yscale("log")
-    axes.set_ylim(min(took) / 2, max(took) * 2)  # the same in all panels
+    axes.set_ylim(min(took) / 2, max(took) * 2)  # equal in all panels
     axes.yaxis.set_major_formatter(lambda value, _position: human_seconds(value))
     axes.set_ylabel("neighbours")
     axes.grid(axis="y", color="#d8dee4", linewidth=0.6)

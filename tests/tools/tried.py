@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of tried versions in docs/frameworks.md.
+"""Maintains the table of tried versions in docs/frameworks.md.
 
     python tests/tools/tried.py safetensors deepspeed
 
-runs the tests of these on the versions that are installed, and writes those into the table if none
-has failed. A framework that is too large for everybody's set-up is installed first (frameworks.py).
-Without arguments all are tried.
+runs the tests of these frameworks on the installed versions. If none has failed, it writes the
+versions into the table. A framework that is not part of the standard set-up is installed first
+(frameworks.py). Without arguments all frameworks are tried.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEAD = "| package | tried version | tests |\n|---|---|---|\n"
 
 @dataclass(frozen=True)
 class Trial:
-    """What is run to try a package."""
+    """The tests of a package, and the environment in which they run."""
 
     package: str
     #: below tests/integrations
@@ -37,14 +37,14 @@ class Trial:
     environment: str | None = None
 
     def version(self) -> str:
-        """Of what is installed."""
+        """Return the installed version."""
         python = frameworks.environment(self.environment) if self.environment else sys.executable
         ask = f"from importlib.metadata import version; print(version('{self.package}'))"
         done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
-        return done.stdout.strip().partition("+")[0]  # of torch, without how it was built
+        return done.stdout.strip().partition("+")[0]  # without torch's build suffix
 
     def passes(self) -> bool:
-        """Whether none of its tests fails."""
+        """Run the tests. Return whether none fails."""
         paths = [str(ROOT / "tests" / "integrations" / name) for name in self.tests]
         command = [sys.executable, "-m", "pytest", "-q", "-rs", *paths]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
@@ -75,19 +75,19 @@ TRIALS = {
 
 
 def rows() -> dict[str, tuple[str, str]]:
-    """The page's: version and tests of each package."""
+    """Return the rows of the page: version and tests of each package."""
     table = TABLE.search(PAGE.read_text(encoding="utf-8"))
     found = re.findall(r"^\| `([\w-]+)` \| ([\w.]+) \| (.*) \|$", table[0] if table else "", re.M)
     return {package: (version, tests) for package, version, tests in found}
 
 
 def tests_of(package: str) -> str:
-    """As the table names them."""
+    """Return the tests as the table names them."""
     return ", ".join(f"`{name}`" for name in TRIALS[package].tests)
 
 
 def write(versions: dict[str, str]) -> None:
-    """Into the page; other rows stay."""
+    """Write versions into the page; keep other rows."""
     known = {package: version for package, (version, _) in rows().items()} | versions
     lines = [
         f"| `{package}` | {known[package]} | {tests_of(package)} |\n"
@@ -103,7 +103,7 @@ def write(versions: dict[str, str]) -> None:
 
 def main() -> None:
     names = sys.argv[1:] or list(TRIALS)
-    passed: dict[tuple[str, ...], bool] = {}  # several packages may have the same tests
+    passed: dict[tuple[str, ...], bool] = {}  # several packages may share tests
     for name in names:
         trial = TRIALS[name]
         version = trial.version()

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four ranks that save FSDP2's state by DCP, killed at random moments; stock DCP judges the rest.
+"""Four ranks save FSDP2's state by DCP and are killed at random times; stock DCP judges the
+results.
 
-They write a file each, or one for all. Run as a program: dcp_kills.py FOLDER KILLS SEED. It ends
-with 0 if every checkpoint that anybody can see loads whole, none is older than what was said to be
-saved, and the save after the last kill leaves nothing behind. There is no ioshape in the process
-that judges.
+They write a file for each rank, or one for all. Run as a program: dcp_kills.py FOLDER KILLS SEED.
+It exits with 0 if these hold:
+
+- Every visible checkpoint loads completely.
+- None is older than what was reported as saved.
+- The save after the last kill leaves no other files.
+
+The process that judges does not import ioshape.
 """
 
 import multiprocessing
@@ -32,11 +37,11 @@ def _model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 7), nn.Linear(7, WIDTH))
 
 
-# ---- Those that are killed -----------------------------------------------------------------------
+# ---- Ranks that are killed -----------------------------------------------------------------------
 
 
 def _save(folder: Path, model: nn.Module, step: int, told: int, *, in_background: bool) -> None:
-    """To a path that is replaced each time, and to one that is new."""
+    """Save to a path that is replaced each time, and to a new one."""
     import ioshape.dcp  # noqa: PLC0415 - not where stock DCP judges
 
     with torch.no_grad():
@@ -72,14 +77,17 @@ def _job(store: Path, folder: Path, steps: range, *, in_background: bool, mode: 
 
 
 def _kill_one(store: Path, folder: Path, first: int, chance: random.Random) -> dict[str, int]:
-    """Some ranks, and the others a moment later. What rank 0 said it had saved."""
+    """Start a job and kill its ranks: some, and the others a moment later.
+
+    Return the steps that rank 0 reported as saved.
+    """
     steps = range(first, sys.maxsize)
     in_background, mode = chance.random() < 0.5, chance.choice(("each", "node"))
     job = _job(store, folder, steps, in_background=in_background, mode=mode)
     return job.kill(chance, 0.2)
 
 
-# ---- Who judges ----------------------------------------------------------------------------------
+# ---- The process that judges ---------------------------------------------------------------------
 
 
 def _loaded_step(path: Path) -> int:
@@ -93,7 +101,7 @@ def _loaded_step(path: Path) -> int:
 
 
 def _judge(folder: Path, said: dict[str, int]) -> int:
-    """The step from which a job would go on."""
+    """Check the checkpoints. Return the step at which the next job starts."""
     for name, saved in said.items():
         if _loaded_step(folder / name) < saved:
             raise SystemExit(f"{name} is older than step {saved}, which was saved")
@@ -120,7 +128,7 @@ class _Judge:
             said = connection.recv()
             try:
                 connection.send(_judge(folder, said))
-            except BaseException as error:  # DCP's own are no Exception
+            except BaseException as error:  # DCP's exceptions are not derived from Exception
                 connection.send(" ".join(f"{type(error).__name__}: {error}".split()))
 
     def step_after(self, said: dict[str, int]) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that save and load checkpoints of torch.distributed.checkpoint.
 
-Run as a program it is all of them; see ranks.py.
+Run as a program it is all ranks; see ranks.py.
 """
 
 import threading
@@ -22,7 +22,7 @@ BASE = torch.arange(60.0).reshape(10, 6)
 
 
 def _tensors(size: int, factor: float) -> dict[str, Any]:
-    """Split by rows and columns, unevenly, and replicated; and what is no tensor."""
+    """Return tensors split by rows, by columns and unevenly, a replicated one, and other objects."""
     mesh = init_device_mesh("cpu", (size,))
     return {
         "rows": distribute_tensor(BASE * factor, mesh, [Shard(0)]),
@@ -31,7 +31,7 @@ def _tensors(size: int, factor: float) -> dict[str, Any]:
         "replicated": distribute_tensor(BASE.to(torch.bfloat16) * factor, mesh, [Replicate()]),
         "plain": {"weights": BASE * factor, "scalar": torch.tensor(2.5 * factor)},
         "step": int(factor) * 7,
-        # What is no tensor may be longer than anybody can know who plans the files.
+        # The size of an object that is no tensor is unknown when the files are planned.
         "note": b"long" * (1 << 18) * 2,
     }
 
@@ -49,7 +49,7 @@ def _model(size: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def _whole(state: Any) -> Any:
-    """The same on every rank."""
+    """Return the state with whole tensors, which are equal on every rank."""
     if isinstance(state, dict):
         return {key: _whole(value) for key, value in state.items()}
     value = state.full_tensor() if hasattr(state, "full_tensor") else state
@@ -75,7 +75,7 @@ def _load(size: int, reader: Any) -> Any:
 
 
 class _Broken(dcp.DefaultSavePlanner):
-    """Of a rank that fails while it writes."""
+    """A planner of a rank that fails while it writes."""
 
     def resolve_data(self, _write_item: Any) -> Any:
         raise OSError("no such luck")
@@ -90,7 +90,7 @@ def _save_stage(folder: Path, rank: int, size: int) -> dict[str, Any]:
     writer = ioshape.dcp.Writer(folder / "ours")
     dcp.save(state, storage_writer=writer)
     outcomes["paths"] = [report.path for report in writer.reports]
-    # In the place of another, with the plans of the save before.
+    # Replaces an existing checkpoint, with the cached plans of the save before.
     for factor in (1, 2, 3):
         state["tensors"] = _tensors(size, factor)
         planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
@@ -111,7 +111,7 @@ def _save_stage(folder: Path, rank: int, size: int) -> dict[str, Any]:
 
 
 def _save_changed(path: Path, *, changes: bool) -> list[int]:
-    """One rank's tensor changes before it is copied. Which ranks have failed."""
+    """Change one rank's tensor before it is copied. Return the ranks that failed."""
     import ioshape.dcp  # noqa: PLC0415
     from ioshape._integrations.dcp import staging  # noqa: PLC0415
 
@@ -132,7 +132,7 @@ def _save_changed(path: Path, *, changes: bool) -> list[int]:
 
 
 def _load_stage(folder: Path, _rank: int, size: int) -> dict[str, Any]:
-    # By stock first: there is no ioshape in the process.
+    # First by stock torch, before ioshape is imported.
     names = ("ours", "replaced", "async")
     outcomes = {
         f"{name}, by stock": _load(size, dcp.FileSystemReader(folder / name)) for name in names
@@ -145,7 +145,10 @@ def _load_stage(folder: Path, _rank: int, size: int) -> dict[str, Any]:
 
 
 def run(stage: str, folder: Path, size: int, nodes: int = 0) -> list[Any]:
-    """What each rank found. With `nodes` they play so many, and write a file for each."""
+    """Return the result of each rank.
+
+    With `nodes` they simulate so many nodes, with a file for each.
+    """
     variables = [
         {"IOSHAPE_MODE": "node", "IOSHAPE_TEST_NODE": str(rank * nodes // size)} if nodes else {}
         for rank in range(size)

@@ -46,7 +46,7 @@ def make(**more: Any) -> Any:
 
 
 def train(engine: Any, first: int) -> float:
-    """Three steps; the loss of the last one."""
+    """Train three steps. Return the loss of the last one."""
     for step in range(first, first + 3):
         torch.manual_seed(step)
         inputs = torch.randn(2, 64, dtype=torch.bfloat16 if int(STAGE) else torch.float32)
@@ -57,7 +57,7 @@ def train(engine: Any, first: int) -> float:
 
 
 def save(engine: Any) -> float:
-    """Saves after three steps, and goes on; the loss three steps later."""
+    """Save after three steps and train three more. Return the loss of the last one."""
     train(engine, 0)
     engine.save_checkpoint("run", client_state={"step": 3})
     whole = train(engine, 3)
@@ -76,7 +76,7 @@ def assert_goes_on(loss: float, **more: Any) -> None:
 
 
 def unchanged() -> None:
-    """A script without a word of us."""
+    """Run a script that does not mention ioshape."""
     assert_goes_on(save(make()))
 
 
@@ -102,7 +102,7 @@ def one_line() -> None:
 
 
 def universal() -> None:
-    """DeepSpeed's conversion of what we have written, and training that goes on from that."""
+    """Convert a checkpoint by DeepSpeed's tool, and resume training from the result."""
     from deepspeed.checkpoint import ds_to_universal  # noqa: PLC0415
 
     loss = save(make())
@@ -120,7 +120,10 @@ def universal() -> None:
 
 
 def one_rank_fails() -> None:
-    """Rank 1 cannot write: both ranks raise, and the checkpoint before stays the latest."""
+    """Check that both ranks raise if rank 1 cannot write.
+
+    The earlier checkpoint stays the latest.
+    """
     import ioshape.deepspeed  # noqa: PLC0415
 
     engine = make()
@@ -148,7 +151,9 @@ def one_rank_fails() -> None:
 
 
 def held() -> None:
-    """Files wait for a slot: training goes on, and nothing is named the latest."""
+    """Check that training continues while files wait for a slot, and that "latest" is not changed
+    yet.
+    """
     import ioshape.deepspeed  # noqa: PLC0415
     from ioshape._integrations.huggingface import whole  # noqa: PLC0415
 
@@ -164,7 +169,7 @@ def held() -> None:
     engine.checkpoint_engine.wait()
     if RANK == "0":
         assert Path("run/latest").read_text(encoding="utf-8") == "first"
-    # As transformers and accelerate do: in a directory that is renamed when all is there.
+    # transformers and accelerate save into a directory that is renamed when it is complete.
     path = str(Path("whole").resolve())
     if RANK == "0":
         threading.Timer(2, ioshape.slot("run").release).start()

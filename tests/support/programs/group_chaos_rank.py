@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a job that group_chaos.py hurts: it goes on from what is there, and saves."""
+"""A rank of a job that group_chaos.py harms: it loads the newest checkpoint, and saves more."""
 
 import collections
 import json
@@ -24,12 +24,12 @@ directory = asked["directory"]
 
 
 def failed(step: int, error: Exception) -> None:
-    """Says so."""
+    """Report the failure."""
     say("failed", step=step, text=str(error), kind=type(error).__name__, at=time.monotonic())
 
 
 def saved_or_failed(step: int, finish: Any) -> bool:
-    """Says how a save ended."""
+    """Finish a save and report its result. Return whether it succeeded."""
     try:
         finish()
     except Exception as error:
@@ -42,7 +42,7 @@ def saved_or_failed(step: int, finish: Any) -> bool:
 
 
 def newest() -> int:
-    """The step that is there; how it was loaded is said."""
+    """Load the newest checkpoint and report the result. Return its step."""
     try:
         found = ioshape.load_group(directory)
     except FileNotFoundError:
@@ -54,12 +54,12 @@ def newest() -> int:
 
 
 def size_at(step: int) -> int:
-    """Of this rank's object: uneven."""
+    """Return the size of this rank's object, which differs from rank to rank."""
     return (5_000, 300_000, 20, 80_000)[(rank + step) % 4]
 
 
 def run() -> None:
-    """Saves until it fails, or all is done."""
+    """Save until a save fails, or all steps are done."""
     options = {"mode": asked["mode"], "keep_last": 3}
     failures = 0
     try:
@@ -68,7 +68,7 @@ def run() -> None:
         say("ready")
         first = newest() + 1
     except Exception as error:
-        # Whoever meets the others waits for them, and may do so in vain.
+        # A rank that meets the others may wait for ranks that never come.
         failed(-1, error)
         return
     pending: collections.deque[tuple[int, Any]] = collections.deque()
@@ -82,7 +82,7 @@ def run() -> None:
             try:
                 pending.append((step, ioshape.save_group_async(state, directory, step, **options)))
             except Exception as error:
-                # An earlier one failed, or the others did not come.
+                # An earlier save failed, or other ranks did not come.
                 failed(step, error)
                 well = False
             else:
@@ -100,7 +100,10 @@ def run() -> None:
 
 
 def await_the_rest() -> None:
-    """A call that raised what an earlier save failed with began one, too, and gave no handle."""
+    """Wait for saves without a handle.
+
+    A call that raises the error of an earlier save may also have begun a save.
+    """
     while True:
         try:
             ioshape.wait_all()
@@ -114,5 +117,5 @@ run()
 await_the_rest()
 say("end", **shared_memory(), at=time.monotonic())
 if asked["leave"]:
-    os._exit(0)  # as a job that is stopped
+    os._exit(0)  # like a job that is stopped
 Path(directory).stat()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs of several ranks begin with: from group_program import *."""
+"""The beginning of programs of several ranks: from group_program import *."""
 
 import json
 import logging
@@ -35,19 +35,22 @@ __all__ = [
 
 rank, ranks = ioshape.job()[:2]
 if os.environ.get("LEAVE_UNDRAINED"):
-    under_way._interrupted = True  # as after Ctrl-C: the end of the process waits for no drain
+    under_way._interrupted = True  # as after Ctrl-C: the exit does not wait for a drain
 arguments = sys.argv[1:]
 
 
 def say(event: str, **more: object) -> None:
-    """For the test that started us. In one call: ranks of one torchrun share their output."""
+    """Report an event to the test.
+
+    Write it with one call, because the ranks of a torchrun share their output.
+    """
     line = json.dumps({"event": event, "rank": rank, **more}) + "\n"
     sys.stdout.flush()
     os.write(sys.stdout.fileno(), line.encode())
 
 
 def log_lines() -> list[str]:
-    """Return a list that from now on gets what ioshape logs, at every level."""
+    """Return a list to which ioshape's log lines of every level are appended from now on."""
     lines: list[str] = []
     logger = logging.getLogger("ioshape")
     handler = logging.Handler()
@@ -58,12 +61,12 @@ def log_lines() -> list[str]:
 
 
 def set_up_distributed(timeout_s: float = 60.0) -> None:
-    """As a training does."""
+    """Initialize torch.distributed, as a training does."""
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
 
 
 def object_of(which: int, step: int, n_bytes: int = 20_000) -> dict[str, Any]:
-    """What this rank saves at this step, bit by bit; also for those who check it."""
+    """Return the object that a rank saves at a step. It depends only on the arguments."""
     generator = torch.Generator().manual_seed(1_000_003 * step + which)
     data = torch.randint(0, 256, (n_bytes,), dtype=torch.uint8, generator=generator)
     return {
@@ -77,7 +80,7 @@ def object_of(which: int, step: int, n_bytes: int = 20_000) -> dict[str, Any]:
 
 
 def is_right(found: Any, which: int, step: int, n_bytes: int = 20_000) -> bool:
-    """Whether it is that object."""
+    """Return whether an object equals object_of() with these arguments."""
     wanted = object_of(which, step, n_bytes)
     return (
         isinstance(found, dict)
@@ -90,7 +93,9 @@ def is_right(found: Any, which: int, step: int, n_bytes: int = 20_000) -> bool:
 
 
 def shared_memory() -> dict[str, int]:
-    """What this process has open or mapped: memory files, and files of /dev/shm but the board's."""
+    """Count the shared memory that this process has open or mapped: memory files, and files of
+    /dev/shm except those of the store.
+    """
     found = {"memory_files": 0, "shm_files": 0}
     for entry in Path("/proc/self/fd").iterdir():
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A save or a load in a process of its own, which stops in the middle and can be killed there."""
+"""Runs a save or a load in a process that stops in the middle and can be killed there."""
 
 import json
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ PROGRAM = """
 
 
 class Held:
-    """The process while it is held."""
+    """The process while it is stopped."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -56,7 +56,7 @@ class Held:
         self._program.tell("go on")
 
     def end(self) -> dict[str, Any]:
-        """Wait for its end; return the errno and the sentence of its failure, or errno 0."""
+        """Wait for its end. Return the errno and the sentence of its failure, or errno 0."""
         told: dict[str, Any] = json.loads(self._program.end().stdout)
         return told
 
@@ -71,7 +71,7 @@ def held(
     n_bytes: int = 32 << 20,
     phase: str = "write",
 ) -> Iterator[Held]:
-    """Begin to save (or save_group, or load_group) and stop in this phase."""
+    """Begin to save (or save_group, or load_group), and stop in this phase."""
     words = (act, path, str(number), str(n_bytes), phase)
     with started_program(folder, PROGRAM, *words) as program:
         program.expect("held")

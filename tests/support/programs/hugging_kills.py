@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainings that are killed at random moments; a process without ioshape judges what they leave.
+"""Trainings that are killed at random times; a process without ioshape judges the results.
 
-Run as a program: hugging_kills.py FOLDER KILLS SEED. It ends with 0 if the newest checkpoint that
-anybody can see has all its files, they load, and belong together; and is none that was replaced
-before. The same of a set of shards, which is always saved to the same path.
+Run as a program: hugging_kills.py FOLDER KILLS SEED. It exits with 0 if the newest visible
+checkpoint has all its files, which load and belong together. It must not be one that was replaced
+before. The same is checked of a set of shards that is always saved to one path.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _train_for_ever(folder: Path, told: int) -> None:
 
 
 def _check_checkpoint(folder: Path) -> int:
-    """The newest one's step."""
+    """Check the newest checkpoint. Return its step."""
     steps = [int(name.partition("-")[2]) for name in hugging_train.visible(folder)]
     newest = folder / f"checkpoint-{max(steps)}"
     names = {path.name for path in newest.iterdir()}
@@ -74,7 +74,7 @@ def _check_checkpoint(folder: Path) -> int:
 
 
 def _check_set(folder: Path) -> int:
-    """The one number that all its values are."""
+    """Check that all values of the set are one number. Return that number."""
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     files = {path.name for path in folder.glob("*.safetensors")}
     if files != set(index["weight_map"].values()):
@@ -91,7 +91,7 @@ def _check_set(folder: Path) -> int:
 
 
 def _kill_one(folder: Path, after_s: float) -> dict[str, int]:
-    """What the process said it had saved."""
+    """Start a training and kill it. Return what it reported as saved."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -123,7 +123,7 @@ def main() -> None:
             if found[name] < saved:
                 raise SystemExit(f"{name} is of {found[name]}, and {saved} was saved")
     hidden = [path.name for path in [*folder.glob(".*"), *folder.glob("runs/.*")]]
-    print(len(hidden))  # of the last one, at most one of each
+    print(len(hidden))  # at most one of each kind, from the last kill
     shutil.rmtree(folder / "warm", ignore_errors=True)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with Hugging Face's packages, by a script that knows nothing of ioshape.
+"""Trains with Hugging Face's packages, by a script that does not know ioshape.
 
-Run as a program: hugging_train.py HOW FOLDER STEPS. It patches if PATCH is in its environment. As
-JSON it prints what somebody else saw in the folder while a checkpoint was saved, and while an old
-one was removed.
+Run as a program: hugging_train.py HOW FOLDER STEPS. It patches if PATCH is in its environment. It
+prints as JSON what another process could see in the folder while a checkpoint was saved, and while
+an old one was removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Seen = dict[str, list[list[str]]]
 
 
 def visible(folder: Path) -> list[str]:
-    """What a reader takes for checkpoints."""
+    """Return the names that a reader takes for checkpoints."""
     return sorted(path.name for path in folder.glob("[!.]*")) if folder.is_dir() else []
 
 
@@ -81,7 +81,7 @@ def tiny_trainer(folder: Path, steps: int, seen: Seen, base: Any = None, **optio
 
 
 def train(folder: Path, steps: int, seen: Seen) -> None:
-    """Goes on where the last checkpoint is, if there is one."""
+    """Train, from the last checkpoint if there is one."""
     tiny_trainer(folder, steps, seen).train(resume_from_checkpoint=bool(visible(folder)))
 
 
@@ -102,7 +102,7 @@ def train_with_best(folder: Path, steps: int, seen: Seen) -> None:
 
 
 def train_in_background(folder: Path, steps: int, seen: Seen) -> None:
-    """By the one line that asks for it."""
+    """Train with background saves, requested by one line."""
     from ioshape.transformers import IoshapeAsyncTrainer  # noqa: PLC0415
 
     options: dict[str, Any] = {
@@ -117,7 +117,7 @@ def train_in_background(folder: Path, steps: int, seen: Seen) -> None:
 
 
 def train_in_background_and_fail(folder: Path, steps: int, seen: Seen) -> None:
-    """The disk is full, so to speak, when training has gone on."""
+    """Simulate a full disk at a time when training has gone on."""
     from ioshape.transformers import IoshapeAsyncTrainer  # noqa: PLC0415
 
     class Failing(IoshapeAsyncTrainer):
@@ -185,7 +185,7 @@ def accelerate_named(folder: Path, steps: int, seen: Seen) -> None:
 
 
 def accelerate_again(folder: Path, steps: int, seen: Seen) -> None:
-    """To the same path each time; somebody keeps notes there."""
+    """Save to one path each time, in which the user keeps other files."""
     accelerator, model, optimizer = _accelerated()
     for number in range(steps):
         _step(accelerator, model, optimizer)
@@ -197,7 +197,7 @@ def accelerate_again(folder: Path, steps: int, seen: Seen) -> None:
 
 
 def accelerate_fsdp(folder: Path, steps: int, seen: Seen) -> None:
-    """As on GPUs: there alone accelerate shards models by itself."""
+    """Simulate GPUs, without which accelerate does not shard models by itself."""
     from accelerate import (  # noqa: PLC0415
         Accelerator,
         FullyShardedDataParallelPlugin,
@@ -232,7 +232,7 @@ def accelerate_fsdp(folder: Path, steps: int, seen: Seen) -> None:
 
 
 def sets(folder: Path, _steps: int, _seen: Seen) -> None:
-    """Each replaces the one before, in other files; somebody keeps notes there."""
+    """Save sets that replace each other and have different files, beside files of the user."""
     from accelerate import Accelerator  # noqa: PLC0415
     from huggingface_hub import save_torch_state_dict  # noqa: PLC0415
 

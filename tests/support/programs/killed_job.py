@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job whose ranks are forked from this process, and killed at a random moment."""
+"""A job whose ranks are forked from this process and killed at random times."""
 
 import os
 import random
@@ -7,12 +7,15 @@ import signal
 import time
 from collections.abc import Callable
 
-#: Those that are left are killed so much later, at most.
+#: longest time after which the remaining ranks are killed
 AFTER_S = 0.05
 
 
 class Job:
-    """All ranks, from their fork to their end. Each runs body(rank, descriptor to say lines to)."""
+    """All ranks, from their fork to their end.
+
+    Each runs body(rank, descriptor for its output lines).
+    """
 
     def __init__(self, ranks: int, body: Callable[[int, int], None]) -> None:
         reading, writing = os.pipe()
@@ -36,9 +39,9 @@ class Job:
         return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in self.pids]
 
     def kill(self, chance: random.Random, after_s: float, begun: int = 2) -> dict[str, int]:
-        """When it has said so many lines: some ranks, and the others a moment later.
+        """Kill some ranks after the job has printed so many lines, and the others a moment later.
 
-        What it said: each line is a name and a number, of which the last counts.
+        Each output line is a name and a number. Return the last number of each name.
         """
         lines = [self.told.readline() for _ in range(begun)]
         time.sleep(chance.random() * after_s)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's trainer, killed at random moments; a process without ioshape judges what it leaves.
+"""Lightning's trainer, killed at random times; a process without ioshape judges the results.
 
-Run as a program: lightning_kills.py FOLDER KILLS SEED. It ends with 0 if every checkpoint that
-anybody can see loads and has the weights of its step, and none is older than what was said to be
-saved.
+Run as a program: lightning_kills.py FOLDER KILLS SEED. It exits with 0 if every visible checkpoint
+loads and has the weights of its step, and none is older than what was reported as saved.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ WIDTH = 128
 
 
 class _Model(lightning.LightningModule):
-    """Whose weights are all the number of the step."""
+    """A model whose weights all equal the number of the step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +46,7 @@ class _Model(lightning.LightningModule):
 
 
 class _Telling(ModelCheckpoint):
-    """Says what has been saved; in the background one later, when it has waited for it."""
+    """A callback that reports finished saves. Background saves are reported one save later."""
 
     def __init__(self, folder: Path, told: int, io: Any, behind: int) -> None:
         super().__init__(
@@ -104,7 +103,8 @@ def _judge(folder: Path, said: dict[str, int]) -> None:
     steps = {path.name: _step_of(path) for path in folder.glob("[!.]*.ckpt")}
     found = {"last": steps.pop("last.ckpt", -1), "step": max(steps.values(), default=-1)}
     for name, step in steps.items():
-        # Lightning's "-v1": one of that step was there when a resumed training came to it again.
+        # Lightning adds "-v1" if a checkpoint of this step exists when a resumed training reaches
+        # the step.
         if not re.fullmatch(rf"step={step}(-v\d+)?\.ckpt", name):
             raise SystemExit(f"{name} is of step {step}")
     for name, saved in said.items():

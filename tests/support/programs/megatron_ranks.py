@@ -19,7 +19,7 @@ from torch import distributed  # noqa: E402
 
 
 def state(factor: float) -> dict[str, Any]:
-    """A weight of 8 rows, half of it on each rank, and what is the same on both."""
+    """Return a weight of 8 rows, half of it on each rank, and values that both ranks share."""
     rows = torch.arange(4096.0).reshape(4, 1024) * factor + RANK
     weight = ShardedTensor.from_rank_offsets("weight", rows, (0, RANK, 2))
     bias = ShardedTensor.from_rank_offsets("bias", torch.ones(9) * factor, replica_id=RANK)
@@ -27,7 +27,7 @@ def state(factor: float) -> dict[str, Any]:
 
 
 def assert_loads(folder: Path) -> None:
-    """By Megatron's own strategy, and by ours."""
+    """Check loads by Megatron's strategy and by ours."""
     expected = state(3)
     for strategy in (None, LoadStrategy()):
         loaded = dist_checkpointing.load(state(0), str(folder), strategy)
@@ -37,7 +37,7 @@ def assert_loads(folder: Path) -> None:
 
 
 def assert_damage_is_found(folder: Path) -> None:
-    """By ours, in a checkpoint of ours."""
+    """Check that our strategy detects damage in a checkpoint of ours."""
     distributed.barrier()
     for file in folder.glob(f"__{RANK}_*.distcp"):
         content = bytearray(file.read_bytes())

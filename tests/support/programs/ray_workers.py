@@ -24,7 +24,7 @@ STEPS = 5
 
 
 def killed(config: dict[str, Any]) -> None:
-    """Both workers end at once in the third step, after the save and before Ray knows of it."""
+    """End both workers in the third step, after the save and before Ray knows about it."""
     run = train.get_context().get_storage().experiment_fs_path
     rank = train.get_context().get_world_rank()
     state = {"weight": torch.zeros(300_000) + rank, "step": 0}
@@ -45,7 +45,7 @@ def killed(config: dict[str, Any]) -> None:
 
 
 def unchanged(_config: dict[str, Any]) -> None:
-    """A program without a word of us; Ray copies what it has saved."""
+    """Run a program that does not mention ioshape; Ray copies what it has saved."""
     rank = train.get_context().get_world_rank()
     with tempfile.TemporaryDirectory() as folder:
         torch.save({"weight": torch.ones(300_000)}, Path(folder, f"rank-{rank}.pt"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that save one set of safetensors files together.
 
-Run as a program it is all of them; see ranks.py.
+Run as a program it is all ranks; see ranks.py.
 """
 
 import os
@@ -29,7 +29,7 @@ LARGE_BYTES = 192 << 20
 
 
 def _model(size: int) -> dict[str, Any]:
-    """FSDP2, above tensor parallelism: rows of rows."""
+    """Return the state of a model with FSDP2 above tensor parallelism: rows are split twice."""
     mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "tensor"))
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(300, 701), nn.ReLU(), nn.Linear(701, 64))
@@ -41,7 +41,10 @@ def _model(size: int) -> dict[str, Any]:
 
 
 def state(size: int, factor: int = 1) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """On meshes of one dimension and of two; nothing ends where a MiB does. And the whole of it."""
+    """Return tensors on meshes of one and two dimensions, and the whole tensors.
+
+    No size is a multiple of 1 MiB.
+    """
     line = init_device_mesh("cpu", (size,))
     grid = init_device_mesh("cpu", (2, size // 2))
     torch.manual_seed(factor)
@@ -77,13 +80,13 @@ def state(size: int, factor: int = 1) -> tuple[dict[str, Any], dict[str, torch.T
 
 
 def _save(folder: Path, rank: int, size: int) -> Any:
-    """By us, and by huggingface_hub from the whole tensors."""
+    """Save the tensors by ioshape, and the whole tensors by huggingface_hub."""
     import huggingface_hub  # noqa: PLC0415
     from ioshape._integrations.safetensors import sharded  # noqa: PLC0415
     from ioshape.safetensors import save_sharded  # noqa: PLC0415
 
     (folder / "ours").mkdir(exist_ok=True)
-    for factor in (1, 2):  # the second in the place of the first
+    for factor in (1, 2):  # the second save replaces the first
         sharded.WINDOW_BYTES = factor << 20
         tensors, whole = state(size, factor)
         shard_bytes = MAX_SHARD_BYTES * factor
@@ -98,7 +101,7 @@ def _save(folder: Path, rank: int, size: int) -> Any:
 
 
 def _fail(folder: Path, rank: int, size: int) -> Any:
-    """The last rank fails in each way; then it is killed while it writes."""
+    """Let the last rank fail in each way, and kill it while it writes."""
     import ioshape.safetensors  # noqa: PLC0415
     from ioshape._integrations.dcp.files import Files  # noqa: PLC0415
     from ioshape._integrations.safetensors import sharded  # noqa: PLC0415
@@ -145,7 +148,7 @@ def _peak_bytes() -> int:
 
 
 def _large(folder: Path, rank: int, size: int) -> Any:
-    """How much memory a save takes besides the tensors."""
+    """Return how much memory a save takes in addition to the tensors."""
     from ioshape.safetensors import save_sharded  # noqa: PLC0415
 
     mesh = init_device_mesh("cpu", (size,))

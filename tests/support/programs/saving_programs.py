@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that end, or fork, while saves are in flight."""
+"""Programs that end or fork while saves are in flight."""
 
 from pathlib import Path
 
 import torch
 from checkpoints import checkpoint
 
-# What programs begin with. A save with `progress=slow` takes half a second or longer.
+# The programs' beginning. A save with `progress=slow` takes half a second or longer.
 BEGINNING = """
 import sys
 import threading
@@ -30,12 +30,12 @@ ioshape.configure(engine="buffered")
 
 
 def saving_program(end: str) -> str:
-    """The source of one that ends with this."""
+    """Return the source of a program that ends with this code."""
     return BEGINNING + "\n".join(line.removeprefix("    ") for line in end.splitlines())
 
 
 def file_to_replace(tmp_path: Path) -> Path:
-    """A file that is replaced, in a folder of its own."""
+    """Make a file that will be replaced, in a folder of its own."""
     path = tmp_path / "files" / "model.pt"
     path.parent.mkdir()
     torch.save(checkpoint(1), path)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that are spread over processes: what a rank saves of them, and what it finds on loading.
+"""Models that are spread over processes: what a rank saves, and what it finds when it loads.
 
-Run as a program it is all ranks, see ranks.py. In the stage "load" there is no ioshape.
+Run as a program it is all ranks; see ranks.py. The stage "load" does not import ioshape.
 """
 
 import itertools
@@ -32,7 +32,7 @@ def _train(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def distributed_tensors(size: int) -> Any:
-    """Split, replicated, unevenly split; and a parameter."""
+    """Return split, replicated and unevenly split tensors, and a parameter."""
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("shards",))
     base = torch.arange(60.0).reshape(10, 6)
     return {
@@ -46,7 +46,7 @@ def distributed_tensors(size: int) -> Any:
 
 
 def fsdp2(size: int) -> Any:
-    """The state dicts of a model under fully_shard()."""
+    """Return the state dicts of a model under fully_shard()."""
     model = _model()
     for layer in (model[0], model[2]):  # type: ignore[index]
         fully_shard(layer, mesh=init_device_mesh("cpu", (size,)))
@@ -55,7 +55,7 @@ def fsdp2(size: int) -> Any:
 
 
 def fsdp1(_size: int, kind: StateDictType = StateDictType.SHARDED_STATE_DICT) -> Any:
-    """The state dicts of a model in FullyShardedDataParallel, in pieces."""
+    """Return the state dicts of a model in FullyShardedDataParallel, sharded by default."""
     model = FullyShardedDataParallel(_model(), use_orig_params=True, device_id=torch.device("cpu"))
     optimizer = _train(model)
     with FullyShardedDataParallel.state_dict_type(model, kind):
@@ -66,17 +66,17 @@ def fsdp1(_size: int, kind: StateDictType = StateDictType.SHARDED_STATE_DICT) ->
 
 
 def fsdp1_local(size: int) -> Any:
-    """The same, as flat parameters."""
+    """Return the state dicts of such a model as flat parameters."""
     return fsdp1(size, StateDictType.LOCAL_STATE_DICT)
 
 
 def fsdp1_full(size: int) -> Any:
-    """The same, whole."""
+    """Return the full state dicts of such a model."""
     return fsdp1(size, StateDictType.FULL_STATE_DICT)
 
 
 def ddp(_size: int) -> Any:
-    """A model in DistributedDataParallel."""
+    """Return the state dicts of a model in DistributedDataParallel."""
     model = nn.parallel.DistributedDataParallel(_model())
     return {"model": model.state_dict(), "optimizer": _train(model).state_dict()}
 

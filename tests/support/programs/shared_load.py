@@ -18,16 +18,16 @@ from ioshape._load import reader, together
 from played_device import PlayedDevice
 
 PIECE = 16 << 20
-# Of ranks whose devices exchange something.
+# time-out between ranks whose devices exchange data
 PATIENCE = timedelta(seconds=5)
 
-# Their methods are replaced.
+# Methods of these are replaced.
 READER: Any = reader.Reader
 INCOMING: Any = incoming
 
 
 def state() -> dict[str, Any]:
-    """Larger than a round of pieces, of tensors that end anywhere in them; and views."""
+    """Return a state larger than a round of pieces, with views and tensors of unaligned sizes."""
     large = torch.arange(9 << 20).view(torch.uint8)[: (70 << 20) + 4321].clone()
     many = {f"{n}": torch.arange(n * 100_000, n * 100_001 + 50_000) for n in range(100)}
     return {"large": large, "view": large[1000:5000:3], "many": many, "empty": torch.empty(0)}
@@ -44,7 +44,7 @@ def is_right(found: Any) -> bool:
 
 
 class Counted:
-    """Of the file, what this rank reads from the library in large calls."""
+    """A counter of the bytes that this rank reads from the file in large calls."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -70,7 +70,7 @@ def zeroed() -> dict[str, Any]:
 
 
 def play_device(rank: int, *, is_connected: bool = True) -> PlayedDevice:
-    """What is loaded to the CPU goes to it, and from it to those of the other ranks."""
+    """Simulate a device whose memory is the CPU's. It broadcasts to those of the other ranks."""
     played = PlayedDevice(rank)
     played.group, played.rank = dist.new_group(backend="gloo", timeout=PATIENCE), rank
     INCOMING.open_stream = played.open
@@ -78,7 +78,7 @@ def play_device(rank: int, *, is_connected: bool = True) -> PlayedDevice:
     return played
 
 
-# ---- Of a rank ----------------------------------------------------------------------------------
+# ---- Scenes --------------------------------------------------------------------------------------
 
 
 def load_new(folder: Path, _rank: int, _size: int) -> Any:
@@ -106,7 +106,10 @@ def load_damaged(folder: Path, _rank: int, _size: int) -> Any:
 
 
 def load_what_differs(folder: Path, rank: int, _size: int) -> Any:
-    """Rank 1 has another file, rank 2 wants a part of it; then one has none. The rest go on."""
+    """Let ranks disagree: rank 1 has another file, rank 2 wants a part; then rank 3 has none.
+
+    The other ranks load successfully.
+    """
     counted = Counted()
     name = "y.pt" if rank == 1 else "x.pt"
     found = ioshape.load(folder / name, shared=True, only=["many.*"] if rank == 2 else None)
@@ -119,7 +122,10 @@ def load_what_differs(folder: Path, rank: int, _size: int) -> Any:
 
 
 def load_with_an_end(folder: Path, rank: int, _size: int) -> Any:
-    """Rank 2 cannot read a piece of its own, and says so; the others read that for themselves."""
+    """Let rank 2 fail to read one of its pieces, and report it.
+
+    Other ranks read that piece themselves.
+    """
     read_file = READER.read_file
 
     def failing(opened: Any, offset: int, into: memoryview) -> None:
@@ -135,7 +141,7 @@ def load_with_an_end(folder: Path, rank: int, _size: int) -> Any:
 
 
 def load_with_a_death(folder: Path, rank: int, _size: int) -> Any:
-    """Rank 2 is killed at its first piece. Those that are left cannot meet any more in the end."""
+    """Kill rank 2 at its first piece. The remaining ranks cannot meet at the end."""
 
     together._PATIENCE_S = 5.0
 
@@ -154,7 +160,7 @@ def load_with_a_death(folder: Path, rank: int, _size: int) -> Any:
 
 
 def load_to_devices(folder: Path, rank: int, size: int) -> Any:
-    """As load_new and load_into, and each byte crosses this rank's pinned memory at most once."""
+    """Run load_new and load_into. Each byte passes this rank's pinned memory at most once."""
     played = play_device(rank)
     first = load_new(folder, rank, size)
     second = load_into(folder, rank, size)
@@ -172,7 +178,7 @@ def load_damaged_to_devices(folder: Path, rank: int, _size: int) -> Any:
 
 
 def load_with_one_device_apart(folder: Path, rank: int, _size: int) -> Any:
-    """The device of rank 1 has no way to the others'."""
+    """Let the device of rank 1 be unconnected to the others."""
     played = play_device(rank, is_connected=rank != 1)
     counted = Counted()
     return is_right(ioshape.load(folder / "x.pt", shared=True)), counted.n_bytes, played.is_idle
@@ -184,7 +190,7 @@ def load_to_devices_with_an_end(folder: Path, rank: int, size: int) -> Any:
 
 
 def load_to_devices_with_a_failure(folder: Path, rank: int, _size: int) -> Any:
-    """The caller of rank 1 has had enough of it."""
+    """Let the progress callback of rank 1 raise an exception."""
     played = play_device(rank)
 
     def told(_now: Any) -> None:
@@ -203,7 +209,7 @@ def load_to_devices_with_a_death(folder: Path, rank: int, size: int) -> Any:
 
 
 def load_to_gpus(folder: Path, rank: int, _size: int) -> Any:
-    """Each rank has one, and they have NCCL."""
+    """Load to a GPU for each rank, connected by NCCL."""
     torch.cuda.set_device(rank)
     counted = Counted()
     found = ioshape.load(folder / "x.pt", map_location=f"cuda:{rank}", shared=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send a signal at each module that an import looks for. Its handler saves."""
+"""Sends a signal at each module that an import looks for. The signal's handler saves."""
 
 import faulthandler
 import os
@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 
-#: A handler that has not returned by then hangs.
+#: limit for a handler
 _HANGS_S = 100
 
 
 class Finder:
-    """A finder of sys.meta_path that finds nothing. The global import lock is held around it."""
+    """A finder of sys.meta_path that finds nothing.
+
+    Python holds the global import lock around it.
+    """
 
     def __init__(self, handle: Callable[[str], object], only: int | None) -> None:
         #: modules that were looked for, but not by the handler
@@ -44,7 +47,7 @@ class Finder:
 def interrupt(
     imports: Callable[[], object], handle: Callable[[str], object], only: int | None = None
 ) -> list[str]:
-    """Call imports(), and at each module that it looks for handle(name) in a signal's handler.
+    """Call imports(). At each module that it looks for, call handle(name) in a signal handler.
 
     Args:
         imports: what imports modules.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a model on several ranks, saves it in four ways, and goes on from each of the files.
+"""Trains a model on several ranks, saves it in four ways, and resumes from each of the files.
 
-torchrun --nproc-per-node 4 tests/support/programs/two_models.py (resnet|transformer) FOLDER
+    torchrun --nproc-per-node 4 tests/support/programs/two_models.py (resnet|transformer) FOLDER
 
-Each rank leaves FOLDER/WAY-RANK.pt for the ways "torch", "save" and "async", and all of them have
-saved to FOLDER/shared.pt in the same moment. The exit status is 0 if training went on from each of
-ours as it did without a break, to the bit.
+Each rank leaves FOLDER/WAY-RANK.pt for the ways "torch", "save" and "async". All ranks save to
+FOLDER/shared.pt at the same time. The exit status is 0 if training resumed from each of our files
+gives the losses of uninterrupted training, bit by bit.
 """
 
 import copy
@@ -74,7 +74,7 @@ class Resnet(nn.Module):
 
 
 class Attention(nn.Module):
-    """A layer that looks back."""
+    """A layer of causal self-attention."""
 
     causal: Tensor
 
@@ -86,7 +86,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(0.1)
-        # Saved with the model, as GPT-2 does: a tensor of bool.
+        # A bool tensor that is saved with the model, as GPT-2 does.
         self.register_buffer("causal", torch.ones(length, length, dtype=torch.bool).tril())
 
     def forward(self, inside: Tensor) -> Tensor:
@@ -144,8 +144,8 @@ class Training:
         torch.manual_seed(100 + dist.get_rank())
 
     def learn(self) -> list[float]:
-        """Some steps, and their losses on this rank."""
-        # A new one each time: in which order it adds up gradients depends on what it has seen.
+        """Train some steps. Return their losses on this rank."""
+        # A new instance each time: the order in which it adds gradients depends on earlier steps.
         parallel = DistributedDataParallel(self.model)
         losses = []
         for _ in range(STEPS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of two ranks, written without us in mind: witness.py watches what they write.
+"""Programs of two ranks that do not know ioshape: witness.py watches what they write.
 
     torchrun … witness_scenes.py SCENE
 
@@ -46,7 +46,7 @@ def dcp() -> None:
 
 
 def opened() -> None:
-    """As DLIO does."""
+    """Save to an open file, like DLIO."""
     one, optimizer = trained()
     with (FOLDER / f"rank-{RANK}.pt").open("wb") as file:
         torch.save({"model": one.state_dict(), "optimizer": optimizer.state_dict()}, file)
@@ -129,7 +129,7 @@ def deepspeed() -> None:
 
 
 def deepspeed_plugin() -> None:
-    """accelerate's."""
+    """Save with accelerate's DeepSpeed plugin."""
     os.environ.update(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu", LOCAL_SIZE="2")
     from accelerate import Accelerator, DeepSpeedPlugin  # noqa: PLC0415
     from torch.utils.data import DataLoader  # noqa: PLC0415
@@ -285,20 +285,20 @@ def torchtitan() -> None:
 
 
 class Local:
-    """What NVIDIA's resiliency extension asks for, of a state that is on the CPU."""
+    """A state on the CPU, with the methods that NVIDIA's resiliency extension calls."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
 
     def copy_tensors_to_cpu(self, non_blocking: bool = False) -> None:
-        """They are there."""
+        """Do nothing, because the tensors are on the CPU."""
 
     def restore_tensor_device(self, non_blocking: bool = True) -> None:
-        """As above."""
+        """Do nothing, because the tensors are on the CPU."""
 
 
 def nvrx() -> None:
-    """Its local checkpoints. The rest of it asks for a GPU."""
+    """Save local checkpoints. The other kinds need a GPU."""
     from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import (  # noqa: PLC0415
         LocalCheckpointManager,
     )
@@ -319,7 +319,7 @@ SCENES = {
         *(composer, torchtune, torchtitan, nvrx, deepspeed_plugin),
     )
 }
-#: These make the group themselves.
+#: scenes that initialize the process group themselves
 _OWN = (
     *(lightning, accelerate, trainer, deepspeed, sb3, opened, dlio),
     *(composer, deepspeed_plugin),
@@ -337,7 +337,7 @@ if __name__ == "__main__":
     scene()
     if distributed.is_initialized():
         distributed.destroy_process_group()
-        # A thread of gloo may still have to drop a tensor, for which it needs the GIL. If Python
-        # ends meanwhile, torch aborts the process. So it ends without Python's help.
+        # A thread of gloo may still have to free a tensor, for which it needs the GIL. If Python
+        # ends meanwhile, torch aborts the process. So this skips Python's finalization.
         atexit._run_exitfuncs()
         os._exit(0)

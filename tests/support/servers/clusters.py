@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small clusters of real parallel filesystems on this host, which tests/testbed starts.
 
-Tests also run on a filesystem that is mounted already, twice: IOSHAPE_TEST_MOUNTED names it, as
-KIND:PATH:OTHER.
+Tests can also use a filesystem that is mounted already, twice:
+IOSHAPE_TEST_MOUNTED=KIND:PATH:OTHER.
 """
 
 import os
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TESTBED = Path(__file__).parents[2] / "testbed"
-#: The kinds, and a program that each one takes.
+#: the kinds, and a program that each one needs
 PROGRAMS = {"cephfs": "ceph-fuse", "glusterfs": "glusterd", "moosefs": "mfsmount"}
-#: The kinds that a kernel's client mounts, in a machine of its own (tests/testbed/machine.sh).
+#: kinds that a kernel client mounts, in a machine of their own (tests/testbed/machine.sh)
 IN_MACHINE = ("ceph", "nfs3", "nfs4.1", "nfs4.2")
-#: What they take.
+#: programs that these kinds need
 MACHINE_PROGRAMS = ("linux.uml", "ip", "insmod", "ganesha.nfsd", "rpcbind", "ceph-mon", "mkfs.xfs")
 MOUNTED = os.environ.get("IOSHAPE_TEST_MOUNTED", "")
 
@@ -46,7 +46,7 @@ def lacking(programs: Iterable[str]) -> str:
 
 
 def order(verb: str, *words: str | Path) -> str:
-    """Call a script of tests/testbed; return what it prints."""
+    """Call a script of tests/testbed. Return its output."""
     done = subprocess.run(
         [TESTBED / f"{verb}.sh", *words],
         stdin=subprocess.DEVNULL,
@@ -62,31 +62,31 @@ def order(verb: str, *words: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A filesystem that runs: where its first client mounts it."""
+    """A running filesystem, and the mount point of its first client."""
 
     kind: str
     path: Path
 
     @property
     def prefix(self) -> list[str]:
-        """What a command begins with that uses the mounts."""
+        """The beginning of commands that use the mounts."""
         return [f"{TESTBED}/machine.sh", str(self.path)] if self.kind in IN_MACHINE else []
 
     @contextmanager
     def client(self) -> Iterator[Path]:
-        """Mount it once more: a client whose cache is empty."""
+        """Mount the filesystem once more: a client with an empty cache."""
         with tempfile.TemporaryDirectory(prefix="ioshape-client-") as point:
             order("mount", self.path, point)
             try:
                 yield Path(point)
             finally:
-                if not self.prefix:  # machines have ended
+                if not self.prefix:  # a machine has ended by now
                     subprocess.run(["umount", "-l", point], check=True)
 
 
 @contextmanager
 def running(kind: str, **options: int) -> Iterator[Cluster]:
-    """Start a cluster of this kind with these options of up.sh, and remove it in the end."""
+    """Start a cluster of this kind with these options of up.sh, and remove it at the end."""
     words = [
         word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)
     ]
@@ -114,13 +114,13 @@ class Mounted:
 
 
 def kinds() -> list[str]:
-    """Return what tests run on."""
+    """Return the kinds of filesystems to test."""
     return [MOUNTED.partition(":")[0]] if MOUNTED else list(PROGRAMS)
 
 
 @contextmanager
 def mounted_twice(kind: str) -> Iterator[Mounted]:
-    """Start a cluster of this kind with two clients, or take what is mounted already."""
+    """Start a cluster of this kind with two clients, or use the one that is mounted already."""
     if MOUNTED:
         yield Mounted(kind, *map(Path, MOUNTED.split(":")[1:]))
         return

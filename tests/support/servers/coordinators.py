@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordinators of a test's own, and processes that hold slots or wait for them."""
+"""Coordinators of a test, and processes that hold slots or wait for them."""
 
 import atexit
 import functools
@@ -23,7 +23,7 @@ TIMEOUT_S = 60.0
 
 
 def await_true(condition: Callable[[], bool], what: str) -> None:
-    """Looks again and again."""
+    """Check a condition repeatedly until it is true."""
     end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, f"{what}: not within {TIMEOUT_S:g} s"
@@ -31,7 +31,7 @@ def await_true(condition: Callable[[], bool], what: str) -> None:
 
 
 class Redis:
-    """A redis-server on a socket and a port that nobody else knows."""
+    """A redis-server with its own socket and port."""
 
     def __init__(self, folder: Path, password: str = "") -> None:
         self.socket = folder / "redis.sock"
@@ -52,11 +52,11 @@ class Redis:
 
     @property
     def address(self) -> str:
-        """Without a password."""
+        """The address without a password."""
         return f"unix://{self.socket}"
 
     def start(self) -> None:
-        """Returns when it listens."""
+        """Start the server, and return when it listens."""
         self._process = subprocess.Popen(
             [program("redis-server"), self._config], stdout=subprocess.DEVNULL
         )
@@ -72,7 +72,7 @@ class Redis:
         return self._process.pid
 
     def kill(self) -> None:
-        """As a crash does."""
+        """Kill the server, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -82,7 +82,7 @@ class Redis:
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """For sockets, whose paths must be short."""
+    """Make a folder for sockets, whose paths must be short."""
     folder = Path(tempfile.mkdtemp(prefix="slots-"))
     try:
         yield folder
@@ -92,7 +92,7 @@ def short_folder() -> Iterator[Path]:
 
 @contextmanager
 def running_redis(password: str = "") -> Iterator[Redis]:
-    """Killed in the end."""
+    """Run a server, and kill it at the end."""
     with short_folder() as folder:
         redis = Redis(folder, password)
         redis.start()
@@ -102,14 +102,14 @@ def running_redis(password: str = "") -> Iterator[Redis]:
             redis.kill()
 
 
-#: A server that has just started might have lost its data: for half a lease it lets nobody in but
-#: those who held a slot before.
+#: time in which a new server grants slots only to former holders, because it might have lost its
+#: data; half a lease
 GRACE_S = 8.5
 
 
 @functools.cache
 def _shared_redis() -> Redis:
-    """One for all tests, that has run for long enough."""
+    """Return a server that all tests share and that has run for long enough."""
     folder = short_folder()
     redis = Redis(folder.__enter__())
     atexit.register(folder.__exit__, None, None, None)
@@ -124,7 +124,7 @@ _databases = itertools.count()
 
 @contextmanager
 def coordinator(kind: str) -> Iterator[str]:
-    """The address of a new one: "local" or "redis"."""
+    """Yield the address of a new coordinator: "local" or "redis"."""
     if kind == "redis":
         yield f"{_shared_redis().address}?db={next(_databases)}"
     else:
@@ -159,7 +159,7 @@ for line in sys.stdin:
 
 
 class Writer:
-    """A process that takes a slot, and does with it what it is told."""
+    """A process that takes a slot and follows orders."""
 
     def __init__(
         self, address: str, asked: str, *, job: str = "", rank: int = 0, **more: str
@@ -176,25 +176,25 @@ class Writer:
         )
 
     def tell(self, line: str) -> None:
-        """Says something to it."""
+        """Send an order to the process."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def hear(self) -> str:
-        """What it says next."""
+        """Return the next line of its output."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip("\n")
 
     def close(self) -> None:
-        """Ends it, however it is doing."""
+        """Kill the process."""
         self.process.kill()
         self.process.communicate()
 
 
 @contextmanager
 def writers() -> Iterator[Callable[..., Writer]]:
-    """Makes writers, and ends them all."""
+    """Yield a function that makes writers, and kill all of them at the end."""
     made: list[Writer] = []
 
     def make(*arguments: str, **more: object) -> Writer:
@@ -209,5 +209,5 @@ def writers() -> Iterator[Callable[..., Writer]]:
 
 
 def node() -> str:
-    """This host, as pools have it."""
+    """Return this host's name as pools show it."""
     return os.uname().nodename

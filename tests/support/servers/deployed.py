@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers that the examples for operators describe."""
+"""Settings of the servers in the examples for operators."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from tree import ROOT
 
 DEPLOY = ROOT / "examples" / "deploy"
 REDIS_CONF = ROOT / "docs" / "coordinator" / "redis.conf"
-#: Each example with a command line for the Redis.
+#: examples with a command line for the Redis
 KINDS = ("compose", "kubernetes", "systemd")
 
 
@@ -23,7 +23,7 @@ def pods() -> list[dict[str, Any]]:
 
 
 def composed() -> dict[str, Any]:
-    """Return what the file for Compose says."""
+    """Return the contents of the file for Compose."""
     text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
     found: dict[str, Any] = yaml.safe_load(text)
     return found

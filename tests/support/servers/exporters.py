@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ioshape exporter, while a test looks at what it serves."""
+"""The command `ioshape exporter`, and the metrics that it serves."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from pathlib import Path
 from command import IOSHAPE
 from processes import TIMEOUT_S, environment
 
-#: For so long it serves an earlier answer.
+#: lifetime of cached answers
 _CACHE_S = 1.0
 
 
@@ -34,26 +34,26 @@ class Exporter:
         self.address = ("127.0.0.1", int(match[2]))
 
     def scrape(self) -> dict[str, float]:
-        """Return each sample, by its name with labels."""
+        """Return each sample by its name with labels."""
         with urllib.request.urlopen(self.url, timeout=TIMEOUT_S) as answer:
             text = answer.read().decode()
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
     def scrape_anew(self) -> dict[str, float]:
-        """Return what a new look at the coordinator finds, not an earlier one."""
+        """Return samples that are not from the cache."""
         time.sleep(_CACHE_S)
         return self.scrape()
 
     def close(self) -> None:
-        """End it, however it is doing."""
+        """Kill the process."""
         self.process.kill()
         self.process.communicate()
 
 
 @contextmanager
 def exporter(*options: str | Path, **variables: str) -> Iterator[Exporter]:
-    """Start one, and end it."""
+    """Start an exporter, and kill it at the end."""
     one = Exporter(*options, **variables)
     try:
         yield one

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small filesystems, seen by one program alone."""
+"""Small filesystems that only one program can see."""
 
 import os
 import subprocess
@@ -10,14 +10,16 @@ import pytest
 MIB = 1 << 20
 
 
-#: how an image of a kind is made, and how many bytes it has: XFS takes none that is smaller
+#: command that makes an image of each kind, and its size: XFS needs at least that much
 IMAGES = {"ext4": ("mkfs.ext4 -q -F", 64 * MIB), "xfs": ("mkfs.xfs -q -f", 300 * MIB)}
 
 
 def small_disk(
     kind: str, folder: Path, name: str = "disk", n_bytes: int | None = None
 ) -> list[str]:
-    """A command that mounts a small filesystem at folder/name, seen by the rest of it alone."""
+    """Return a command prefix that mounts a small filesystem at folder/name, visible only to the
+    command.
+    """
     (folder / name).mkdir()
     mount = 'mount -t tmpfs -o size=40m none "$0"'
     if kind in IMAGES:
@@ -34,7 +36,7 @@ def small_disk(
 
 
 def seen_alone(script: str, name: str = "sh") -> list[str]:
-    """A command: the shell's script, which mounts and then runs "$@", seen by the rest alone."""
+    """Return a command prefix: a script that mounts and then runs "$@", in its own namespace."""
     apart = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     command = [*apart, "sh", "-c", script, name]
     tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
@@ -44,6 +46,8 @@ def seen_alone(script: str, name: str = "sh") -> list[str]:
 
 
 def client_of(backing: Path) -> list[str]:
-    """A command; the rest of it sees what Lustre's client shows in /sys of a mount of stripefs."""
+    """Return a command prefix under which /sys shows stripefs's files, like those of a Lustre
+    client.
+    """
     shown = backing / "sys" / "fs" / "lustre"
     return seen_alone(f'mount -t tmpfs none /sys/fs && ln -s {shown} /sys/fs/lustre && exec "$@"')

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S3 servers: moto's, and that of rclone, which knows MD5s alone; both in processes of their own.
+"""S3 servers in processes of their own: moto's, and that of rclone, which supports only MD5.
 
-In front of moto's stands what it lacks, and real ones have: a part whose checksum is another one is
-refused. The same place harms what tests want to be harmed. As a program it serves until it is
-ended:
+In front of moto's is a layer with features that it lacks and real servers have: it refuses a part
+with a wrong checksum. This layer also injects the faults of tests. As a program it serves until it
+is ended:
 
     object_store.py PORT-FILE
 """
@@ -40,7 +40,7 @@ _ABOUT_SUMS = ("HTTP_X_AMZ_CHECKSUM", "HTTP_X_AMZ_SDK_CHECKSUM")
 
 
 class Front:
-    """What every request goes through."""
+    """The layer that every request passes."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         self._app = app
@@ -61,7 +61,7 @@ class Front:
         length = int(request.get("CONTENT_LENGTH") or 0)
         body = request["wsgi.input"].read(length) if length else b""
         if seen == harm.get("kill_at"):
-            os.kill(harm["pid"], signal.SIGKILL)  # the client; the request is served all the same
+            os.kill(harm["pid"], signal.SIGKILL)  # the client; the request is served nevertheless
         if request["REQUEST_METHOD"] == "PUT" and length > 1000 and harm.get("flips"):
             harm["flips"] -= 1
             body = bytes([body[0] ^ 1]) + body[1:]
@@ -79,7 +79,7 @@ class Front:
 
     @staticmethod
     def _oddly(start: Callable[..., Any]) -> Callable[..., Any]:
-        """As for what is encrypted there: an ETag says nothing of the content."""
+        """Change the ETag, as for encrypted objects: it then says nothing about the content."""
 
         def answer(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             odd = [
@@ -115,7 +115,7 @@ class Front:
 
 
 def serve(port_file: Path) -> None:
-    """Until this process is ended."""
+    """Serve until this process is ended."""
     from moto.moto_server.werkzeug_app import (  # noqa: PLC0415
         DomainDispatcherApplication,
         create_backend_app,
@@ -136,19 +136,19 @@ def serve(port_file: Path) -> None:
     server.serve_forever()
 
 
-# ---- For tests -----------------------------------------------------------------------------------
+# ---- Interface for tests -------------------------------------------------------------------------
 
 
 @dataclass
 class Store:
-    """A server that runs, with a bucket."""
+    """A running server with a bucket."""
 
     endpoint: str
     process: "subprocess.Popen[bytes]"
     variables: dict[str, str] = field(default_factory=dict)
 
     def client(self) -> Any:
-        """Another one than that of ioshape's."""
+        """Return a client that is not ioshape's."""
         import boto3  # noqa: PLC0415
         from botocore.config import Config  # noqa: PLC0415
 
@@ -163,7 +163,7 @@ class Store:
         )
 
     def harm(self, **what: Any) -> list[str]:
-        """From the next request on; the requests since the last such call."""
+        """Set the faults from the next request on. Return the requests since the last call."""
         data = json.dumps(what).encode()
         request = urllib.request.Request(self.endpoint + _CONTROL, data)
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -171,14 +171,15 @@ class Store:
             return log
 
     def objects(self, prefix: str = "") -> list[str]:
-        """Of all objects there."""
+        """Return the keys of all objects with this prefix."""
         pages = self.client().get_paginator("list_objects_v2")
         found = pages.paginate(Bucket=BUCKET, Prefix=prefix)
         return [one["Key"] for page in found for one in page.get("Contents", ())]
 
     def forget_the_dead(self) -> None:
-        """Waits until all is served that clients had asked for which are dead by now."""
-        # This end of a connection whose other end is closed: CLOSE_WAIT, until it is served.
+        """Wait until all requests of clients that are dead by now have been served."""
+        # CLOSE_WAIT is the state of our end of a connection that the client has closed, until the
+        # request is served.
         closed = re.compile(rf":{int(self.endpoint.rpartition(':')[2]):04X} 0100007F:\w+ 08 ")
         end = time.monotonic() + _START_S
         while closed.search(Path("/proc/net/tcp").read_text()):
@@ -186,13 +187,13 @@ class Store:
             time.sleep(0.01)
 
     def uploads(self) -> list[str]:
-        """Keys of objects whose parts are there, and that are not complete."""
+        """Return the keys of incomplete multipart uploads."""
         found = self.client().list_multipart_uploads(Bucket=BUCKET)
         return [one["Key"] for one in found.get("Uploads", ())]
 
 
 def variables(endpoint: str, folder: Path) -> dict[str, str]:
-    """What a client of it is told, and nothing of whoever runs the tests."""
+    """Return the variables for a client, without settings of the user who runs the tests."""
     return {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -227,7 +228,7 @@ def _running(command: list[str]) -> "Iterator[subprocess.Popen[bytes]]":
 
 @contextmanager
 def moto(folder: Path) -> Iterator[Store]:
-    """The server of moto, behind the front."""
+    """Run moto's server behind the layer."""
     port_file = folder / "port"
     port_file.unlink(missing_ok=True)
     with _running([sys.executable, __file__, str(port_file)]) as process:
@@ -240,7 +241,7 @@ def moto(folder: Path) -> Iterator[Store]:
 
 @contextmanager
 def rclone(folder: Path) -> Iterator[Store]:
-    """The server of rclone; what lies there is in files of the folder."""
+    """Run rclone's server, whose objects are files in the folder."""
     socket = folder / "rclone.log"
     (folder / "objects" / BUCKET).mkdir(parents=True)
     program = Path(sys.executable).parent / "rclone"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Redis Cluster of a test's own: three masters, each with a replica, on this host."""
+"""A Redis Cluster for a test: three masters, each with a replica, on this host."""
 
 import subprocess
 import time
@@ -18,7 +18,7 @@ NODE_TIMEOUT_MS = 1000
 
 
 class Node:
-    """One server of a cluster."""
+    """A server of the cluster."""
 
     def __init__(self, folder: Path, port: int, bus_port: int) -> None:
         self.port, self.bus_port = port, bus_port
@@ -46,18 +46,18 @@ class Node:
         return self._connection.call(*command)
 
     def info(self) -> dict[str, str]:
-        """Of the cluster, as this node sees it, and its role."""
+        """Return this node's view of the cluster, and its role."""
         lines = f"{self.ask('CLUSTER', 'INFO')}\n{self.ask('INFO', 'replication')}".split()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
     def kill(self) -> None:
-        """With all that it has not passed on."""
+        """Kill the node, with all data that it has not replicated."""
         self._process.kill()
         self._process.wait()
 
 
 class Cluster:
-    """Its nodes: masters first, then the replica of each."""
+    """The nodes of a cluster: masters first, then the replica of each."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes = nodes
@@ -76,7 +76,9 @@ class Cluster:
         return "redis://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
 
     def is_well(self) -> bool:
-        """As all nodes see it, and each replica has its master's data."""
+        """Return whether all nodes report a working cluster, and each replica is connected to its
+        master.
+        """
         for index, node in enumerate(self.nodes):
             info = node.info()
             if info["cluster_state"] != "ok" or info["cluster_known_nodes"] != str(2 * MASTERS):
@@ -91,11 +93,13 @@ class Cluster:
         return slot
 
     def master_of(self, slot: int) -> int:
-        """Its index, before anything was moved."""
+        """Return the index of a slot's first master."""
         return next(i for i in range(MASTERS) if slot < SLOTS * (i + 1) // MASTERS)
 
     def move(self, slot: int, source: Node, target: Node, pause_s: float) -> None:
-        """As redis-cli does, with a pause in which the slot is open and its keys are at either."""
+        """Move a slot like redis-cli, with pauses in which it is open and its keys are on either
+        node.
+        """
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
         for _ in range(2):
@@ -103,14 +107,14 @@ class Cluster:
             while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
                 assert isinstance(keys, list)
                 for key in keys:
-                    with suppress(RefusedByRedis):  # it went meanwhile
+                    with suppress(RefusedByRedis):  # it was removed meanwhile
                         source.ask("MIGRATE", "127.0.0.1", target.port, str(key), 0, 5000)
         for node in (target, source, *self.nodes[:MASTERS]):
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
 
 
 def _follows(replica: Node, master: Node) -> bool:
-    """Nodes hear of each other one by one."""
+    """Make a node a replica. Return False if it does not know the master yet."""
     with suppress(RefusedByRedis):
         return replica.ask("CLUSTER", "REPLICATE", master.id) == "OK"
     return False
@@ -118,7 +122,7 @@ def _follows(replica: Node, master: Node) -> bool:
 
 @contextmanager
 def redis_cluster() -> Iterator[Cluster]:
-    """Killed in the end."""
+    """Start a cluster, and kill its nodes at the end."""
     nodes: list[Node] = []
     with short_folder() as folder, ExitStack() as stack:
         ports = iter(free_ports(4 * MASTERS))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Slurm of one node on this host, with daemons of its own that listen on the loopback only."""
+"""A Slurm of one node on this host, whose daemons listen only on the loopback."""
 
 import os
 import re
@@ -45,7 +45,7 @@ Epilog={epilog}
 
 
 def unavailable() -> str:
-    """Why there can be no Slurm here; "" if there can be."""
+    """Return why Slurm cannot run here; "" if it can."""
     missing = [name for name in _PROGRAMS if not _found(name)]
     if missing:
         return f"{missing[0]} is not installed; run tests/support/setup.sh test"
@@ -57,7 +57,7 @@ def _found(name: str) -> str | None:
 
 
 class Cluster:
-    """Slurm's commands."""
+    """A running Slurm, and its commands."""
 
     def __init__(self, folder: Path) -> None:
         self._variables = {"SLURM_CONF": str(folder / "slurm.conf")}
@@ -74,22 +74,22 @@ class Cluster:
         ).stdout
 
     def is_ready(self) -> bool:
-        """Whether its node takes jobs."""
+        """Return whether the node accepts jobs."""
         try:
             return "State=IDLE" in self._run("scontrol", "show", "node")
-        except subprocess.CalledProcessError:  # the controller is not there yet
+        except subprocess.CalledProcessError:  # the controller is not running yet
             return False
 
     def submit(self, folder: Path, variables: Mapping[str, str], *arguments: str) -> str:
-        """The number of a new job, which writes its log to train-NUMBER.txt in the folder."""
+        """Submit a job that logs to train-NUMBER.txt in the folder. Return its number."""
         return self._run("sbatch", "--parsable", *arguments, cwd=folder, **variables).strip()
 
     def show(self, job: str) -> dict[str, str]:
-        """What Slurm says of a job: JobState, Restarts, ..."""
+        """Return what Slurm reports about a job: JobState, Restarts and so on."""
         return dict(re.findall(r"(\S+?)=(\S*)", self._run("scontrol", "show", "job", job)))
 
     def wait_for(self, job: str, what: str, come: Callable[[dict[str, str]], object]) -> None:
-        """Until this can be said of the job."""
+        """Wait until a condition holds for the state of a job."""
         end = time.monotonic() + TIMEOUT_S
         while not come(state := self.show(job)):
             over = state["JobState"] in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
@@ -98,27 +98,32 @@ class Cluster:
             time.sleep(0.5)
 
     def pids(self, job: str) -> list[int]:
-        """Of its ranks and launchers, oldest first."""
+        """Return the process IDs of a job's ranks and launchers, oldest first."""
         lines = self._run("scontrol", "listpids", job).splitlines()[1:]
         return sorted(int(line.split()[0]) for line in lines)
 
     def set_time_left(self, job: str, least_s: int) -> None:
-        """So long, and less than a minute more: limits are whole minutes."""
+        """Set the remaining time: at least so long, and less than a minute more, because limits are
+        whole minutes.
+        """
         hours, minutes, seconds = map(int, self.show(job)["RunTime"].split(":"))
         limit = -(-(hours * 3600 + minutes * 60 + seconds + least_s) // 60)
         self._run("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}")
 
     def cancel(self, job: str) -> None:
-        """As its owner may at any time."""
+        """Cancel a job, like its owner."""
         self._run("scancel", job)
 
 
 @contextmanager
 def running_slurm(folder: Path, epilog: str) -> Iterator[Cluster]:
-    """Its daemons end with the block, and so do its jobs. The script `epilog` runs after each."""
+    """Run a Slurm whose daemons and jobs end with the block.
+
+    The script `epilog` runs after each job.
+    """
     for name in ("spool", "state"):
         (folder / name).mkdir()
-    # munged wants a folder that nobody else can write to.
+    # munged requires a folder to which no other user can write.
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)

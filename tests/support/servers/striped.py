@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounts of stripefs, which plays a parallel filesystem; its README.md says how."""
+"""Mounts of stripefs, which simulates a parallel filesystem; its README.md describes the model."""
 
 import contextlib
 import json
@@ -18,32 +18,35 @@ from tree import build_folder
 
 TIMEOUT_S = 60.0
 
-#: Where contents lie while it is mounted: memory, so that no disk takes part in the model.
+#: folder for contents while it is mounted: memory, so that no disk affects the model
 MEMORY = Path("/dev/shm")
 
 
-#: What a metadata server that costs nothing has.
+#: parameters of a metadata server that takes no time
 INSTANT = {"mds_latency_ms": 0, "mds_rate": 0}
 
 
 class StripefsError(RuntimeError):
-    """It did not do what was asked."""
+    """A request to stripefs failed."""
 
 
 def stripefs() -> Path:
-    """The program."""
+    """Return the path of the program."""
     return build_folder() / "tests" / "c" / "support" / "stripefs" / "stripefs"
 
 
 def unavailable() -> str:
-    """Why nothing can be mounted here; "" if it can."""
+    """Return why stripefs cannot be mounted here; "" if it can."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "stripefs needs /dev/fuse, and the right to use it"
     return ""
 
 
 def ask(backing: Path, sentence: str) -> str:
-    """What the stripefs that has this folder answers, beside the mount, which may be frozen."""
+    """Send an order to the stripefs with this backing folder.
+
+    Return the answer, even if it is frozen.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(TIMEOUT_S)
         connection.connect(str(backing / "control"))
@@ -55,9 +58,9 @@ class Mount:
     """A mounted stripefs.
 
     Attributes:
-        path: Where it is mounted.
-        paths: Where each client of the storage has mounted it, `path` first.
-        backing: Its folder, with what the machine shows of it outside of the mount.
+        path: Its mount point.
+        paths: The mount point of each client of the storage, `path` first.
+        backing: Its backing folder, with the files that show the storage's state.
     """
 
     def __init__(self, paths: list[Path], backing: Path, process: "subprocess.Popen[str]") -> None:
@@ -69,39 +72,39 @@ class Mount:
 
     @property
     def pid(self) -> int:
-        """Of the process that serves it."""
+        """The ID of the serving process."""
         return self._process.pid
 
     def order(self, sentence: str) -> None:
-        """What stripefs/control.c understands, for example ``target 3 full``.
+        """Give an order to stripefs/control.c, for example ``target 3 full``.
 
         Raises:
-            StripefsError: It is no such sentence.
+            StripefsError: The order is invalid.
         """
         result = int(ask(self.backing, sentence))
         if result:
             raise StripefsError(f"{sentence!r}: {os.strerror(result)}")
 
     def statistics(self) -> dict[str, Any]:
-        """What was counted since it was mounted, or since `reset`."""
+        """Return the statistics since the mount, or since `reset`."""
         result: dict[str, Any] = json.loads(ask(self.backing, "statistics"))
         return result
 
     def reset(self) -> None:
-        """Statistics begin anew."""
+        """Reset the statistics."""
         self.order("reset")
 
     def kill(self) -> None:
-        """As a crash does: the mount stays, and answers ENOTCONN."""
+        """Kill the process, as a crash would: the mount stays, and answers ENOTCONN."""
         self._killed = True
         self._process.kill()
         self._process.wait()
 
     def end(self) -> None:
-        """Unmounts it, whatever state it is in. May be called again.
+        """Unmount it, whatever its state is. May be called again.
 
         Raises:
-            StripefsError: It did not end as it should have.
+            StripefsError: It did not end normally.
         """
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -118,7 +121,7 @@ class Mount:
 
 @contextmanager
 def opened(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-    """A file of a mount."""
+    """Open a file of a mount."""
     file = os.open(path, flags, 0o644)
     try:
         yield file
@@ -127,13 +130,13 @@ def opened(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
 
 
 def unmount(path: Path) -> None:
-    """Also what a crash left; nothing if nothing is mounted."""
+    """Unmount, also after a crash. Do nothing if nothing is mounted."""
     command = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-u", "-z"]
     subprocess.run([*command, path], stderr=subprocess.DEVNULL, check=False, timeout=TIMEOUT_S)
 
 
 def arguments(parameters: dict[str, object]) -> list[str]:
-    """``seek_ms=8`` is ``--seek-ms 8``; a list says it several times; True has no value."""
+    """Return options: ``seek_ms=8`` is ``--seek-ms 8``, a list repeats it, True has no value."""
     result = []
     for name, value in parameters.items():
         for one in value if isinstance(value, list | tuple) else [value]:
@@ -145,14 +148,14 @@ def arguments(parameters: dict[str, object]) -> list[str]:
 
 @contextmanager
 def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
-    """A stripefs, mounted while the context lasts.
+    """Mount a stripefs while the context lasts.
 
     Args:
         profile: ``hdd``, ``ssd`` or ``nfs``.
         parameters: What ``stripefs --help`` lists, with underscores: ``stripe_count=8``,
-            ``trap=["setstripe-ignored"]``, ``swap_bytes=True``; and ``clients``, how many mounts of
-            the same storage there are, each with a cache of its own. Without ``fsname`` each call
-            makes a filesystem with a name of its own, and so with a pool of its own.
+            ``trap=["setstripe-ignored"]``, ``swap_bytes=True``. ``clients`` is the number of
+            mounts of the storage, each with a cache of its own. Without ``fsname`` each call makes
+            a filesystem with a unique name, and so with a pool of its own.
 
     Raises:
         StripefsError: It could not be mounted.
@@ -167,7 +170,7 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
         path.mkdir()
     command: list[str | Path] = [stripefs(), "--profile", profile, *arguments(parameters)]
     command += ["--backing", backing, *paths]
-    # It ends when nobody holds the other end of its input: also if this process is killed.
+    # stripefs ends when the other end of its input is closed, also if this process is killed.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     mount = Mount(paths, backing, process)
     try:

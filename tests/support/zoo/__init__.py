@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of every kind that people put into checkpoints, each built the same way every time.
+"""Objects of every kind that users put into checkpoints. Each is built in one way every time.
 
-Both the tests and the process that has never heard of ioshape import this package: what is pickled
-by name must be found by name.
+The tests import this package, and so does the process that never imports ioshape. Both need it,
+because objects that are pickled by name must be found by name.
 """
 
 from zoo import objects, special, tensors, training

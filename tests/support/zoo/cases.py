@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of all objects of the zoo, and what builds them."""
+"""The list of all objects of the zoo, with the functions that build them."""
 
 import dataclasses
 import warnings
@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-# Without types, in torch.
+# torch without type checks.
 untyped: Any = torch
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One kind of object."""
+    """A kind of object."""
 
     build: Callable[[], Any]
-    #: it comes back as it was, in every detail that same.describe() sees
+    #: a load returns it unchanged in every detail that same.describe() sees
     exact: bool = True
     #: torch.save refuses it
     refused: bool = False
-    #: it can be built from storages with anything in them
+    #: it can be built from storages with any contents
     any_data: bool = True
 
 
@@ -34,7 +34,7 @@ _Build = Callable[[], Any]
 def case(
     *, exact: bool = True, refused: bool = False, any_data: bool = True
 ) -> Callable[[_Build], _Build]:
-    """Registers the function that builds a case."""
+    """Register the function that builds a case."""
 
     def register(build: _Build) -> _Build:
         CASES[build.__name__] = Case(build, exact and not refused, refused, any_data)
@@ -51,15 +51,15 @@ def _quiet() -> Iterator[None]:
 
 
 def build(name: str) -> Any:
-    """A new one, the same every time."""
+    """Build an object, equal every time."""
     torch.manual_seed(1)
-    torch.utils.hooks.RemovableHandle.next_id = 0  # of hooks, which are pickled with their numbers
+    torch.utils.hooks.RemovableHandle.next_id = 0  # hooks are pickled with their numbers
     with _quiet():
         return CASES[name].build()
 
 
 def filled(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """A tensor whose bytes are 1, 2, 3 and so on."""
+    """Return a tensor whose bytes are 1, 2, 3 and so on."""
     count = 1
     for size in shape:
         count *= size
@@ -68,7 +68,7 @@ def filled(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return (torch.arange(n_bytes) % 3 == 0).reshape(shape)
     content = torch.arange(1, 252, dtype=torch.uint8).repeat(n_bytes // 251 + 1)[:n_bytes].clone()
     made: Any = torch.empty(0, dtype=dtype)
-    # Also strides: the dtypes of quantized tensors have nobody to compute them.
+    # Sets the strides, too, because quantized dtypes have no code that computes them.
     strides = torch.empty(shape, device="meta").stride()
     made.set_(content.untyped_storage(), 0, shape, strides)
     return made  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of Python and numpy, with tensors in them and without."""
+"""Objects of Python and numpy, with and without tensors."""
 
 import argparse
 import collections
@@ -109,7 +109,7 @@ class Slotted:
 
 
 class WithState:
-    """Leaves out what cannot be saved."""
+    """An object that does not pickle its lock."""
 
     def __init__(self) -> None:
         self.lock: Any = threading.Lock()
@@ -124,7 +124,7 @@ class WithState:
 
 
 class Reduced:
-    """Is made by a function, then gets state, members and items."""
+    """An object that is built by a function, and then gets state, members and items."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -152,7 +152,7 @@ class Reduced:
 
 
 class NewArguments:
-    """Is made with keyword arguments."""
+    """An object that is built with keyword arguments."""
 
     def __new__(cls, *, size: int) -> "NewArguments":
         made = super().__new__(cls)
@@ -166,7 +166,7 @@ class NewArguments:
 
 
 class MadeAnew:
-    """Its tensors exist only while it is pickled."""
+    """An object whose tensors exist only while it is pickled."""
 
     def __reduce__(self) -> Any:
         return _made_anew, (torch.arange(1000.0), torch.arange(500.0) * 3)
@@ -177,7 +177,9 @@ def _made_anew(_first: Any, _second: Any) -> MadeAnew:
 
 
 class TemporaryStorages:
-    """Makes a storage for each member while it is pickled, so that memory could be used twice."""
+    """An object that makes a storage for each member while it is pickled, so memory could be
+    reused.
+    """
 
     def __init__(self, tensors: Any) -> None:
         self.tensors = tensors
@@ -193,7 +195,7 @@ class TemporaryStorages:
 
 
 class Registered:
-    """Pickled by a function of copyreg."""
+    """An object that is pickled by a function of copyreg."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -221,7 +223,7 @@ class OwnString(str):
 
 
 class CustomError(Exception):
-    """An error with more."""
+    """An exception with more attributes."""
 
 
 @case()

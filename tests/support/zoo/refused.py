@@ -15,7 +15,7 @@ from zoo.cases import build
 
 
 def too_deep() -> Any:
-    """Deeper than any pickler follows."""
+    """Return a list that is nested deeper than any pickler can follow."""
     value: Any = torch.arange(3)
     for _ in range(100_000):
         value = [value]
@@ -23,7 +23,7 @@ def too_deep() -> Any:
 
 
 def not_picklable() -> dict[str, Callable[[], Any]]:
-    """Objects that cannot be saved, each for another reason."""
+    """Return objects that cannot be saved, each for another reason."""
 
     class Local:
         pass

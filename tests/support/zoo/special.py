@@ -11,7 +11,7 @@ from zoo.cases import case, untyped
 
 
 def on_gradient(gradient: torch.Tensor) -> torch.Tensor:
-    """A hook that can be pickled."""
+    """Double a gradient. A hook that can be pickled."""
     return gradient * 2
 
 
@@ -85,7 +85,7 @@ def fake() -> Any:
 
 
 class Loud(torch.Tensor):
-    """A subclass that sees every call."""
+    """A subclass that intercepts every call."""
 
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +106,7 @@ class Tagged(torch.Tensor):
 
 
 class OwnPickle(torch.Tensor):
-    """A subclass that says itself how it is pickled."""
+    """A subclass that defines how it is pickled."""
 
     note: str
 

@@ -13,7 +13,7 @@ from zoo.cases import CASES, Case, case, filled, untyped
 # ---- dtypes -------------------------------------------------------------------------------------
 
 _ALL_DTYPES = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-# Tensors of these are made by functions of their own.
+# Tensors of these dtypes are made by separate functions.
 _QUANTIZED = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 DTYPES = sorted(_ALL_DTYPES - _QUANTIZED, key=str)
 
@@ -82,7 +82,7 @@ def sparse_coo() -> Any:
     plain = torch.sparse_coo_tensor(indices, values, (3, 5))
     return {
         "not coalesced": plain,
-        # A clone, because coalescing leaves some of its memory as it was.
+        # A clone, because coalescing leaves some of its memory uninitialized.
         "coalesced": plain.coalesce().clone(),
         "hybrid": torch.sparse_coo_tensor(indices, torch.arange(12.0).reshape(4, 3), (3, 5, 3)),
         "empty": untyped.sparse_coo_tensor(size=(4, 0, 2)),
@@ -225,7 +225,7 @@ def conjugated_and_negated() -> Any:
 
 @case(exact=False)
 def untyped_storages() -> Any:
-    return [torch.arange(10).untyped_storage(), untyped.UntypedStorage(0)]  # come back typed
+    return [torch.arange(10).untyped_storage(), untyped.UntypedStorage(0)]  # they come back typed
 
 
 @case()

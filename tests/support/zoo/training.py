@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training script saves."""
+"""Objects that a training script saves."""
 
 import argparse
 import random
@@ -14,7 +14,7 @@ from zoo.cases import case
 
 
 class Net(nn.Module):
-    """A small module with a bit of everything."""
+    """A small module with layers of many kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 def trained(make: Callable[..., Any] = torch.optim.AdamW, **options: Any) -> tuple[Net, Any]:
-    """A module and its optimizer after some steps."""
+    """Return a module and its optimizer after some steps."""
     net = Net()
     optimizer = make(net.parameters(), **options)
 
@@ -57,7 +57,7 @@ def module() -> Any:
 
 
 def forward_hook(_module: nn.Module, _input: Any, output: Any) -> Any:
-    """A hook that can be pickled."""
+    """Return the output unchanged. A hook that can be pickled."""
     return output
 
 
