@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the product: lines of code, and C functions that one file provides for others.
 
-    python tests/tools/sizes.py
-
-The program writes tests/house/budget.json, which tests/house/test_budget.py compares with the tree.
+Run `python tests/tools/sizes.py` to write tests/house/budget.json. The test in
+tests/house/test_budget.py compares that file with the tree.
 """
 
 import io

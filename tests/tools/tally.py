@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds up the results of all stages of tests/run.sh.
 
-The folder, an argument, contains index.tsv with one line for each command: its kind, exit status, report (empty
-if it has none) and title. The exit status overrides the report: a command that failed without a
-failed test in its report counts as one more failure.
+The folder, an argument, contains index.tsv with one line for each command: its kind, exit status,
+report (empty if it has none) and title. The exit status overrides the report: a command that failed
+without a failed test in its report counts as one more failure.
 """
 
 import json

@@ -22,7 +22,7 @@ BASE = torch.arange(60.0).reshape(10, 6)
 
 
 def _tensors(size: int, factor: float) -> dict[str, Any]:
-    """Return tensors split by rows, by columns and unevenly, a replicated one, and other objects."""
+    """Return tensors split by rows, by columns and unevenly, a replicated one, and more."""
     mesh = init_device_mesh("cpu", (size,))
     return {
         "rows": distribute_tensor(BASE * factor, mesh, [Shard(0)]),
