@@ -313,7 +313,7 @@ START_TEST(a_failure_ahead_is_told_to_who_asks_for_its_bytes)
 	ck_assert_int_eq(ret, -EIO);
 	/* The failed request contains the byte that was asked for. */
 	ck_assert_uint_ge(at + 1000, (uint64_t)fail_from);
-	/* The storage works again, and so do reads. */
+	/* The storage works again, and reads succeed. */
 	fail_to = 0;
 	memset(&error, 0, sizeof(error));
 	ck_assert_int_eq(io_lane_start(lane, &error), 0);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects of every kind that users put into checkpoints. Each is built in one way every time.
 
-The tests import this package, and so does the process that never imports ioshape. Both need it,
+The tests import this package, and also the process that never imports ioshape. Both need it,
 because objects that are pickled by name must be found by name.
 """
 
