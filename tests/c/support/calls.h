@@ -34,9 +34,9 @@ enum calls_mode {
 struct calls_record {
 	atomic_ulong count;
 	/*
-	 * Names of the calls. The fsync of a directory is "fsync directory", the close of a
-	 * temporary file is "close temporary", and statx or fstatfs64 of an open temporary file is
-	 * "statx temporary" and so on. NULL: the call was in progress when the recording ended.
+	 * Names of the calls. The fsync of a directory is "fsync directory". The close of a
+	 * temporary file is "close temporary", its statx "statx temporary" and so on. NULL: the
+	 * call was in progress when the recording ended.
 	 */
 	const char *_Atomic names[CALLS_MOST];
 	uint32_t sites[CALLS_MOST]; /* return addresses of the calls, relative to the program */

@@ -23,8 +23,8 @@ __attribute__((noreturn)) void give_up(const char *what, const char *why);
 __attribute__((format(printf, 2, 3))) void note(uint64_t at_ns, const char *format, ...);
 
 /*
- * Time during which a save certainly held its slot, from the creation of its file until its bytes
- * were safe, and what the library's log reports about the slot.
+ * Time during which a save certainly held its slot: from the creation of its file until its bytes
+ * were safe. The other members are what the library's log reports about the slot.
  */
 struct span {
 	_Atomic uint64_t begin_ns, end_ns;

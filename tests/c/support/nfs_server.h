@@ -9,8 +9,8 @@
 #include <stdbool.h>
 
 /*
- * Folders: on the server; as the client sees it; and as a second client sees it, which shares no
- * cache with the first, as if it were on another host.
+ * Folders: on the server, as the client sees it, and as another client sees it. The clients share
+ * no cache, as if they were on two hosts.
  */
 #define NFS_SERVER_FOLDER "/run/export"
 #define NFS_CLIENT_FOLDER "/run/mnt"

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges logs of tests/c/support/chaos_client.c: did a client hold a slot that it should not have?
 
-A holder counts as such from the return of acquire until it calls release, is told that the slot was
+A holder counts as such from the return of acquire until it calls release, learns that the slot was
 lost, or dies (just before its kill). Saves in the small-file bypass, and those that write at a
 staggered time without the coordinator ("stagger"), hold no slot.
 
 At no time may holders have more slots than there are, except in these windows, in which a holder
 does not count:
 
-* LATE: the last sixth of a lease before it is told that its slot was lost. By its own clock the
-  lease ends after nine tenths. It is told when its thread runs next, which the system decides.
+* LATE: the last sixth of a lease before it learns that its slot was lost. By its own clock the
+  lease ends after nine tenths. It notices when its thread runs next, which the system decides.
 
-* STOPPED: a stopped process (SIGSTOP) cannot be told. Its last heartbeat was at most a third of a
+* STOPPED: a stopped process (SIGSTOP) notices nothing. Its last heartbeat was at most a third of a
   lease, and a look, before the stop. So its slot cannot go to another client before 0.6 of a lease
   after that. The window lasts until a sixth of a lease after it goes on.
-  If it is stopped again before that, it had no time to be told: both count as one stop.
+  If it is stopped again before that, it had no time to notice: both count as one stop.
 
 * DATA LOST (docs/slots.md, "When more than capacity can write", 3): the coordinator lost its data.
   It was killed without a file or with one that is up to a second old, emptied, or replaced by a
