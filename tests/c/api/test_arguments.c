@@ -105,8 +105,7 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 	struct ioshape_reader *reader;
 	struct ioshape_file *file;
 
-	with_report.report =
-		&report; /* the report of a background save comes from its handle, at its end */
+	with_report.report = &report; /* background saves report by their handle */
 	beside.checksums = IOSHAPE_CHECKSUMS_BESIDE;
 	safetensors.format = told.format = IOSHAPE_FORMAT_SAFETENSORS;
 	told.checksums = (enum ioshape_keep_checksums)2;
@@ -332,8 +331,7 @@ TEST(calls_case, no_tensors_make_a_file)
 
 TEST(calls_case, a_size_that_was_forgotten_is_refused_everywhere)
 {
-	const char *path =
-		strdupa(scratch_path("file")); /* save_with() reuses the static buffers */
+	const char *path = strdupa(scratch_path("file")); /* save_with() reuses buffers */
 	struct ioshape_context_options context_options = { 0 };
 	struct ioshape_save_options save_options = { 0 };
 	struct ioshape_reader_options reader_options = { 0 };

@@ -252,8 +252,7 @@ TEST(tests, a_server_killed_again_and_again_costs_neither_descriptors_nor_signal
 		pthread_join(hammers[i].thread, NULL);
 		ck_assert_uint_gt(hammers[i].well, 0);
 	}
-	ck_assert_uint_le(scratch_descriptors(),
-			  before + 3); /* an eventfd and two connections: commands and wakes */
+	ck_assert_uint_le(scratch_descriptors(), before + 3); /* eventfd, 2 connections */
 	slots_redis.close(pool);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }

@@ -200,8 +200,7 @@ START_TEST(sections_of_the_future_are_skipped)
 	struct format_index index;
 
 	base_buffer_append(&bytes, unknown, sizeof(unknown));
-	ck_assert_int_eq(decode(&index, &bytes),
-			 IOSHAPE_E_DAMAGED); /* the header's count of sections is too low */
+	ck_assert_int_eq(decode(&index, &bytes), IOSHAPE_E_DAMAGED); /* wrong count */
 	bytes.data[12]++;
 	ck_assert_int_eq(decode(&index, &bytes), 0);
 	expect_equal(&index, &everything);
@@ -399,8 +398,7 @@ START_TEST(counts_are_refused_before_memory_is_asked_for)
 		{ AT_CHECK_BYTES, 32 * KIB, IOSHAPE_E_DAMAGED },
 		{ AT_CHECK_BYTES, 2 * GIB, IOSHAPE_E_DAMAGED },
 		{ AT_CHECK_BYTES, 100000, IOSHAPE_E_DAMAGED },
-		{ AT_CHECK_BYTES, 128 * KIB,
-		  IOSHAPE_E_DAMAGED }, /* other blocks than those of the checksums */
+		{ AT_CHECK_BYTES, 128 * KIB, IOSHAPE_E_DAMAGED }, /* not the checksums' blocks */
 		{ AT_RECORDS, 4, IOSHAPE_E_DAMAGED },
 		{ AT_RECORDS, UINT64_MAX, IOSHAPE_E_DAMAGED },
 		{ AT_OFFSETS - 8, 32, IOSHAPE_E_DAMAGED },

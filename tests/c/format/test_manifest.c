@@ -313,8 +313,7 @@ static const struct {
 	{ "\"name\": \"node-00000.zip\"", "\"name\": \"a\", \"name\": \"b\"", 0 },
 	{ "\"bytes\": 40000", "\"bytes\": 39999", 0 },
 	{ "\"bytes\": 40000", "\"bytes\": 40000000000000000000000", 0 },
-	{ "\"bytes\": 40000", "\"bytes\": 1152921504606846976",
-	  0 }, /* too large together with the other file */
+	{ "\"bytes\": 40000", "\"bytes\": 1152921504606846976", 0 }, /* sum too large */
 	{ "\"bundle\": true", "\"bundle\": 1", 0 },
 	{ "\"bundle\": true", "\"bundle\": false", 0 },
 	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"0BADCAFE\"", 0 },

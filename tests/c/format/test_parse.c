@@ -479,8 +479,7 @@ TEST(lies, local_headers_that_do_not_match_are_refused)
 		{ FORMAT_LOCAL_BYTES, 1, 'b' },
 		{ FORMAT_LOCAL_METHOD, 2, 8 },
 		{ FORMAT_LOCAL_FLAGS, 2, 0x0809 },
-		{ FORMAT_LOCAL_FLAGS, 2,
-		  0x0800 }, /* without this flag its sizes would have to be true */
+		{ FORMAT_LOCAL_FLAGS, 2, 0x0800 }, /* says that the sizes are true */
 	};
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {

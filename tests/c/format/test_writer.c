@@ -24,10 +24,9 @@ struct io_writer {
 	bool finished;
 };
 
-static unsigned long steps,
-	failing_step;             /* calls of put and finish so far; the one that fails, or 0 */
-static unsigned files;            /* not freed yet */
-static struct io_writer *current; /* the newest one */
+static unsigned long steps, failing_step; /* number of calls, and of the failing one (0: none) */
+static unsigned files;                    /* not freed yet */
+static struct io_writer *current;         /* the newest one */
 
 /* Contents of large records: neither stored nor checksummed byte by byte. */
 static const uint8_t zeros[MIB];

@@ -112,8 +112,7 @@ static void try_index(const struct input *input, const struct format_directory *
 
 	if (!last->data_offset)
 		return;
-	copy = malloc(last->bytes +
-		      1); /* an exact copy, so that sanitizers detect a read beyond it */
+	copy = malloc(last->bytes + 1); /* exact, so that sanitizers detect a read beyond */
 	MUST(copy);
 	copy = realloc(copy, last->bytes ? last->bytes : 1);
 	MUST(copy);

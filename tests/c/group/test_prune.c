@@ -187,8 +187,7 @@ TEST(pruning, attempts_of_the_dead_go_as_well)
 					  "0123456789abcdef"),
 			 0);
 	ck_assert_str_eq(prune(1, 0, false).steps, "");
-	ck_assert_uint_eq(scratch_entries("runs"),
-			  2); /* an attempt of another machine, which is new */
+	ck_assert_uint_eq(scratch_entries("runs"), 2); /* another machine's new attempt */
 	scratch_remove("runs/.step-0000000001.01234567-00000000-0123456789abcdef");
 	ck_assert_int_eq(mkdir("runs/x", 0777), 0);
 	domain_of(".", here);

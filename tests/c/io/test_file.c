@@ -16,9 +16,7 @@
 #include <unistd.h>
 
 #define BLOCK (64 * KIB)
-#define SMALL                                                                                      \
-	(1 *                                                                                       \
-	 MIB) /* up to this size a file is written with one plain write if it fits into a block */
+#define SMALL (1 * MIB) /* largest file that is written with one plain write */
 #define ROOM (6 * MIB)
 
 static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_URING_ASYNC,

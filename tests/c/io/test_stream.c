@@ -429,8 +429,7 @@ START_TEST(what_others_want_too_goes_through_the_page_cache)
 	begin_scripted();
 	input.shared = true;
 	read_ahead_bytes = _i ? 4 * MIB : 0;
-	posix_fadvise(input.fd, 0, 0,
-		      POSIX_FADV_RANDOM); /* without this, the kernel would read ahead by itself */
+	posix_fadvise(input.fd, 0, 0, POSIX_FADV_RANDOM); /* no kernel read-ahead */
 	get(0, 8 * BLOCK);
 	get(8 * BLOCK, 8 * BLOCK);
 	get(16 * BLOCK, 8 * BLOCK);

@@ -304,7 +304,7 @@ TEST(tests_case, a_process_that_neither_holds_nor_waits_keeps_no_connection)
 	struct slots_pool *pool;
 	struct slots_slot *slot;
 
-	config.lease_ms = 600; /* the pool closes idle connections six times in a lease */
+	config.lease_ms = 600; /* short, so that heartbeats are frequent */
 	MUST(!slots_pool_open(&pool, &config, &policy, &error), "%s", error.text);
 	for (int turn = 0; turn < 2; turn++) {
 		const uint64_t begin = base_now_ns();
@@ -312,7 +312,7 @@ TEST(tests_case, a_process_that_neither_holds_nor_waits_keeps_no_connection)
 		MUST(!slots_acquire(pool, &wanted, &slot, &error), "%s", error.text);
 		slots_info(slot, &info);
 		ck_assert_str_eq(info.coordinator, "redis");
-		/* Nor while it holds the slot. */
+		/* A holder keeps a connection for its heartbeats. */
 		while (!turn && redis_case_ms_since(begin) < 1500) {
 			ck_assert_uint_ge(connections(), 1);
 			poll(NULL, 0, 50);

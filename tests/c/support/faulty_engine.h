@@ -26,8 +26,7 @@ struct faulty_plan {
 /* Counters of all engines since faulty_context(). */
 struct faulty_counts {
 	unsigned long opened, closed, submitted, completed;
-	unsigned long
-		faults; /* requests that did not do what was asked because of an injected fault */
+	unsigned long faults; /* requests with an injected fault */
 	unsigned long hard;   /* faults that make a save fail */
 	unsigned long misuse; /* calls that violate the engine contract in queue.h */
 };

@@ -190,8 +190,7 @@ static void note_late(int signal)
  */
 static int await_in_time(pid_t child, unsigned seconds)
 {
-	const struct sigaction late = { .sa_handler =
-						note_late }; /* the signal interrupts the wait */
+	const struct sigaction late = { .sa_handler = note_late }; /* interrupts the wait */
 	int status;
 
 	sigaction(SIGALRM, &late, NULL);

@@ -376,8 +376,7 @@ LOOP_TEST(protecting, what_rank_0_says_must_fit_the_job, 0, (int)ARRAY_LENGTH(sa
 /* A node's offer for one checkpoint. */
 struct offered {
 	uint32_t nodes; /* number of nodes of the checkpoint, by its record */
-	uint32_t node_of_rank, count, node,
-		parities; /* the node that it holds, and how often it is listed */
+	uint32_t node_of_rank, count, node, parities; /* `count` equal holdings */
 };
 
 static void offer_of_rank(uint32_t rank, const struct offered *offered,
