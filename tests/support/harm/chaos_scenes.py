@@ -271,9 +271,7 @@ class Watched:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         # A former master that does not know it yet has no replicas. It must refuse writes then.
         lines = [*AOF, "min-replicas-to-write 1", "min-replicas-max-lag 2"]
-        lines += [
-            "repl-diskless-sync-delay 0"
-        ]  # otherwise a new master has no replicas for seconds
+        lines += ["repl-diskless-sync-delay 0"]  # else a new master has no replicas for seconds
         self.servers = [Server(folder / f"r{number}", lines) for number in range(3)]
         first = self.servers[0]
         for server in self.servers:
@@ -428,9 +426,7 @@ def _check_files(here: Scene, folder: Path) -> None:
             files.append(Path(kept) / path.name)
             while not files[-1].exists():
                 assert path.exists(), path
-                with suppress(
-                    FileNotFoundError
-                ):  # it is being replaced, and the kernel cannot link such a file
+                with suppress(FileNotFoundError):  # a file that is being replaced cannot be linked
                     os.link(path, files[-1])
         done = subprocess.run(
             [client_program(), "check", *map(str, files)],

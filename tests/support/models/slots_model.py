@@ -60,20 +60,16 @@ class Member:
     deadline: int
     state: int = WAITING
     cost: float = 0
-    floor: float = 0  # virtual time that the grant must not fall below
+    floor: float = 0  # least virtual time of the pool after its grant
     score: float = 0  # the queue is sorted by this ...
     seq: int = 0  # ... and then by this
-    small_start: float | None = (
-        None  # start tag in the small-file queue; None: may not use the bypass
-    )
+    small_start: float | None = None  # start tag if it may use the small-file bypass
     urgent: bool = False  # has a deadline
     given: int = 0
     fence: int = 0
     passed: int = 0
     waited: int = 0
-    targets: int = (
-        0  # number of groups of storage targets, as many as writers can have separate ones
-    )
+    targets: int = 0  # number of disjoint groups of storage targets
     target: int = 0  # its own group, from 1
 
     def describe(self) -> str:
@@ -144,7 +140,7 @@ class Numbers:
     opened: int = 0
     grace: int = 0
     hw: int = 0
-    ahead: int = 0  # milliseconds that this clock is ahead of the server's
+    ahead: int = 0  # milliseconds by which the pool's time is ahead of the server's clock
     lease: int = 0  # of the latest request
     fence: int = 0
     vt: float = 0
@@ -159,9 +155,7 @@ class Numbers:
     bytes: float = 16e6
     grants: int = 0
     tidied: int = 0
-    free: dict[str, float] = field(
-        default_factory=dict
-    )  # times at which each bandwidth is free again ...
+    free: dict[str, float] = field(default_factory=dict)  # when each bandwidth is free again ...
     paced: int = 0  # ... by the settings of this time
     use: Use = field(default_factory=Use)
 
