@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The binary interface: where each field of each public struct lies, and what each constant is.
+"""The binary interface: offsets of the fields of public structs, and values of constants.
 
-Programs are built against these numbers, which stand in abi.txt. They may be added to; where one
-changes, soname_version in libioshape/meson.build has to move with it. (LP64: what all supported
-machines have.) After a change that is meant: python tests/python/core/test_abi.py > tests/python/core/abi.txt
+Compiled programs rely on these numbers, which abi.txt records. Additions are allowed. If a number
+changes, raise soname_version in libioshape/meson.build. The numbers are those of LP64, the data
+model of all supported machines.
+
+After an intended change: python tests/python/core/test_abi.py > tests/python/core/abi.txt
 """
 
 from pathlib import Path
@@ -24,7 +26,7 @@ def is_opaque(name: str) -> bool:
 def interface() -> list[str]:
     lines = []
     for name in ffi.list_types()[1]:
-        # "ioshape_py_" is the package's own, not of the headers.
+        # Structs named "ioshape_py_" belong to the package, not to the public headers.
         if not name.startswith("ioshape_") or name.startswith("ioshape_py_") or is_opaque(name):
             continue
         struct = ffi.typeof(f"struct {name}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""configure(), variables and keywords: which of them wins, and what is not taken."""
+"""configure(), environment variables and keywords: their precedence, and the values they refuse."""
 
 import logging
 import pickle
@@ -26,11 +26,12 @@ def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(setting.variable, raising=False)
     with left_clean():
         yield
-        # First, so that what is saved in the end finds the settings as they were.
+        # Undo the variables first: the saves that left_clean() awaits must find the original
+        # settings.
         monkeypatch.undo()
 
 
-# For each setting: a value for configure(), one for the variable, and both as they are understood.
+# For each setting: a value for configure(), a text for the variable, and how ioshape reads both.
 VALUES: dict[str, tuple[Any, str, Any, Any]] = {
     "engine": ("threads", "buffered", "threads", "buffered"),
     "direct": ("off", "prefer", "off", "prefer"),
@@ -70,12 +71,12 @@ def test_the_variable_wins_over_configure_and_that_over_the_default(
     assert ioshape.settings()[name] == (configured, "configure()")
     monkeypatch.setenv(variable, text)
     assert ioshape.settings()[name] == (from_variable, variable)
-    monkeypatch.setenv(variable, "")  # as good as none
+    monkeypatch.setenv(variable, "")  # an empty variable counts as unset
     assert ioshape.settings()[name] == (configured, "configure()")
     assert len(ioshape.settings()) == len(VALUES)
 
 
-# ---- What settings do ---------------------------------------------------------------------------
+# ---- Effects of settings -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["threads", "buffered"])
@@ -92,7 +93,7 @@ def test_the_engine_is_the_one_that_was_asked_for(
         ioshape.configure(engine="buffered" if engine == "threads" else "threads")
     if how != "configure":
         monkeypatch.setenv("IOSHAPE_ENGINE", engine)
-        ioshape.configure()  # variables are read when settings are
+        ioshape.configure()  # configure() reads the variables again
     report = ioshape.save(checkpoint(1, 8 * MIB), tmp_path / "model.pt")
     assert report.engine == engine
 
@@ -120,11 +121,11 @@ def test_staging_memory_has_the_limit_that_was_asked_for(monkeypatch: pytest.Mon
 
 
 def _syncs(save: Callable[[], ioshape.Report]) -> bool:
-    """Time is only taken around a system call that is made."""
+    """Return whether a save calls fsync: the report has a sync time only if it does."""
     return save().sync_s > 0
 
 
-# Keyword, variable, configure(): the first that is given.
+# Keyword, variable and configure(), in the order of their precedence.
 PRECEDENCE = [
     (keyword, variable, configured)
     for keyword in (None, True, False)
@@ -203,7 +204,7 @@ def test_settings_may_change_while_others_save(tmp_path: Path) -> None:
     assert [number_in(tmp_path / f"{i}.pt") for i in range(4)] == [9] * 4
 
 
-# ---- What is not taken --------------------------------------------------------------------------
+# ---- Values that are refused ---------------------------------------------------------------------
 
 BAD_VALUES: dict[str, list[Any]] = {
     "engine": ["nil", "URING", "", 1],
@@ -242,17 +243,17 @@ BAD_VALUES: dict[str, list[Any]] = {
     ("name", "value"), [(name, value) for name, values in BAD_VALUES.items() for value in values]
 )
 def test_bad_values_are_refused_at_once(name: str, value: Any) -> None:
-    """Not at the next save, which may be hours away; and with what would be right."""
+    """Check that configure() refuses a bad value itself: the next save may be hours away."""
     before = ioshape.settings()
     good = {"engine": "threads", "slots": 3}
     with pytest.raises(ValueError):  # noqa: PT011 - test_bad_variables_are_named looks what it says
         ioshape.configure(**{**good, name: value})
-    assert ioshape.settings() == before  # of several values all are taken, or none
+    assert ioshape.settings() == before  # one bad value refuses the whole call
 
 
 @pytest.mark.wording
 def test_what_cannot_be_used_is_refused_where_it_is_set(tmp_path: Path) -> None:
-    """By the library's own checks: what an address or a layout says."""
+    """Check that the C library's own checks of addresses and layouts run at once."""
     refused: list[tuple[dict[str, Any], str]] = [
         ({"layout": "stripes=8"}, "layout"),
         ({"coordinator": "redis://host:notaport"}, "coordinator"),
@@ -262,7 +263,8 @@ def test_what_cannot_be_used_is_refused_where_it_is_set(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"^{name}"):
             ioshape.configure(**bad)
     assert {source for _, source in ioshape.settings().values()} == {"default"}
-    # What the file of a password holds is seen when the coordinator is asked: saves go on without.
+    # ioshape reads the password file when it connects to the coordinator. Without the coordinator
+    # saves continue.
     ioshape.configure(coordinator="redis://host", password_file=tmp_path / "password")
     ioshape.configure(coordinator="local")
     ioshape.save(checkpoint(1), tmp_path / "model.pt")
@@ -386,7 +388,7 @@ def test_switches_are_understood(word: Any) -> None:
     assert ioshape.settings()["durable"] == (True, "configure()")
 
 
-# ---- The log ------------------------------------------------------------------------------------
+# ---- The log -------------------------------------------------------------------------------------
 
 
 def _lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
@@ -426,7 +428,7 @@ def test_the_log_tells_of_what_the_dead_left_behind(
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="ioshape")
     ioshape.save(checkpoint(1), tmp_path / "model.pt")
-    # As a killed process of this machine leaves it: nobody holds its lock.
+    # A killed process of this machine leaves a temporary file whose lock is free.
     killed = subprocess.run(
         (
             sys.executable,
@@ -442,13 +444,13 @@ def test_the_log_tells_of_what_the_dead_left_behind(
     )
     assert killed.returncode == -9
     left = next(path.name for path in tmp_path.iterdir() if path.name.startswith("."))
-    ioshape.configure()  # a directory is looked through once for each context
+    ioshape.configure()  # each context looks through a directory once
     ioshape.save(checkpoint(2), tmp_path / "model.pt")
     assert [line for line in _lines(caplog, logging.WARNING) if left in line]
     assert not (tmp_path / left).exists()
 
 
-# Python has nobody whom it could tell, so it says so on stderr, of which pytest makes a warning.
+# Python reports an exception of the log handler on stderr, and pytest turns that into a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_log_handler_that_fails_harms_no_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -474,7 +476,7 @@ def test_a_log_handler_that_fails_harms_no_save(
     assert len(seen) == 2
 
 
-# ---- What importing costs -----------------------------------------------------------------------
+# ---- The cost of an import -----------------------------------------------------------------------
 
 
 def _modules_after(statements: str) -> set[str]:
@@ -489,7 +491,7 @@ def _modules_after(statements: str) -> set[str]:
     return set(output.split())
 
 
-# What takes longer to import than all of ours.
+# Modules that take longer to import than all modules of ioshape.
 COSTLY = {"torch", "numpy", "asyncio", "logging", "click", "rich", "socket", "inspect", "cffi"}
 
 
@@ -505,10 +507,10 @@ COSTLY = {"torch", "numpy", "asyncio", "logging", "click", "rich", "socket", "in
 def test_importing_costs_next_to_nothing(statements: str) -> None:
     bare = _modules_after("")
     added = _modules_after(statements) - bare
-    # Data classes take "inspect".
+    # The module dataclasses imports "inspect".
     assert not added & COSTLY - ({"inspect"} if "configure" in statements else set())
     if statements == "import ioshape":
-        # A signal's handler that interrupts the first use must find it imported.
+        # A signal handler may interrupt the first use. It must find this module imported.
         assert {name for name in added if name.startswith("ioshape.")} == {
             "ioshape._core",
             "ioshape._core.descriptors",
@@ -529,12 +531,14 @@ def test_every_public_name_is_there() -> None:
     assert set(ioshape.__all__) <= set(dir(ioshape))
     assert ioshape.__version__.count(".") == 2
     with pytest.raises(AttributeError, match="module 'ioshape' has no attribute 'sava'"):
-        # mypy fails where it does not see that this is misspelled.
+        # mypy must report this misspelled name. Otherwise the ignore is unused, and mypy fails.
         ioshape.sava  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_public_names_say_that_they_are_of_the_package() -> None:
-    """Not in which of its files they are: that may change, and pickles have these names."""
+    """Check that public names do not reveal their file, which may change, because pickles contain
+    these names.
+    """
     for name in ioshape.__all__:
         public = getattr(ioshape, name)
         if name != "__version__":
@@ -555,7 +559,7 @@ def test_old_names_are_there_for_one_more_version() -> None:
         assert old is getattr(import_module(f"ioshape.{home}"), name)
         (warning,) = told
         assert warning.filename == __file__
-        # What version 0.2 has pickled.
+        # A pickle of version 0.2 contains the old name.
         with pytest.warns(DeprecationWarning, match=name):
             assert pickle.loads(f"cioshape\n{name}\n.".encode()) is old
     with pytest.raises(AttributeError, match=r"use ioshape.probe\(path\).pool"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages say of Python is what the package does."""
+"""The documentation's Python programs, commands and reference agree with the package."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_programs_run(program: str, tmp_path: Path) -> None:
 
 
 def test_commands_in_the_pages_exist() -> None:
-    """Those in the command's own style: `ioshape NAME`, or a line of a block."""
+    """Check the commands that pages name as `ioshape NAME` or in a line of a code block."""
     pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
     named = {
         (page.name, name)

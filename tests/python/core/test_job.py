@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""job(): which rank of which job, as each launcher says it."""
+"""job(): the rank and the job that each launcher's environment describes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from processes import run_interpreter, run_program
 
 NODE = socket.gethostname()
 
-# What the launchers set, as documented by each; of rank 5 of 8 on the second of two nodes.
+# The documented variables of each launcher, for rank 5 of 8 on the second of two nodes.
 TORCHRUN = {
     "RANK": "5",
     "WORLD_SIZE": "8",
@@ -79,7 +79,7 @@ def _left_clean() -> Iterator[None]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
-    """job() where these variables are set, and nobody else's."""
+    """Return a function that calls job() with the given launcher variables and no others."""
 
     def launch(variables: dict[str, str]) -> ioshape.types.Job:
         for name in list(os.environ):
@@ -107,7 +107,7 @@ def test_each_launcher_is_understood(launched: Launched, launcher: str) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_first_and_only_rank(launched: Launched, launcher: str) -> None:
-    """Zeros are numbers, too."""
+    """Check that a rank of 0 is a number, not a missing value."""
     variables, job_id = LAUNCHERS[launcher]
     smallest = {"5": "0", "1": "0", "8": "1", "4": "1", "4(x2)": "1"}
     job = launched({name: smallest.get(value, value) for name, value in variables.items()})
@@ -116,7 +116,7 @@ def test_the_first_and_only_rank(launched: Launched, launcher: str) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_half_of_a_launcher_is_none(launched: Launched, launcher: str) -> None:
-    """A size without a rank, as in a shell of the allocation; a rank without a size."""
+    """Check a size without a rank, as in a shell of the allocation, and a rank without a size."""
     variables, _ = LAUNCHERS[launcher]
     rank, size = {
         "torchrun": ("RANK", "WORLD_SIZE"),
@@ -129,14 +129,16 @@ def test_half_of_a_launcher_is_none(launched: Launched, launcher: str) -> None:
         job = launched({name: value for name, value in variables.items() if name != missing})
         assert job[:4] == ALONE[:4]
         assert job.source == "alone"
-    # What says no more than these two is enough.
+    # Rank and size are enough.
     job = launched({rank: "5", size: "8"})
     assert job[:4] == (5, 8, 0, 1)
     assert job.source == launcher
 
 
 def test_a_batch_script_is_not_a_step(launched: Launched) -> None:
-    """sbatch sets SLURM_PROCID=0 for the script itself, of however many tasks the job has."""
+    """Check that sbatch's SLURM_PROCID=0 is ignored: it describes the script, whatever the number
+    of tasks.
+    """
     batch = {
         name: value
         for name, value in SLURM.items()
@@ -145,7 +147,7 @@ def test_a_batch_script_is_not_a_step(launched: Launched) -> None:
     assert launched({**batch, "SLURM_PROCID": "0"})[:4] == ALONE[:4]
 
 
-# ---- One inside the other -----------------------------------------------------------------------
+# ---- Nested launchers ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,9 +157,9 @@ def test_a_batch_script_is_not_a_step(launched: Launched) -> None:
         (TORCHRUN, {**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, "torchrun", "4711"),
         (TORCHRUN, {**OPENMPI, "OMPI_COMM_WORLD_RANK": "1"}, "torchrun", "run-7"),
         (TORCHRUN, {**MPICH, "PMI_RANK": "1"}, "torchrun", "run-7"),
-        # mpirun in an allocation of Slurm's.
+        # mpirun runs in an allocation of Slurm.
         (OPENMPI, {**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, "openmpi", "4711"),
-        # srun --mpi=pmix and --mpi=pmi2 set both.
+        # srun --mpi=pmix and srun --mpi=pmi2 set the variables of both.
         (SLURM, {**PMI, "PMIX_LOCAL_SIZE": "9"}, "slurm", "4711"),
         (SLURM, {**MPICH, "MPI_LOCALNRANKS": "9"}, "slurm", "4711"),
     ],
@@ -174,7 +176,9 @@ def test_torchruns_none_is_no_name(launched: Launched) -> None:
 
 
 def test_a_port_alone_names_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most torchruns use the same one: two jobs in one directory would be each other's past."""
+    """Check that the port alone is no name: most torchruns use one port, and two jobs in a
+    directory would collide.
+    """
     monkeypatch.setenv("MASTER_PORT", "29500")
     unnamed = ioshape.types.Job(0, 8, 0, 8, NODE, "", "torchrun")
     assert _token(unnamed, None) == ""
@@ -182,7 +186,7 @@ def test_a_port_alone_names_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _token(unnamed._replace(id="4711"), "mine") == "mine:29500"
 
 
-# ---- Slurm's lists ------------------------------------------------------------------------------
+# ---- Slurm's lists of tasks ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,8 @@ def test_a_port_alone_names_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
         ("2,4(x2),3", [2, 4, 4, 3]),
         ("1(x3),5(x2),7", [1, 1, 1, 5, 5, 7]),
         ("128(x1000)", [128] * 1000),
-        # What nobody can read says nothing.
+        # An unreadable list counts as one task on each node. An impossible number of nodes is no
+        # error.
         ("", [1]),
         ("x", [1]),
         ("4(x99999999999999999999)", [4] * 100),
@@ -212,7 +217,7 @@ def test_tasks_on_a_node(launched: Launched, tasks: str, sizes: list[int]) -> No
         assert job.local_world_size == 1
 
 
-# ---- Junk ---------------------------------------------------------------------------------------
+# ---- Junk ----------------------------------------------------------------------------------------
 
 JUNK = ["", " ", "x", "-1", "1.5", "0x1", "²", "1 2", "9" * 5000, "5;8"]
 
@@ -238,11 +243,11 @@ def test_ranks_beyond_the_size_are_nobodys(launched: Launched, rank: str, size: 
     assert launched({**TORCHRUN, "RANK": rank, "WORLD_SIZE": size})[:4] == ALONE[:4]
 
 
-# ---- What it is used for ------------------------------------------------------------------------
+# ---- Effects of the ranks of a node --------------------------------------------------------------
 
 
 def _staging_mib() -> int:
-    ioshape.configure()  # a context of its own
+    ioshape.configure()  # a new context reads the job again
     with pytest.raises(ioshape.StorageError) as caught:
         ioshape.staging.reserve(1 << 50)
     assert caught.value.needed_bytes == 1 << 50
@@ -280,13 +285,13 @@ _THREADS_WHILE_STAGING = """
 
 
 def test_ranks_of_a_host_share_its_cores(tmp_path: Path) -> None:
-    """So that each copies with one thread, where there are as many ranks as cores."""
+    """Check that a rank copies with one thread if the host has as many ranks as cores."""
     ranks = str(os.cpu_count() or 1)
     launched = {"RANK": "0", "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": ranks}
     assert run_program(tmp_path, _THREADS_WHILE_STAGING, variables=launched).stdout == "0\n"
 
 
-# ---- The real thing -----------------------------------------------------------------------------
+# ---- Real launchers ------------------------------------------------------------------------------
 
 RANK = """
     import json
@@ -350,7 +355,7 @@ def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_process_group_knows_best(tmp_path: Path) -> None:
-    """One that a program made by itself, whatever the variables say."""
+    """Check that a process group that the program created overrides the variables."""
     finished = run_program(
         tmp_path,
         """
@@ -405,7 +410,9 @@ SPAWN = """
 
 @pytest.mark.long
 def test_what_ranks_of_spawn_want_is_read_once(tmp_path: Path) -> None:
-    """No launcher says that they share a host."""
+    """Check that processes of mp.spawn read a file once, although no launcher reports that they
+    share a host.
+    """
     run_interpreter(tmp_path, SPAWN)
     read = sum(int((tmp_path / f"read-{rank}").read_text()) for rank in range(2))
     if not read:

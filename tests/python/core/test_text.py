@@ -22,7 +22,7 @@ from object_store import variables
 from records import flip, offset_of
 
 SECRET = "s3cr3t"
-#: sets a terminal's title, in 7 and in 8 bits; ends a line; writes from right to left
+#: Set a terminal's title in 7 and in 8 bits, end the line, and write from right to left.
 ESCAPES = "\x1b]0;pwned\x07\x9d0;pwned\x9c\r\n\u202e"
 
 
@@ -55,7 +55,7 @@ def test_a_password_may_have_spaces_where_the_text_is_an_address() -> None:
     "piece", ["a://a:", "a", "://", "@", "a://a@", "a:@", "\x1b", "?password="]
 )
 def test_the_time_grows_with_the_length_only(piece: str) -> None:
-    """With the square of it, this would take hours."""
+    """Check that the time is linear: with quadratic time this would take hours."""
     assert harmless(piece * 200_000)
 
 
@@ -95,12 +95,12 @@ def test_lines_on_stderr_are_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SECRET not in stderr.getvalue()
 
 
-# ---- Names that lie in files --------------------------------------------------------------------
+# ---- Names in files ------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file whose tensor has such a name, and is damaged."""
+    """Return a file with a tensor of such a name; the tests damage it."""
     path = tmp_path / "a.pt"
     ioshape.save({ESCAPES: torch.ones(300_000), "b": torch.ones(3)}, path)
     return path
@@ -157,14 +157,14 @@ def test_the_name_of_a_path_does_not_either(tmp_path: Path) -> None:
     for name in (ESCAPES, "\udcff\udc9b"):
         path = tmp_path / name
         path.write_bytes(b"no checkpoint" * 10)
-        for call_ in (ioshape.verify, ioshape.inspect):  # load() leaves it to torch
+        for call_ in (ioshape.verify, ioshape.inspect):  # load() leaves such a file to torch
             with pytest.raises(ioshape.StorageError) as caught:
                 call_(path)
             assert str(caught.value).isprintable()
-            assert caught.value.path == str(path)  # for programs it is what it was
+            assert caught.value.path == str(path)  # programs get the path unchanged
 
 
-# ---- The command --------------------------------------------------------------------------------
+# ---- The command ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("debug", [(), ("--debug",)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that save the same: the checkpoint has one copy, and any number of ranks loads it."""
+"""Equal shards of several ranks: the checkpoint stores one copy, and any number of ranks loads it."""
 
 import json
 import zlib
@@ -12,7 +12,8 @@ import torch
 from command import call
 from nodes import run_ranks
 
-#: Of the large tensor; and what a sample reads at most, as libioshape/save/save.h has it.
+#: SIZE: bytes of the large tensor. SAMPLE: the most bytes that a sample reads, as SAVE_SAMPLE_BYTES
+#: in libioshape/save/save.h.
 SIZE = 4 << 20
 SAMPLE = 512 << 10
 
@@ -83,7 +84,7 @@ def test_equal_parts_are_stored_once_and_no_others(tmp_path: Path, mode: str) ->
         assert sum(line["bytes"] > 0 for line in lines) == copies
         for line in lines:
             assert ("stored once" in line["text"]) == (copies < 4)
-            # Ranks with parts of their own read no more than a sample of them.
+            # A rank whose shard equals no other reads only a sample of it.
             assert line["hashed"] <= SAMPLE if step == 3 else line["hashed"] > SIZE
     files = {
         "each": ["rank-00000.pt"],
@@ -95,7 +96,7 @@ def test_equal_parts_are_stored_once_and_no_others(tmp_path: Path, mode: str) ->
     assert [each.distinct for each in ioshape.generations(runs)] == [1, 1, 4, 2]
     assert [part.same_as for part in four.parts()] == [0, 1, 0, 1]
     assert len({(part.file, part.offset) for part in one.parts()}) == 1
-    # This process is a job of one rank.
+    # This process is a job of one rank: all ranks share step 1, but step 3 has a shard for each.
     assert torch.equal(ioshape.load_group(runs, step=1)["data"], one.load(3)["data"])
     with pytest.raises(ValueError, match="rank=k"):
         ioshape.load_group(runs, step=3)
@@ -127,9 +128,9 @@ def test_a_generation_with_equal_parts_has_a_version_that_earlier_releases_refus
     assert [part.get("same") for part in manifests[0]["parts"]] == [None, 0]
 
 
-# ---- What only looks equal ----------------------------------------------------------------------
+# ---- Parts that differ although they look equal --------------------------------------------------
 
-#: The generator of CRC-32: added to a message anywhere, it leaves the checksum as it was.
+#: The generator polynomial of CRC-32: adding it anywhere to a message keeps the checksum.
 GENERATOR = (1 | 0xEDB88320 << 1).to_bytes(5, "little")
 
 LOOK_EQUAL = (
@@ -205,5 +206,5 @@ def test_what_changes_while_it_is_saved_stands_for_no_other_rank(tmp_path: Path,
             ("failed", 4),
         ]
         assert "has changed since the save began" in lines[0]["sentence"]
-        # Also a rank whose part is not written is compared with its save before.
+        # A rank whose shard is not written also compares it with its previous save.
         assert "every byte" in lines[3]["sentence"]

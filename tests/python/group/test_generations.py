@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations as programs and people meet them: the functions, and the commands."""
+"""Checkpoints of many ranks as their readers see them: the Python functions and the commands."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def state(step: int, rank: int) -> dict[str, torch.Tensor]:
 
 
 def write(runs: Path, step: int, mode: str = "rank0", *, by_torch: bool = False) -> None:
-    """A generation, as a group writes it."""
+    """Write a checkpoint as a group does."""
     folder = runs.parent / "parts"
     folder.mkdir(exist_ok=True)
     files = [folder / f"{rank}.pt" for rank in range(RANKS)]
@@ -49,7 +49,9 @@ def write(runs: Path, step: int, mode: str = "rank0", *, by_torch: bool = False)
 
 @contextmanager
 def attempt(runs: Path, step: int, *, kill: bool = False) -> Iterator[Path]:
-    """One that is being written while this lasts; or whose writer is dead."""
+    """Begin a checkpoint and yield its path; it is being written during the block, or its writer is
+    dead if `kill`.
+    """
     process = subprocess.Popen(
         (build_folder() / "tests" / "c" / "generation", "begin", runs, str(step)),
         stdin=subprocess.PIPE,
@@ -85,7 +87,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
-# ---- The functions -----------------------------------------------------------------------------
+# ---- The functions -------------------------------------------------------------------------------
 
 
 def test_where_there_is_none(tmp_path: Path, runs: Path) -> None:
@@ -214,7 +216,7 @@ def test_prune(runs: Path) -> None:
         ioshape.prune(runs / "nowhere", keep_last=1)
 
 
-# ---- The commands ------------------------------------------------------------------------------
+# ---- The commands --------------------------------------------------------------------------------
 
 
 def call(*arguments: str | Path, folder: Path | None = None) -> Done:
@@ -236,7 +238,7 @@ def succeed(done: Done) -> str:
 
 def test_ls(runs: Path) -> None:
     runs.mkdir()
-    # Not "..", which is nobody's name.
+    # The command prints the resolved path instead of ".".
     assert str(runs) in succeed(call("ls", ".", folder=runs))
     write(runs, 7, "each")
     write(runs, 8)
@@ -269,7 +271,7 @@ def test_ls_tells_the_dead_and_the_damaged(runs: Path) -> None:
         "step-0000000008",
         "step-0000000009",
     ]
-    # As it says: the next save removes it.
+    # `ioshape ls` promises that the next save removes what the dead process left.
     write(runs, 11)
     assert not path.exists()
 
@@ -339,7 +341,8 @@ def test_prune_by_command(runs: Path) -> None:
     found = json.loads(succeed(call("prune", runs, "--keep-last", "2", "--dry-run", "--json")))
     assert [one["step"] for one in found["generations"]] == [1, 2]
     assert len(ioshape.generations(runs)) == 4
-    assert call("prune", runs, "--keep-last", "2").returncode == 2  # nobody can be asked
+    # without a terminal the command cannot ask for confirmation
+    assert call("prune", runs, "--keep-last", "2").returncode == 2
     assert len(ioshape.generations(runs)) == 4
     found = json.loads(succeed(call("prune", runs, "--keep-last", "2", "--yes", "--json")))
     assert [one["step"] for one in found["generations"]] == [1, 2]
@@ -403,7 +406,7 @@ def test_extract_writes_nothing_that_is_damaged(tmp_path: Path, runs: Path) -> N
     newest = ioshape.latest(runs)
     assert newest is not None
     part = newest.parts()[1]
-    # In padding, which no record's checksum covers: only the manifest's does.
+    # The damaged byte is padding: no record's checksum covers it, only the manifest's does.
     with zipfile.ZipFile(part.file) as bundle:
         data = bundle.read(part.name)
     flip(Path(part.file), part.offset + data.index(b"ZZZZ"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save_group, save_group_async, load_group: the ranks of a job are processes of this host."""
+"""save_group, save_group_async and load_group, with the ranks of a job as processes of this host."""
 
 import errno
 import os
@@ -23,11 +23,13 @@ BEGIN = "from group_program import *\n"
 
 
 def generations_in(folder: Path) -> list[int]:
-    """Steps of the complete ones; and nothing else is there, but where dead jobs left notes."""
+    """Return the steps of the complete checkpoints. Check that the folder has no other entries than
+    the stores of dead jobs.
+    """
     steps = []
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".ioshape-board-"):
-            continue  # forgotten after a day
+            continue  # another save removes it after a day
         assert entry.name.startswith("step-"), entry.name
         assert (entry / "manifest.json").is_file()
         steps.append(int(entry.name.removeprefix("step-")))
@@ -46,7 +48,7 @@ def explain(function, *arguments, **options):
 """
 
 
-# ---- All is there, or nothing -------------------------------------------------------------------
+# ---- Complete checkpoints ------------------------------------------------------------------------
 
 SAVE_AND_LOAD = (
     BEGIN
@@ -141,7 +143,7 @@ assert "ioshape" not in sys.modules
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.slow
 def test_parts_of_all_sizes(tmp_path: Path, mode: str) -> None:
-    """Uneven, empty, and one rank with a hundred times the bytes of the others."""
+    """Check uneven and empty shards, and one rank with a hundred times the bytes of the others."""
     folder = tmp_path / "run"
     said = run_ranks(
         tmp_path,
@@ -184,7 +186,7 @@ for mode in ("auto", "each", "node", "rank0"):
     assert generations_in(folder) == [7]
 
 
-# ---- In the background --------------------------------------------------------------------------
+# ---- Background saves ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -229,15 +231,16 @@ time.sleep(0.3 * rank)
     )
     run_ranks(tmp_path, program, folder, ranks=3, nodes=3)
     assert generations_in(folder) == [3, 4]
-    assert not list(folder.glob(".*"))  # they have parted from each other
+    assert not list(folder.glob(".*"))  # the ranks have closed the group and removed its store
     loaded = "say('loaded', right=is_right(ioshape.load_group(arguments[0]), rank, 4, 5_000_000))"
     said = run_ranks(tmp_path, BEGIN + loaded, folder, ranks=3)
     assert [line["right"] for lines in said for line in lines] == [True] * 3
 
 
-# ---- One of them fails --------------------------------------------------------------------------
+# ---- Failures of one rank ------------------------------------------------------------------------
 
-# Saves step 1, then step 2, in which something happens to rank 2, then step 3. What each raises.
+# Saves steps 1 to 3 and reports what each call raises. WHAT_HAPPENS prepares a failure of rank 2 in
+# step 2.
 ONE_FAILS = (
     BEGIN
     + """
@@ -281,7 +284,7 @@ def one_fails(
     afterwards: str = "",
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """What each rank says of step 2. Before it and after it all was well."""
+    """Return what each rank reports of step 2. Check that steps 1 and 3 succeed on all ranks."""
     program = ONE_FAILS.replace("WHAT_HAPPENS", what).replace("AFTERWARDS", afterwards)
     said = run_ranks(folder, program, folder / "run", how, mode, ranks=4, nodes=2, **more)
     for lines in said:
@@ -320,7 +323,7 @@ def test_a_callback_that_raises(tmp_path: Path, mode: str) -> None:
 
 
 def test_a_callback_that_raises_while_the_save_is_staged(tmp_path: Path) -> None:
-    """The save has no thread yet: the call itself tells the other ranks."""
+    """Check that the call itself informs the other ranks, because the save has no thread yet."""
     what = "options['progress'] = lambda now: 1 // (now.phase != 'stage')"
     tried = one_fails(tmp_path, what, how="async")
     assert tried[2]["kinds"][0] == "ZeroDivisionError", tried[2]
@@ -372,7 +375,9 @@ say("done", right=is_right(found, rank, 1, 1_000_000), notes=report.fallbacks)
 )
 @pytest.mark.slow
 def test_a_rank_that_is_killed(tmp_path: Path, mode: str, victim: int) -> None:
-    """0 leads its node and the job, 1 is a member, 2 leads the other node, 3 is a member of it."""
+    """Check each role: 0 leads the job and its node, 1 is a member, 2 leads the other node, 3 is a
+    member.
+    """
     folder = tmp_path / "run"
     program = (
         BEGIN
@@ -399,7 +404,8 @@ os._exit(0)
     for rank, lines in enumerate(said):
         if rank != victim:
             assert lines[-1] == {"event": "failed", "rank": rank, "failed": victim}
-    # What stands is whole; the next job goes on from it, and leaves nothing of the dead one.
+    # The newest checkpoint is complete. The next job resumes from it and removes what the dead job
+    # left.
     after = (
         BEGIN
         + """
@@ -415,7 +421,7 @@ ioshape.save_group(object_of(rank, 20_000), arguments[0], 20_000)
 
 
 def test_a_rank_that_dies_before_all_are_connected(tmp_path: Path) -> None:
-    """Between nodes bytes go over gloo, which is set up with the first group."""
+    """Check a death before the first group sets up gloo, which carries the bytes between nodes."""
     program = (
         BEGIN
         + EXPLAIN
@@ -435,7 +441,7 @@ os._exit(0)
         assert "StorageError" in lines[0]["kinds"], lines[0]
 
 
-# ---- Which generation ---------------------------------------------------------------------------
+# ---- Choosing a checkpoint -----------------------------------------------------------------------
 
 
 def test_no_generation_there(tmp_path: Path) -> None:
@@ -541,12 +547,13 @@ say("read", count=len(seen))
             job.end()
             (tmp_path / "end").touch()
             assert one.end()[0][0]["count"] > 3
-    # One that was read just then has stayed.
+    # Step 59 may have stayed because the reader was reading it. The reader has ended: only step 60
+    # is kept.
     ioshape.prune(folder, keep_last=1)
     assert generations_in(folder) == [60]
 
 
-# ---- A restart ----------------------------------------------------------------------------------
+# ---- Restarts ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["each", "node", "file"])
@@ -613,7 +620,7 @@ explain(ioshape.load_group, arguments[0])
             assert lines[0]["kinds"] == [], lines[0]
 
 
-# ---- Settings -----------------------------------------------------------------------------------
+# ---- Settings ------------------------------------------------------------------------------------
 
 
 def test_settings_and_arguments_reach_the_group(tmp_path: Path) -> None:
@@ -702,7 +709,9 @@ ioshape.save_group(object_of(rank, 2), arguments[0], 2)
 
 @pytest.mark.parametrize(("takes_s", "code"), [(0.1, -errno.ETIMEDOUT), (0.0, -errno.ECONNRESET)])
 def test_the_clock_tells_a_timeout_of_torch_from_other_failures(takes_s: float, code: int) -> None:
-    """Torch raises one class for all of them, and its sentences may change."""
+    """Check that elapsed time decides: torch raises one class for all failures, and its messages
+    may change.
+    """
 
     def transfer(_tensors: list[Any], _other: int, _tag: int) -> Any:
         time.sleep(takes_s)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills at random moments, while ranks save together.
+"""Kills at random moments while ranks save together.
 
-Longer forms are bench/gather_chaos.py and the campaign's kind kills.
+tests/bench/gather_chaos.py and the campaign's kind `kills` run longer forms.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from group_chaos import Lane, Scene, lane, scenes
 def check(made: Lane) -> None:
     told = made.verdict.told()
     assert not made.verdict.faults, told
-    # It would find nothing if nothing were saved and loaded.
+    # A run without saves and loads could find no fault.
     assert told["counts"]["generations"] > told["kills"] / 2, told
     assert told["counts"]["jobs_that_loaded"] > told["kills"] / 4, told
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several jobs, or several lives of one, that save groups into one directory."""
+"""Several jobs, or several restarts of one job, that save groups into one directory."""
 
 import itertools
 import signal
@@ -18,7 +18,8 @@ from processes import TIMEOUT_S, environment
 BEGIN = "from group_program import *\n"
 N_BYTES = 8_000_000
 
-# SLEEPER: a rank that stops itself in the middle of step 2, while it writes or brings its part.
+# SLEEPER is a rank that stops itself in the middle of step 2, while it writes its shard or sends it
+# to its writer.
 SAVING = (
     BEGIN
     + """
@@ -55,7 +56,9 @@ os._exit(0)
 
 
 def whose(generation: ioshape.types.Generation) -> int:
-    """The salt of the job whose parts these are: of one job, and right."""
+    """Return the salt of the job that wrote the checkpoint. Check that all shards are right and of
+    that job.
+    """
     objects = [generation.load(rank) for rank in range(generation.ranks)]
     salt = int(objects[0]["rank"])
     for rank, found in enumerate(objects):
@@ -66,7 +69,9 @@ def whose(generation: ioshape.types.Generation) -> int:
 
 @pytest.mark.slow
 def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
-    """They save the same steps at the same time: each generation is one job's, all of it."""
+    """Check that two jobs that save the same steps at the same time never mix their shards in a
+    checkpoint.
+    """
     run = tmp_path / "run"
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
@@ -85,7 +90,7 @@ def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
 
 
 def is_stopped(process: int) -> bool:
-    """By SIGSTOP."""
+    """Return whether SIGSTOP has stopped the process."""
     return "\nState:\tT" in Path(f"/proc/{process}/status").read_text(encoding="utf-8")
 
 
@@ -94,8 +99,11 @@ def is_stopped(process: int) -> bool:
 )
 @pytest.mark.slow
 def test_a_process_of_an_earlier_life_wakes_up_too_late(tmp_path: Path, victim: int) -> None:
-    """It leads the job, or writes, or brings its part; it has slept while all others were killed
-    and the job, of the same name, was started anew."""
+    """Check that a stopped rank of a killed job cannot harm the checkpoints of the job's restart.
+
+    The victim is rank 0, the writer of a node, or a rank that sends its shard. It wakes up after
+    the other ranks were killed and the job was restarted under its old name.
+    """
     run = tmp_path / "run"
     folders = [tmp_path / name for name in ("first", "second", "third")]
     for folder in folders:
@@ -121,7 +129,8 @@ def test_a_process_of_an_earlier_life_wakes_up_too_late(tmp_path: Path, victim: 
         with started_ranks(folders[1], SAVING, run, 200, 2000, 2003, **more) as new:  # type: ignore[arg-type]
             for lines in new.end():
                 assert [line["event"] for line in lines] == ["saved"] * 4, lines[-1]
-        # That of a rank 0 that is asleep is alive: it is locked. All others are gone.
+        # The attempt of a stopped rank 0 is kept because rank 0 holds its lock. The attempt of a
+        # killed rank 0 is removed.
         assert attempt.exists() == (victim == 0)
         before = {
             generation.step: (generation.saved, whose(generation))
@@ -135,7 +144,7 @@ def test_a_process_of_an_earlier_life_wakes_up_too_late(tmp_path: Path, victim: 
         generation.step: (generation.saved, whose(generation))
         for generation in ioshape.generations(run)
     }
-    # Rank 0 may have had all that it needed of the others, and complete its generation, whole.
+    # Rank 0 may already have all messages of the other ranks. Then it completes its checkpoint.
     woke = after.pop(2, None)
     assert woke is None or (victim == 0 and woke[1] == 100)
     assert after == before
@@ -170,15 +179,18 @@ for step in range(1, 5):
     for rank, lines in enumerate(said):
         if rank != 2:
             assert [line["event"] for line in lines] == ["saved", *["failed"] * 3]
-            # Rank 0 says it of rank 2; and is not waited for once it has gone.
+            # Rank 0 reports that rank 2 failed. Once rank 0 has exited, the other ranks do not wait
+            # for it.
             assert lines[1]["failed"] == 2, lines[1]
     assert [generation.step for generation in ioshape.generations(tmp_path / "run")] == [1]
 
 
 def test_rank_0_dies_before_it_can_say_that_all_is_well(tmp_path: Path) -> None:
-    """The generation is in its place by then: the others find it there, and know it for theirs.
+    """Check that the other ranks recognise their checkpoint, which was committed before rank 0
+    died.
 
-    What rank 0 logs in between is that somebody reads the one that has been replaced.
+    Between the commit and the verdict rank 0 logs that a process reads the replaced checkpoint. It
+    dies there.
     """
     program = (
         BEGIN
@@ -210,14 +222,16 @@ os._exit(0)
     assert whose(generation) == 100
 
 
-# ---- Containers ---------------------------------------------------------------------------------
+# ---- Containers ----------------------------------------------------------------------------------
 
 SMALL = 'mount -t tmpfs -o size=4k none /dev/shm && exec "$0" "$@"'
 
 
 @pytest.mark.slow
 def test_containers_with_a_tiny_dev_shm_each(tmp_path: Path) -> None:
-    """They are nodes of their own, and meet beside the generations. No part lies in /dev/shm."""
+    """Check that such containers count as separate nodes, use a store in the directory, and need no
+    shared memory.
+    """
     probe = subprocess.run(
         ["unshare", "--mount", "sh", "-c", SMALL, "true"], capture_output=True, check=False
     )

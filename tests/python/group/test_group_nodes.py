@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups over several nodes: each is a network namespace, which reaches the others by a switch."""
+"""Groups over several nodes: each is a network namespace, and a switch connects them."""
 
 import json
 import zipfile
@@ -103,7 +103,9 @@ say("entries", names=sorted(os.listdir(arguments[0])))
 
 
 def check_what_stands(folder: Path, network: Networks, saved: int) -> None:
-    """All ranks load the same generation, bit by bit, and the next save leaves nothing else."""
+    """Check that all ranks load one checkpoint without a wrong bit, and that the next save removes
+    what dead ranks left.
+    """
     with started_ranks(
         *(folder, AFTERWARDS, folder / "run"), ranks=6, nodes=3, network=network
     ) as job:
@@ -114,7 +116,7 @@ def check_what_stands(folder: Path, network: Networks, saved: int) -> None:
 
 
 def judge(folder: Path, network: Networks, said: list[list[dict[str, Any]]], *lost: int) -> None:
-    """Whoever lives has failed, for one of these ranks."""
+    """Check that every surviving rank has failed and blames one of the `lost` ranks."""
     survivors = [lines for lines in said if lines[-1]["event"] == "failed"]
     assert len(survivors) >= len(said) - 1
     for lines in survivors:
@@ -147,7 +149,7 @@ def test_a_rank_of_another_node_is_killed(tmp_path: Path, network: Networks, mod
 
 @pytest.mark.slow
 def test_a_node_whose_cable_is_cut(tmp_path: Path, network: Networks) -> None:
-    """Notes go by files; bytes do not get through any more."""
+    """Check a lost connection: messages still arrive as files, but bytes between nodes do not."""
     with started_ranks(
         *(tmp_path, STEPS, tmp_path / "run", "rank0"),
         ranks=6,
@@ -162,16 +164,17 @@ def test_a_node_whose_cable_is_cut(tmp_path: Path, network: Networks) -> None:
             said = job.end()
         finally:
             network.mend(1)
-    # Those behind it miss rank 0.
+    # The ranks of the disconnected node blame rank 0, which they cannot reach, or their leader,
+    # rank 2.
     for lines in (said[2], said[3]):
         assert lines[-1]["failed"] in (0, 2), lines[-1]
     judge(tmp_path, network, [*said[:2], *said[4:]], 2, 3)
-    # What torch said is told, too.
+    # The error contains the message of torch, too.
     assert "torch.distributed" in said[0][-1]["cause"], said[0][-1]
 
 
 def test_a_full_disk_on_one_node(tmp_path: Path, network: Networks) -> None:
-    """The limit of file sizes stands for it, on both ranks of node 1."""
+    """Check a full disk, simulated by RLIMIT_FSIZE on both ranks of node 1."""
     program = (
         BEGIN
         + """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks save of models that are spread over them: DTensor, FSDP and FSDP2, DDP; two ranks."""
+"""Shards of distributed models (DTensor, FSDP, FSDP2, DDP) that two ranks save and load."""
 
 import itertools
 from typing import Any
@@ -18,7 +18,7 @@ RANKS = 2
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
-    """By rank, what was saved, and what was loaded in processes without ioshape."""
+    """Return for each rank what it saved, and what processes without ioshape loaded."""
     folder = tmp_path_factory.mktemp("ranks")
     return list(
         zip(
@@ -37,7 +37,8 @@ def test_each_rank_finds_what_it_has_saved(name: str, told: Any) -> None:
         for kind, way in itertools.product(sharded.KINDS, sharded.WAYS):
             expected = loaded[f"{name}: theirs, {way}"]
             assert_same_description(loaded[f"{name}: {kind}, {way}"], expected)
-        if name != "fsdp1_local":  # where tensors share a storage without bytes, which torch parts
+        # torch separates its tensors, which share a storage without bytes
+        if name != "fsdp1_local":
             assert_same_description(loaded[f"{name}: ours, whole"], saved[name]["saved"])
 
 

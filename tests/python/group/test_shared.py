@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load(shared=True): ranks of several nodes read one file once, and send it to each other."""
+"""load(shared=True): ranks of several nodes read a file once and send its bytes to each other."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ NODES = [{"IOSHAPE_TEST_NODE": str(rank // 2), "LOCAL_WORLD_SIZE": "2"} for rank
 
 ON_ONE_NODE = [{"IOSHAPE_TEST_NODE": "0"}] * 4
 
-# ---- All of them --------------------------------------------------------------------------------
+# ---- Several ranks -------------------------------------------------------------------------------
 
 
 def run(stage: str, folder: Path, nodes: Any = NODES) -> list[Any]:
@@ -31,7 +31,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["ioshape", "torch"])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """With a checksum for each MiB of a record, or with one for all of it."""
+    """Save a file with a checksum for each MiB of a record (ioshape), or with one for the whole
+    record (torch).
+    """
     save = ioshape.save if request.param == "ioshape" else torch.save
     save(state(), tmp_path / "x.pt")
     return tmp_path
@@ -59,7 +61,7 @@ def test_on_one_node_the_page_cache_does_it(folder: Path) -> None:
 def test_devices_get_each_byte_from_one_rank_also_on_one_node(either: Path) -> None:
     found = run("load_to_devices", either, ON_ONE_NODE)
     assert all(one[0] for one in found)
-    # Of the tensor with a view the bytes go to the CPU as well.
+    # The bytes of the tensor with a view go to the CPU as well.
     n_bytes = (either / "x.pt").stat().st_size + state()["large"].nbytes
     read = [one[1] for one in found]
     assert sum(read) < 1.1 * n_bytes
