@@ -536,9 +536,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_public_names_say_that_they_are_of_the_package() -> None:
-    """Check that public names do not reveal their file, which may change, because pickles contain
-    these names.
-    """
+    """Check that names do not contain their file's name, which may change: pickles have them."""
     for name in ioshape.__all__:
         public = getattr(ioshape, name)
         if name != "__version__":

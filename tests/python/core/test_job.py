@@ -136,9 +136,7 @@ def test_half_of_a_launcher_is_none(launched: Launched, launcher: str) -> None:
 
 
 def test_a_batch_script_is_not_a_step(launched: Launched) -> None:
-    """Check that sbatch's SLURM_PROCID=0 is ignored: it describes the script, whatever the number
-    of tasks.
-    """
+    """Check that SLURM_PROCID=0 without a step is ignored: sbatch sets it for its script."""
     batch = {
         name: value
         for name, value in SLURM.items()
@@ -176,8 +174,10 @@ def test_torchruns_none_is_no_name(launched: Launched) -> None:
 
 
 def test_a_port_alone_names_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that the port alone is no name: most torchruns use one port, and two jobs in a
-    directory would collide.
+    """Check that a port alone names no job.
+
+    Most torchruns use the same port. Two jobs in one directory would take each other for their own
+    past.
     """
     monkeypatch.setenv("MASTER_PORT", "29500")
     unnamed = ioshape.types.Job(0, 8, 0, 8, NODE, "", "torchrun")
@@ -410,8 +410,9 @@ SPAWN = """
 
 @pytest.mark.long
 def test_what_ranks_of_spawn_want_is_read_once(tmp_path: Path) -> None:
-    """Check that processes of mp.spawn read a file once, although no launcher reports that they
-    share a host.
+    """Check that processes of mp.spawn read a file once.
+
+    No launcher reports that they share a host.
     """
     run_interpreter(tmp_path, SPAWN)
     read = sum(int((tmp_path / f"read-{rank}").read_text()) for rank in range(2))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a GPU go through pinned memory, to a save and from a load.
+"""Saves and loads of tensors on a GPU, which pass through pinned memory.
 
-Here they are on a device that is played (played_device.py): its memory is the CPU's, and each copy
-is done as late as it may. All that runs is what runs with a real one, but for the calls of torch in
-ioshape/_device/stream.py. What is marked `gpu` needs a real one: tests/run.sh gpu.
+The device is simulated (played_device.py): its memory is the CPU's, and it makes each copy as late
+as it may. Only the calls of torch in ioshape/_device/stream.py are replaced; the other code is that
+of a real device. Tests marked `gpu` need a real one: tests/run.sh gpu.
 """
 
 import gc
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 
 class _Elsewhere:
-    """The kind of device that storages seem to be on."""
+    """The simulated torch.device of storages."""
 
     type = "elsewhere"
 
@@ -43,7 +43,7 @@ class _Elsewhere:
 
 
 class Remote:
-    """A storage of the CPU that seems to be on a device."""
+    """A storage of the CPU that claims to be on a device."""
 
     device = _Elsewhere()
 
@@ -58,11 +58,11 @@ class Remote:
 
 
 class Remotes(PlayedDevice):
-    """All storages that are saved seem to be on it."""
+    """A simulated device that claims to hold all saved storages."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.threads: set[str] = set()  # that have fetched
+        self.threads: set[str] = set()  # names of the threads that have fetched
 
     def asks(self, n_bytes: int) -> None:
         self.threads.add(threading.current_thread().name)
@@ -92,7 +92,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Remotes:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> PlayedDevice:
-    """What is loaded to the CPU goes to this device."""
+    """Redirect loads to the CPU to a simulated device."""
     played = PlayedDevice()
     monkeypatch.setattr(_incoming, "open_stream", played.open)
     return played
@@ -100,7 +100,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedDevice:
 
 @pytest.fixture
 def little_staging() -> None:
-    """The least that can be set."""
+    """Set the least staging memory that is allowed."""
     ioshape.configure(staging_bytes=16 * MIB)
 
 
@@ -199,7 +199,7 @@ def test_a_device_that_fails_fails_the_save(
     assert path.read_bytes() == b"old"
     assert names_in(tmp_path) == ["model.pt"]
     remote.fails_at = None
-    saved([torch.arange(5)], path, background)  # and nothing of it is left for the next
+    saved([torch.arange(5)], path, background)  # the failure has left nothing behind
     assert_same(ioshape.load(path), [torch.arange(5)])
 
 
@@ -208,7 +208,7 @@ def test_a_device_that_fails_fails_the_save(
 def test_a_device_is_saved_wherever_the_call_is(
     surroundings: str, background: bool, remote: Remotes, tmp_path: Path
 ) -> None:
-    """Also where new tensors would be made somewhere else."""
+    """Check calls in contexts that change where new tensors are created."""
     value = [zoo.filled(torch.float32, 500_000), torch.arange(3)]
     with SURROUNDINGS[surroundings]():
         saved(value, tmp_path / "model.pt", background)
@@ -223,7 +223,7 @@ def test_threads_that_fetch_are_not_kept(remote: Remotes, tmp_path: Path) -> Non
 
 
 def test_the_device_may_change_once_the_background_has_it(remote: Remotes, tmp_path: Path) -> None:
-    """Also what its stream is still computing when the save begins is what is saved."""
+    """Check that the save includes what the device's stream is still computing when it begins."""
     value = torch.zeros(3_000_000)
     remote.asked.append(lambda: value.copy_(torch.arange(3_000_000)))
     handle = ioshape.save_async(value, tmp_path / "model.pt")
@@ -243,7 +243,7 @@ def test_small_storages_share_a_piece(remote: Remotes, tmp_path: Path) -> None:
 def test_what_is_copied_later_comes_from_a_device_in_two_rows(
     remote: Remotes, tmp_path: Path
 ) -> None:
-    """Small ones in the call, large ones when the next step comes."""
+    """Check that small storages are fetched in the call, and large ones before the next step."""
     value = [zoo.filled(torch.float32, 500 * (600 if i % 2 else 1)) for i in range(9)]
     expected = [one.clone() for one in value]
     handle = ioshape.save_async(value, tmp_path / "model.pt", lazy=True)
@@ -359,7 +359,7 @@ def test_without_the_byteorder_of_python_a_device_is_saved_as_well(
 
 
 class SavesWhileItIsPickled:
-    """As some libraries' objects do: it has a pickle of its own inside."""
+    """An object whose pickling saves another pickle, as in some libraries."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.tensor = torch.full((5,), 7.0)
@@ -424,7 +424,7 @@ def test_tensors_of_a_checkpoint_of_dcp_are_fetched(remote: Remotes, tmp_path: P
     assert names_in(tmp_path) == ["a"]
 
 
-# ---- Loading ------------------------------------------------------------------------------------
+# ---- Loading -------------------------------------------------------------------------------------
 
 WRITERS = pytest.mark.parametrize("write", [torch.save, ioshape.save], ids=["torch", "ours"])
 
@@ -442,7 +442,7 @@ def large() -> dict[str, Any]:
 
 
 def emptied(value: Any) -> Any:
-    """The same nest of tensors, of which those that share memory go on doing so."""
+    """Return a copy with zeros, in which tensors that share memory still share it."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     buffer.seek(0)
@@ -479,7 +479,7 @@ def test_a_device_gets_what_torch_would_load(
         found = ioshape.load(tmp_path / "model.pt", map_location=where)
         assert_same(found, value)
         assert found["view"].untyped_storage().data_ptr() == found["base"].data_ptr()
-        # All of it, each byte once, and nothing by way of other memory of the CPU.
+        # Each byte is copied once, and none through unpinned memory.
         assert sum(played.copied) == storage_bytes(value)
         assert played.is_idle
     assert played.most_pinned_bytes <= _stream.BUFFERS * piece_bytes
@@ -500,7 +500,7 @@ def test_tensors_on_a_device_are_filled(
     write(value, tmp_path / "model.pt")
     target = emptied(value)
     versions = {name: one._version for name, one in target.items() if name != "step"}
-    # What its stream has not done yet comes before.
+    # The device's stream still has to zero this tensor. The load must come after that.
     played.asked.append(target["base"].data.zero_)
     found = ioshape.load(tmp_path / "model.pt", into=target)
     played.run_caller()
@@ -526,7 +526,7 @@ def test_a_view_on_a_device_is_filled_by_way_of_the_cpu(
 def test_damage_is_found_on_the_way_to_a_device(
     into: bool, write: Any, played: PlayedDevice, tmp_path: Path
 ) -> None:
-    """Of a file of torch.save, too, which has one checksum for all of a storage."""
+    """Check a file of torch.save, too: it has one checksum for a whole storage."""
     value = {"first": zoo.filled(torch.float32, MIB), "second": zoo.filled(torch.uint8, 40 * MIB)}
     path = tmp_path / "model.pt"
     write(value, path)
@@ -537,7 +537,7 @@ def test_damage_is_found_on_the_way_to_a_device(
     assert raised.value.record == "data/1"
     if into:
         assert raised.value.changed == ("first", "second")
-    assert played.is_idle  # nobody writes to it any more
+    assert played.is_idle  # no copy to the target is left in flight
     assert_same(ioshape.load(path, verify=False)["first"], value["first"])
 
 
@@ -551,7 +551,7 @@ def test_a_device_that_fails_fails_the_load(
     played.fails_at, played.fails_late = fails_at, late
     with pytest.raises(torch.AcceleratorError, match="the device is gone"):
         ioshape.load(tmp_path / "model.pt", into=[torch.zeros_like(value[0])])
-    played.fails_at = None  # and nothing of it is left for the next
+    played.fails_at = None  # the failure has left nothing behind
     assert_same(ioshape.load(tmp_path / "model.pt"), value)
 
 
@@ -612,7 +612,7 @@ def test_a_safetensors_file_goes_to_a_device(
         "d": torch.zeros(0, 4),
     }
     save_file(value, tmp_path / "model.safetensors", checksums=checksums)
-    found = load_file(tmp_path / "model.safetensors")  # in the order of the file
+    found = load_file(tmp_path / "model.safetensors")  # load_file() returns the order of the file
     assert_same({name: found[name] for name in value}, value)
     assert sum(played.copied) == sum(one.nbytes for one in value.values())
     target = torch.zeros_like(value["c"])
@@ -645,7 +645,7 @@ def test_a_checkpoint_of_dcp_goes_to_a_device(
     assert played.is_idle
 
 
-# ---- With a real one ----------------------------------------------------------------------------
+# ---- With a real GPU -----------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
@@ -678,7 +678,7 @@ def test_a_gpu_is_saved_as_by_torch(background: bool, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_may_change_once_the_background_has_it(tmp_path: Path) -> None:
-    """Also what its stream is still computing when the save begins is what is saved."""
+    """Check that the save includes what the GPU's stream is still computing when it begins."""
     value = torch.zeros(50_000_000, device="cuda")
     for _ in range(100):
         value += 1
@@ -711,7 +711,7 @@ def test_a_gpu_is_filled(write: Any, tmp_path: Path) -> None:
     }
     addresses = {name: one.data_ptr() for name, one in target.items() if name != "step"}
     for _ in range(100):
-        target["last"].add_(1)  # still computing when the load begins
+        target["last"].add_(1)  # still in flight when the load begins
     found = ioshape.load(tmp_path / "model.pt", into=target)
     assert_same({name: one.cpu() if name != "step" else one for name, one in found.items()}, value)
     assert all(found[name].data_ptr() == address for name, address in addresses.items())

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads by GPUDirect Storage: on a device that is played (played_device.py), with a library that is
-played (cufile.c). What is marked `gpu` needs a real GPU.
+"""Loads by GPUDirect Storage, with a simulated device and a simulated cuFile library.
+
+The device is played_device.py, and the library is built from cufile.c. Tests marked `gpu` need a
+real GPU.
 """
 
 import ctypes
@@ -28,7 +30,7 @@ from tree import build_folder
 MIB = 1 << 20
 PIECE_BYTES = 2 * MIB
 
-# Their methods and functions are replaced.
+# Typed as Any because the tests replace their attributes.
 READER: Any = Reader
 CRC32: Any = crc32
 
@@ -48,12 +50,13 @@ class Play(ctypes.Structure):
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
-    """What is loaded to the CPU goes to a device, in small pieces, and there is a cuFile."""
+    """Yield the state of a simulated cuFile; loads to the CPU go to a simulated device."""
     library = build_folder() / "tests" / "c" / "libcufile.so"
     found = Play.in_dll(ctypes.CDLL(str(library)), "cufile_play")
     ctypes.memset(ctypes.addressof(found), 0, ctypes.sizeof(found))
     monkeypatch.setattr(cufile, "_LIBRARY", str(library))
-    monkeypatch.setattr(cufile, "_MODULE", library)  # what is there
+    # any existing path: the kernel module counts as loaded
+    monkeypatch.setattr(cufile, "_MODULE", library)
     cufile._library.cache_clear()
     monkeypatch.setattr(_incoming, "open_stream", PlayedDevice().open)
     monkeypatch.setattr(_stream, "PIECE_BYTES", PIECE_BYTES)
@@ -66,12 +69,12 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
 
 
 class Clock:
-    """Time passes with reads alone."""
+    """A clock that only reads advance."""
 
     def __init__(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         self._play = play
         self._n_reads = 0
-        #: of one piece past the CPU; one by way of it takes a second
+        #: seconds of a direct read of one piece; a read through the CPU takes one second
         self.direct_s = 0.1
         read_file = READER.read_file
 
@@ -92,7 +95,7 @@ def clock(play: Play, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def state() -> Any:
-    """Of 36 MiB; storages that end in a block, at its end, and small ones."""
+    """Return 36 MiB: storages that end within a block or at its end, and small ones."""
     return {
         "large": torch.arange(3 * MIB + 333),
         "bias": torch.ones(777),
@@ -114,7 +117,7 @@ def emptied(value: Any) -> Any:
     return {**tensors, "step": 0}
 
 
-# ---- Both ways ----------------------------------------------------------------------------------
+# ---- The faster way ------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("clock")
@@ -124,7 +127,7 @@ def test_what_comes_faster_past_the_cpu_comes_so(
     with caplog.at_level(logging.INFO, "ioshape"):
         assert_same(ioshape.load(path), state())
     assert f'loading "{path}": by GPUDirect Storage' in caplog.text
-    # All but the first ones, and the ends of storages.
+    # Only the first pieces and the ends of storages come through the CPU.
     assert play.bytes > 20 * MIB
 
 
@@ -132,7 +135,7 @@ def test_what_comes_faster_past_the_cpu_comes_so(
 def test_tensors_are_filled_past_the_cpu(
     path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not before the device has done what was asked of it earlier."""
+    """Check that direct reads wait until the device has done its earlier work."""
     played = PlayedDevice()
     monkeypatch.setattr(_incoming, "open_stream", played.open)
     target = emptied(state())
@@ -155,7 +158,11 @@ def test_what_comes_slower_past_the_cpu_comes_by_it(
     clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Hopelessly so: one to prepare, one to see. Otherwise some more, all threads at once."""
+    """Check how many pieces are tried before the load goes through the CPU.
+
+    The first one prepares cuFile, and the second one is timed. If it is not hopelessly slow, four
+    more follow, with all threads at once.
+    """
     clock.direct_s = direct_s
     with caplog.at_level(logging.INFO, "ioshape"):
         assert_same(ioshape.load(path), state())
@@ -221,7 +228,7 @@ def test_a_part_of_a_file_is_read_from_where_it_lies(
     assert play.bytes > 20 * MIB
 
 
-# ---- What goes wrong ----------------------------------------------------------------------------
+# ---- Failures ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fails_after", [0, 1, 5, 12])
@@ -270,7 +277,7 @@ def test_progress_is_told_past_the_cpu_and_stops_it(path: Path, play: Play) -> N
     told: list[int] = []
     ioshape.load(path, progress=lambda now: told.append(now.done_bytes))
     assert told == sorted(told)
-    # Each piece, whichever way it came.
+    # Progress is reported for each piece, whichever way it comes.
     assert len(set(told)) > path.stat().st_size / PIECE_BYTES
     begun = play.bytes
 
@@ -293,7 +300,7 @@ def test_damage_is_found_past_the_cpu(at: int, path: Path) -> None:
     assert set(raised.value.changed) == {"large", "bias", "other", "tiny"}
 
 
-# ---- Checksums on a device ----------------------------------------------------------------------
+# ---- Checksums on a device -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["single", "half"])
@@ -331,7 +338,7 @@ def test_sums_of_a_gpu_are_those_of_zlib() -> None:
 def test_a_gpu_is_loaded_as_by_the_cpu_whichever_way_is_faster(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Past the CPU only where there is a cuFile."""
+    """Check a real GPU. Direct reads happen only if there is a cuFile."""
     monkeypatch.setattr(_incoming, "_LEAST_DIRECT_BYTES", 8 * MIB)
     monkeypatch.setattr(_stream, "PIECE_BYTES", PIECE_BYTES)
     for name, value in {"_THREADS": 2, "_TRIED": 2, "_LEAST": 10}.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""directory(): what is written in the block appears whole."""
+"""directory(): the files that the block writes appear all at once."""
 
 import os
 import stat
@@ -44,8 +44,8 @@ def test_a_block_that_raises_leaves_what_was_there(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["exchange", "no exchange", "further directories"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How what is there is replaced."""
-    if request.param == "no exchange":  # as on NFS and Lustre
+    """Select how the existing directory is replaced, and return the name of the way."""
+    if request.param == "no exchange":  # NFS and Lustre cannot exchange names
         monkeypatch.setattr(internals, "_exchange", lambda _one, _other: False)
     return str(request.param)
 
@@ -55,7 +55,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def test_what_is_there_is_replaced(way: str, tmp_path: Path) -> None:
-    """Another set of weights goes; what else is there stays, with its mode."""
+    """Check that an old set of weights is removed, and that other files and the mode stay."""
     path = tmp_path / "model"
     fill(path, *SHARDED, INDEX, "notes.txt", "adapter.safetensors", content="old")
     if way == "further directories":
@@ -77,7 +77,7 @@ def test_what_is_there_is_replaced(way: str, tmp_path: Path) -> None:
 
 
 def test_what_is_in_further_directories_stays(way: str, tmp_path: Path) -> None:
-    """Also where a file takes the place of a directory, or a directory that of a file."""
+    """Check nested directories. A file may replace a directory, and a directory a file."""
     path = tmp_path / "out"
     fill(path, "logs/a.txt", "logs/again", "set/" + SHARDED[0], "set/" + INDEX, content="old")
     fill(path, "turned/file", "turns", content="old")
@@ -118,7 +118,7 @@ def test_a_save_under_way_into_it_goes_on(tmp_path: Path) -> None:
 
 
 def test_one_of_several_ranks_leaves_the_directory_the_one_it_is(tmp_path: Path) -> None:
-    """Another may be about to write there."""
+    """Check that the directory keeps its inode: another rank may be about to write there."""
     fill(tmp_path / "out", "config.json", content="old")
     program = """
         from group_program import *
@@ -137,7 +137,7 @@ def test_one_of_several_ranks_leaves_the_directory_the_one_it_is(tmp_path: Path)
 def test_shards_are_never_seen_beside_an_index_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the filesystem cannot exchange directories."""
+    """Check filesystems that cannot exchange directories."""
     monkeypatch.setattr(internals, "_exchange", lambda _one, _other: False)
     path = tmp_path / "model"
     fill(path, *SHARDED, INDEX, content="old")
@@ -217,7 +217,7 @@ def test_all_files_are_synced(durable: str, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_goes_with_the_next_saves_bit_by_bit(tmp_path: Path) -> None:
-    """A save waits for the removal of 10,000 entries at most."""
+    """Check that a save removes 10,000 entries at most, so that it does not wait longer."""
     run_interpreter(
         tmp_path,
         """

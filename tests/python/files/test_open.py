@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.open(): files in any format, as safe as checkpoints."""
+"""ioshape.open(): files in any format, with the guarantees of checkpoints."""
 
 import errno
 import gc
@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-# ---- Who writes to it ---------------------------------------------------------------------------
+# ---- Libraries that write to the file ------------------------------------------------------------
 
 
 def _zip(file: BinaryIO) -> None:
@@ -58,7 +58,7 @@ def _zip(file: BinaryIO) -> None:
 def _text(file: BinaryIO) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8")
     text.write("\N{LATIN SMALL LETTER A WITH DIAERESIS}\n" * 100_000)
-    text.detach()  # or it would close the file
+    text.detach()  # its destructor would close the file
 
 
 def _copy(file: BinaryIO) -> None:
@@ -100,7 +100,7 @@ def test_what_is_written_to_it_is_what_a_usual_file_holds(name: str, path: Path)
         expected_bytes = file.tell()
     with ioshape.open(path, "wb") as ours:
         WRITERS[name](ours)
-        # An archive that cannot be gone back in has lengths behind its members.
+        # zipfile cannot seek back here, so it writes lengths behind the members (data descriptors).
         is_zip = name in ("zipfile", "numpy.savez")
         assert ours.tell() == expected_bytes or is_zip
         assert path.read_bytes() == OLD
@@ -116,7 +116,7 @@ def test_what_is_written_to_it_is_what_a_usual_file_holds(name: str, path: Path)
 
 
 def test_zipfile_does_not_go_back_in_it(path: Path) -> None:
-    """It would where it may, and rewrite what is on the storage already."""
+    """Check that the file is not seekable: zipfile would seek back to rewrite headers."""
     with ioshape.open(path, "wb") as file:
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("a", bytes(3 * MIB))
@@ -178,7 +178,7 @@ def test_threads_may_write_to_one_file(path: Path) -> None:
     assert sorted(found) == sorted(line for line in lines for _ in range(200))
 
 
-# ---- How it ends --------------------------------------------------------------------------------
+# ---- Closing and discarding ----------------------------------------------------------------------
 
 
 def test_it_is_in_place_when_it_is_closed(path: Path) -> None:
@@ -273,7 +273,10 @@ def test_a_child_that_was_forked_leaves_it_alone(path: Path) -> None:
 
 
 def test_a_failure_is_not_lost(path: Path) -> None:
-    """Who writes to it may swallow or wrap what it raises: torch does."""
+    """Check that a failed write fails the block even if the library swallows or wraps it.
+
+    Torch does so.
+    """
     full = path.with_name("full")
     full.symlink_to("/dev/full")
 
@@ -309,7 +312,7 @@ def test_a_file_that_has_failed_is_not_closed_as_if_it_had_not(path: Path) -> No
     assert file.closed
 
 
-# ---- What can be asked for ----------------------------------------------------------------------
+# ---- Options -------------------------------------------------------------------------------------
 
 
 def test_it_replaces_nothing_where_that_was_said(path: Path) -> None:
@@ -380,7 +383,7 @@ def test_urls_are_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ):
             with pytest.raises(FileNotFoundError, match="is a URL") as refused:
                 way(given)
-            assert isinstance(refused.value, RuntimeError)  # of torch.save
+            assert isinstance(refused.value, RuntimeError)  # torch.save raises this class
     (tmp_path / "s3:").mkdir()
     ioshape.save(STATE, "s3:/a.pt")
     assert names_in(tmp_path / "s3:") == ["a.pt"]
@@ -399,11 +402,11 @@ def test_a_home_directory_that_nobody_has_written_out_is_named(
         with pytest.raises(FileNotFoundError, match="expanduser"):
             way()
     (tmp_path / "~").mkdir()
-    ioshape.save(STATE, "~/a.pt")  # as torch.save does
+    ioshape.save(STATE, "~/a.pt")  # torch.save accepts such a path
     assert names_in(tmp_path / "~") == ["a.pt"]
 
 
-# ---- Checksums ----------------------------------------------------------------------------------
+# ---- Checksums -----------------------------------------------------------------------------------
 
 DATA = random.Random(1).randbytes(3 * MIB + 17)
 
@@ -421,7 +424,7 @@ def write_with_checksums(path: Path, data: bytes = DATA, **named: Any) -> ioshap
 
 
 def flip(path: Path, offset: int) -> None:
-    """As a disk does it: nobody has written to the file."""
+    """Flip a bit as a failing disk does: the file's times stay."""
     times = path.stat()
     with path.open("r+b") as file:
         file.seek(offset)
@@ -474,13 +477,13 @@ def test_the_command_verifies_by_them(path: Path) -> None:
 
 
 def rewrite_in_place(path: Path) -> None:
-    time.sleep(0.01)  # so that the clock of the filesystem has gone on
+    time.sleep(0.01)  # the filesystem's clock must advance
     with path.open("r+b") as file:
         file.write(b"other")
 
 
 def rewrite_by_us(path: Path) -> None:
-    """Until the clock that the filesystem takes the time from has gone on: some ms at most."""
+    """Replace the file until it has a new time: the filesystem's clock takes some ms to advance."""
     before = path.stat().st_mtime_ns
     while path.stat().st_mtime_ns == before:
         with ioshape.open(path, "wb") as file:
@@ -493,13 +496,13 @@ def in_its_place(path: Path, make: Callable[[Path], object]) -> None:
 
 
 def until_its_time_is_another(path: Path, change: Callable[[Path], object]) -> None:
-    """Until the clock that the filesystem takes the time from has gone on: some ms at most."""
+    """Repeat a change until the file has a new time: the clock takes some ms to advance."""
     before = path.stat().st_mtime_ns
     while path.stat().st_mtime_ns == before:
         change(path)
 
 
-#: What healthy programs do to a file, and to what lies beside it.
+#: Changes that healthy programs make to a file or to its checksums.
 CHANGES: dict[str, Callable[[Path], object]] = {
     "rewritten in place": rewrite_in_place,
     "replaced without checksums": rewrite_by_us,
@@ -521,7 +524,8 @@ def test_checksums_of_another_file_do_not_make_this_one_look_damaged(
         assert not file.has_checksums
         assert file.read() == path.read_bytes()
     assert not caplog.records
-    # It is no torch zip either, or there are checksums, but of what it was.
+    # verify() finds no valid checksums: the file is no torch zip, and its sums are missing or of
+    # earlier content.
     with pytest.raises((ioshape.errors.FormatError, ioshape.StorageError)) as caught:
         ioshape.verify(path)
     assert not isinstance(caught.value, ioshape.DamagedError)
@@ -535,7 +539,7 @@ def test_verify_says_that_the_file_was_changed_after_its_checksums(path: Path) -
     assert caught.value.errno == errno.ENODATA
 
 
-#: What a disk, a lost power supply or a bad copy does to what lies beside a file.
+#: Damage by a disk, a power loss or a bad copy to the file of checksums.
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "the magic": lambda path: flip(sums_of(path), 0),
     "the version": lambda path: flip(sums_of(path), 8),
@@ -656,7 +660,7 @@ def test_a_file_without_room_for_checksums_beside_it_stands(path: Path) -> None:
         assert not file.has_checksums
 
 
-# ---- Reading ------------------------------------------------------------------------------------
+# ---- Reading -------------------------------------------------------------------------------------
 
 
 def test_a_file_is_read_as_any_file_is(path: Path) -> None:

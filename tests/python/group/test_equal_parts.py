@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Equal shards of several ranks: the checkpoint stores one copy, and any number of ranks loads it."""
+"""Equal shards of several ranks: a checkpoint stores one copy, which any rank loads."""
 
 import json
 import zlib

@@ -49,9 +49,7 @@ def write(runs: Path, step: int, mode: str = "rank0", *, by_torch: bool = False)
 
 @contextmanager
 def attempt(runs: Path, step: int, *, kill: bool = False) -> Iterator[Path]:
-    """Begin a checkpoint and yield its path; it is being written during the block, or its writer is
-    dead if `kill`.
-    """
+    """Yield the path of an attempt that is being written, or whose writer is dead if `kill`."""
     process = subprocess.Popen(
         (build_folder() / "tests" / "c" / "generation", "begin", runs, str(step)),
         stdin=subprocess.PIPE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save_group, save_group_async and load_group, with the ranks of a job as processes of this host."""
+"""save_group, save_group_async and load_group with ranks that are processes of this host."""
 
 import errno
 import os
@@ -23,8 +23,9 @@ BEGIN = "from group_program import *\n"
 
 
 def generations_in(folder: Path) -> list[int]:
-    """Return the steps of the complete checkpoints. Check that the folder has no other entries than
-    the stores of dead jobs.
+    """Return the steps of the complete checkpoints.
+
+    Check that the folder has no other entries but the stores of dead jobs.
     """
     steps = []
     for entry in sorted(folder.iterdir()):
@@ -375,8 +376,9 @@ say("done", right=is_right(found, rank, 1, 1_000_000), notes=report.fallbacks)
 )
 @pytest.mark.slow
 def test_a_rank_that_is_killed(tmp_path: Path, mode: str, victim: int) -> None:
-    """Check each role: 0 leads the job and its node, 1 is a member, 2 leads the other node, 3 is a
-    member.
+    """Kill a rank of each role.
+
+    Rank 0 leads the job and its node, rank 2 leads the other node, ranks 1 and 3 follow.
     """
     folder = tmp_path / "run"
     program = (
@@ -709,8 +711,9 @@ ioshape.save_group(object_of(rank, 2), arguments[0], 2)
 
 @pytest.mark.parametrize(("takes_s", "code"), [(0.1, -errno.ETIMEDOUT), (0.0, -errno.ECONNRESET)])
 def test_the_clock_tells_a_timeout_of_torch_from_other_failures(takes_s: float, code: int) -> None:
-    """Check that elapsed time decides: torch raises one class for all failures, and its messages
-    may change.
+    """Check that the elapsed time tells a timeout from other failures.
+
+    Torch raises one class for all failures, and its messages may change.
     """
 
     def transfer(_tensors: list[Any], _other: int, _tag: int) -> Any:

@@ -56,8 +56,9 @@ os._exit(0)
 
 
 def whose(generation: ioshape.types.Generation) -> int:
-    """Return the salt of the job that wrote the checkpoint. Check that all shards are right and of
-    that job.
+    """Return the salt of the job that wrote a checkpoint.
+
+    Check that all shards are right and of that job.
     """
     objects = [generation.load(rank) for rank in range(generation.ranks)]
     salt = int(objects[0]["rank"])
@@ -69,8 +70,9 @@ def whose(generation: ioshape.types.Generation) -> int:
 
 @pytest.mark.slow
 def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
-    """Check that two jobs that save the same steps at the same time never mix their shards in a
-    checkpoint.
+    """Check that each checkpoint has the shards of one job.
+
+    Both jobs save the same steps at the same time.
     """
     run = tmp_path / "run"
     folders = [tmp_path / "first", tmp_path / "second"]
@@ -186,11 +188,10 @@ for step in range(1, 5):
 
 
 def test_rank_0_dies_before_it_can_say_that_all_is_well(tmp_path: Path) -> None:
-    """Check that the other ranks recognise their checkpoint, which was committed before rank 0
-    died.
+    """Check that the other ranks recognise the checkpoint that rank 0 committed before it died.
 
     Between the commit and the verdict rank 0 logs that a process reads the replaced checkpoint. It
-    dies there.
+    is killed there.
     """
     program = (
         BEGIN

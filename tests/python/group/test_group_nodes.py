@@ -103,8 +103,9 @@ say("entries", names=sorted(os.listdir(arguments[0])))
 
 
 def check_what_stands(folder: Path, network: Networks, saved: int) -> None:
-    """Check that all ranks load one checkpoint without a wrong bit, and that the next save removes
-    what dead ranks left.
+    """Check that all ranks load one checkpoint, bit by bit.
+
+    The next save must remove the attempts of dead jobs.
     """
     with started_ranks(
         *(folder, AFTERWARDS, folder / "run"), ranks=6, nodes=3, network=network

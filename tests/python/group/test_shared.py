@@ -31,9 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["ioshape", "torch"])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Save a file with a checksum for each MiB of a record (ioshape), or with one for the whole
-    record (torch).
-    """
+    """Return the folder of a file with a checksum for each MiB of a record, or for each record."""
     save = ioshape.save if request.param == "ioshape" else torch.save
     save(state(), tmp_path / "x.pt")
     return tmp_path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape drain, and what "ioshape ls" says of a tier."""
+"""`ioshape drain`, and how `ioshape ls` shows a tier."""
 
 import json
 import os
@@ -38,19 +38,19 @@ def saves(tmp_path: Path) -> Iterator[Saver]:
         yield made
 
 
-#: a coordinator that is not there
+#: settings with a coordinator that does not exist
 NOBODY = {"IOSHAPE_COORDINATOR": "redis://127.0.0.1:1", "IOSHAPE_UNREACHABLE": "fail"}
 
 
 def members(address: str, kind: str) -> list[dict[str, Any]]:
-    """Those that hold a slot in the pool, or wait for one."""
+    """Return the requests in the pool that hold a slot ("holders") or wait for one ("waiters")."""
     text = succeed(call("slots", "status", "shared", "--coordinator", address, "--json"))
     found: list[dict[str, Any]] = json.loads(text)[0][kind]
     return found
 
 
 def seen_at(address: str) -> int:
-    """Bytes per second of those that write, as "ioshape top" has them."""
+    """Return the bytes per second of all writers as `ioshape top` shows them."""
     text = succeed(call("top", "--once", "--coordinator", address, "--json"))
     return sum(one["bytes_per_second"] for one in json.loads(text)[0]["holders"])
 
@@ -60,7 +60,7 @@ def drained(*arguments: str | Path | int) -> list[dict[str, Any]]:
     return found
 
 
-# ---- Once ----------------------------------------------------------------------------------------
+# ---- Single runs ---------------------------------------------------------------------------------
 
 
 def test_what_waits_is_carried_and_said(saves: Saver) -> None:
@@ -142,7 +142,7 @@ def test_what_can_never_be_drained_is_forgotten(saves: Saver) -> None:
     )
     assert not place.exists()
     assert [copy.path for copy in saves.copies()] == [str(other)]
-    # What does not wait: the others go all the same.
+    # An unknown path is an error. The other paths of the command are forgotten all the same.
     saves.save("c.pt")
     done = call("drain", saves.fast, "--forget", other, "--forget", saves.slow / "c.pt", "--json")
     assert done.returncode == 1
@@ -187,7 +187,7 @@ def test_a_terminal_gets_a_bar(saves: Saver) -> None:
     saves.save("a.pt", bytes(LARGE))
     code, seen = on_terminal("drain", str(saves.fast), "--rate", "16M")
     assert code == 0
-    assert "32.0" in seen  # MiB, in the bar and in the line
+    assert "32.0" in seen  # the size in MiB, in the bar and in the final line
     assert re.search(r"\d MB/s|\d MiB/s|/s", seen)
     assert "drained, 32.0 MiB in" in seen
 
@@ -206,14 +206,14 @@ def test_it_waits_for_its_turn_in_the_destinations_pool(saves: Saver) -> None:
         with started("drain", saves.fast, "--rate", "1M", **at) as process:
             await_true(lambda: len(members(address, "waiters")) == 1, "the drain's request")
             assert not path.exists()
-            # Who saves directly goes before it, though it comes later.
+            # A direct save goes before the drain although it comes later.
             other = make(address, '{"pool": "shared"}', job="other", IOSHAPE_SLOTS="1")
             assert other.hear() == "waits"
             saver.tell("release")
             assert other.hear() == "holds"
             assert not path.exists()
             other.tell("release")
-            # Everybody sees how fast it is, and how much of the file is left.
+            # The status shows the drain's rate, and how much of the file is left.
             await_true(lambda: seen_at(address) > 0, "the drain's progress")
             (drain,) = members(address, "holders")
             assert 0 < drain["passed"] < drain["bytes"] <= LARGE + MIB
@@ -221,7 +221,7 @@ def test_it_waits_for_its_turn_in_the_destinations_pool(saves: Saver) -> None:
     assert path.stat().st_size == LARGE
 
 
-# ---- Ended ---------------------------------------------------------------------------------------
+# ---- Interrupted runs ----------------------------------------------------------------------------
 
 
 @contextmanager
@@ -240,7 +240,7 @@ def started(*arguments: str | Path, **variables: str) -> Iterator[subprocess.Pop
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """The next one, as soon as it is there."""
+    """Return the next line as soon as the process prints it."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
     assert ready
@@ -248,7 +248,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def wait_until_writing(folder: Path) -> None:
-    """A temporary file is there, with something in it. It changes its name while one looks."""
+    """Wait until the folder has a temporary file with data. It may be renamed during the check."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         with suppress(FileNotFoundError):
@@ -377,7 +377,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture
 def store(server: Store) -> Iterator[Store]:
-    """Empty, and harmless."""
+    """Yield the server without objects and without faults."""
     server.harm()
     yield server
     server.harm()
@@ -497,14 +497,14 @@ def test_ls_of_an_empty_tier(saves: Saver) -> None:
     assert succeed(call("ls", saves.fast)) == f"There is no checkpoint on {saves.fast}.\n"
 
 
-# ---- A folder that another user has made ---------------------------------------------------------
+# ---- A folder that another user has created ------------------------------------------------------
 
-OTHER = 65533  # whose folder it is that should be ours
+OTHER = 65533  # owner of the folder that should be ours
 
 
 @pytest.fixture
 def taken(tmp_path: Path) -> Path:
-    """A tier where another user has made the folder that would be ours, as any user can."""
+    """Return a tier where another user has created our folder, as any user can."""
     fast = tmp_path / "fast"
     fast.mkdir()
     fast.chmod(0o1777)
@@ -538,7 +538,7 @@ def test_a_save_goes_directly_and_says_whose_the_folder_is(taken: Path, tmp_path
 
 
 def test_an_operator_sees_the_tiers_of_the_others(taken: Path) -> None:
-    """Whatever else lies there: pipes and links in the place of what a look would open."""
+    """Check that an operator sees other users' tiers. Pipes and links must not trap the command."""
     sound, trap = taken / "ioshape-1001", taken / "ioshape-1002"
     for folder in (sound, sound / "files", sound / "journal", trap, trap / "files"):
         folder.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves over a tier: durable on this node's disk, then drained; loads from the nearest copy."""
+"""Saves over a tier: durable on this node's disk, then drained. Loads use the nearest copy."""
 
 import logging
 import os
@@ -26,14 +26,14 @@ MIB = 1 << 20
 
 @pytest.fixture
 def fast(tmp_path: Path) -> Path:
-    """The tier's folder."""
+    """Return the tier's folder."""
     (tmp_path / "fast").mkdir()
     return tmp_path / "fast"
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Path:
-    """Where checkpoints belong."""
+    """Return the folder of the destinations."""
     (tmp_path / "slow").mkdir()
     return tmp_path / "slow"
 
@@ -50,7 +50,7 @@ def codes(report: ioshape.Report | None) -> list[str]:
     return [step.code for step in report.fallbacks]
 
 
-# ---- Saves --------------------------------------------------------------------------------------
+# ---- Saves ---------------------------------------------------------------------------------------
 
 
 def test_a_save_returns_when_it_is_durable_on_the_tier(fast: Path, slow: Path) -> None:
@@ -130,7 +130,7 @@ def test_who_gives_up_a_save_on_its_way_from_the_tier_keeps_it_there(
             checkpoint(1), slow / "model.pt", tier=fast, durable="destination"
         )
         wait_until(place_of(fast, slow / "model.pt").exists, "it is saved")
-        assert not handle.cancel()  # too late
+        assert not handle.cancel()  # too late: it is saved on the tier
         assert handle.done()
     assert handle.wait_drained()
 
@@ -221,23 +221,23 @@ def test_what_rations_the_destination_is_nothing_to_the_tier(
     ioshape.configure(
         tier=fast, coordinator=nobody, unreachable="fail", rate="1K", pool="shared", slots=1
     )
-    # A variable would win.
+    # The variable would override configure().
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("IOSHAPE_COORDINATOR")
         handle = ioshape.save_async(checkpoint(1), slow / "model.pt")
         report = handle.result()
         assert report.coordinator == "local"
-        assert report.paced_s < 1  # of the 1024 s that it would take
+        assert report.paced_s < 1  # the destination's rate would make it 1024 s
         assert "of pool tier-shared," in caplog.text
         with pytest.raises(ioshape.errors.CoordinatorError, match="redis"):
             handle.wait_drained()
-    # The next one goes by the settings of then.
+    # The next drain uses the settings of its time.
     ioshape.configure(coordinator=SLOTS, rate="1G")
     ioshape.save(checkpoint(2), slow / "other.pt", durable="destination")
     assert handle.wait_drained()
 
 
-# ---- What is saved directly ---------------------------------------------------------------------
+# ---- Direct saves --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_save_that_could_not_be_drained_fails_at_once(fast: Path, slow: Path) 
         ioshape.save(checkpoint(1), slow / "none" / "model.pt", tier=fast)
 
 
-# ---- Tiers that fail ----------------------------------------------------------------------------
+# ---- Tiers that fail -----------------------------------------------------------------------------
 
 
 def test_a_tier_that_is_not_there_costs_nothing_but_a_word(
@@ -303,7 +303,7 @@ def test_a_tier_that_vanishes_is_left_out_and_what_was_there_is_not_called_drain
         assert not handle.drained()
         with pytest.raises(OSError, match="fast"):
             handle.wait_drained()
-        # Another disk in its place is as good, and has nothing of the first.
+        # Another disk at this path works as a tier, but has no copy of the first save.
         fast.mkdir()
         assert ioshape.save(checkpoint(3), slow / "c.pt", tier=fast).tier == str(fast)
         assert not handle.drained()
@@ -420,7 +420,7 @@ def test_a_full_destination_keeps_the_save_on_the_tier_until_there_is_room(
     run_interpreter(tmp_path, FULL_DESTINATION, prefix=small_disk("tmpfs", tmp_path))
 
 
-# ---- Kills, and the end of the process ----------------------------------------------------------
+# ---- Kills, and the end of the process -----------------------------------------------------------
 
 SAVES = """
     import ioshape, sys
@@ -565,13 +565,13 @@ def test_the_end_of_the_process_does_not_wait_for_what_cannot_be_drained(
     with undrained(fast) as lock, started_program(tmp_path, saves) as program:
         wait_until(place_of(fast, slow / "a.pt").exists, "it is saved")
         slow.rmdir()
-        slow.touch()  # no directory any more
+        slow.touch()  # the destination's directory is a file now
         lock.close()
         finished = program.end()
     assert "1 save waits on the tier" in finished.stderr
 
 
-# ---- Forks --------------------------------------------------------------------------------------
+# ---- Forks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("fast")
@@ -607,11 +607,11 @@ def test_a_forked_child_leaves_the_drain_to_its_parent_and_has_its_own(
     assert number_in(slow / "b.pt") == 2
 
 
-# ---- Loads --------------------------------------------------------------------------------------
+# ---- Loads ---------------------------------------------------------------------------------------
 
 
 def damage(place: Path) -> None:
-    """In the middle, where the data is; the time stays."""
+    """Overwrite bytes in the middle, where the tensor's data is. The modification time stays."""
     before = place.stat()
     with place.open("r+b") as file:
         file.seek(before.st_size // 2)
@@ -728,7 +728,7 @@ def test_the_newest_is_found_wherever_it_lies(fast: Path, slow: Path) -> None:
             assert number_of(ioshape.load_latest(pattern, tier=fast)) == 1
 
 
-# ---- Scripts that know nothing ------------------------------------------------------------------
+# ---- Unmodified scripts --------------------------------------------------------------------------
 
 
 def test_a_script_below_run_saves_on_the_tier_and_finds_what_it_saved(

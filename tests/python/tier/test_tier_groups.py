@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups over a tier: generations are durable on this host's disk, found there, and drained."""
+"""Groups over a tier: checkpoints are durable on this host's disk, found there, and drained."""
 
 import shutil
 import subprocess
@@ -25,14 +25,14 @@ BEGIN = "from group_program import *\nimport warnings\n"
 
 @pytest.fixture
 def fast(tmp_path: Path) -> Path:
-    """The tier's folder."""
+    """Return the tier's folder."""
     (tmp_path / "fast").mkdir()
     return tmp_path / "fast"
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Where generations belong."""
+    """Return the directory of the checkpoints at the destination."""
     (tmp_path / "slow").mkdir()
     return tmp_path / "slow" / "runs"
 
@@ -42,12 +42,12 @@ def generation(directory: Path, step: int) -> Path:
 
 
 def steps_in(directory: Path) -> list[int]:
-    """Of generations, complete or not."""
+    """Return the steps of all checkpoints, complete or not."""
     return sorted(int(path.name[5:]) for path in directory.glob("step-*"))
 
 
 def command(fast: Path, *arguments: str) -> str:
-    """What it says with this tier set."""
+    """Return the output of a command with this tier set."""
     return subprocess.run(
         [sys.executable, "-m", "ioshape", *arguments],
         env=environment(IOSHAPE_TIER=str(fast)),
@@ -61,7 +61,7 @@ def told(said: list[list[dict[str, Any]]], event: str) -> list[dict[str, Any]]:
     return [line for lines in said for line in lines if line["event"] == event]
 
 
-# ---- Saves --------------------------------------------------------------------------------------
+# ---- Saves ---------------------------------------------------------------------------------------
 
 SAVE = (
     BEGIN
@@ -128,7 +128,7 @@ def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count('"ended"') == 2
     assert steps_in(runs) == [3, 8]
-    # There it is the tier's own affair.
+    # Retention on the tier follows the tier's own settings.
     assert steps_in(place_of(fast, runs)) == [2, 3, 4, 5, 8]
     for one in ioshape.generations(runs):
         one.verify()
@@ -158,7 +158,7 @@ def test_before_the_drain_a_generation_is_found_on_the_tier_alone(
         command(fast, "verify", str(runs))
         command(fast, "extract", str(runs), "--rank", "1", "-o", str(tmp_path / "part.pt"))
         assert ioshape.load(tmp_path / "part.pt")["step"] == 2
-    # The next process that saves there carries what the others have left.
+    # The next process that saves to the tier drains the copies of the earlier processes.
     run_ranks(tmp_path, SAVE, runs, 3, IOSHAPE_TIER=str(fast))
     assert steps_in(runs) == [1, 2, 3]
     for one in ioshape.generations(runs):
@@ -189,7 +189,7 @@ def test_only_the_destination_can_be_waited_for(fast: Path, runs: Path) -> None:
 def test_tier_and_destination_each_keep_what_they_are_told(
     fast: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain, "Tier", partial(Tier, keep_last=2))  # as "ioshape drain" opens it
+    monkeypatch.setattr(drain, "Tier", partial(Tier, keep_last=2))  # `ioshape drain` opens it so
     for step in range(1, 7):
         ioshape.save_group(
             {"step": step}, runs, step, tier=fast, durable="destination", keep_last=1, keep_every=3
@@ -208,7 +208,7 @@ def test_a_deadline_goes_past_the_tier(fast: Path, runs: Path) -> None:
     assert steps_in(runs) == [1]
 
 
-# ---- Ranks that die -----------------------------------------------------------------------------
+# ---- Ranks that die ------------------------------------------------------------------------------
 
 
 def test_if_rank_0_is_killed_the_others_drain_what_all_have_saved(
@@ -250,7 +250,7 @@ def test_what_killed_ranks_left_is_carried_by_those_that_only_load(
     found.verify()
 
 
-# ---- The nearest intact copy --------------------------------------------------------------------
+# ---- The nearest intact copy ---------------------------------------------------------------------
 
 
 def test_a_damaged_copy_is_passed_over_for_what_it_was_drained_to(
@@ -263,7 +263,7 @@ def test_a_damaged_copy_is_passed_over_for_what_it_was_drained_to(
     flip(part, part.stat().st_size // 2)
     said = run_ranks(tmp_path, LOAD, runs, 1, **settings)
     over = [[str(generation(runs, 1)), [str(near)]]]
-    # Without fallback nobody looks at what others load.
+    # Only with fallback=True do all ranks load a copy that is intact for each of them.
     assert [line["passed"] for line in said[0]] == [[], over, []]
     assert [line["passed"] for line in said[1]] == [over, over, over]
     assert [line["right"] for line in told(said, "loaded")] == [True] * 6

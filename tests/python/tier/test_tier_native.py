@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's tier, as the package has it."""
+"""The Python wrapper of the C library's tier."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def tier(tmp_path: Path) -> Iterator[Tier]:
 
 
 def save(tier: Tier, path: Path, text: str = "saved") -> Path:
-    """Onto the tier; its place."""
+    """Save a file to the tier and return the path of the copy."""
     place = Path(tier.place(str(path), len(text)))
     with ioshape.open(place, "wb") as file:
         file.write(text.encode())
@@ -44,7 +44,7 @@ def drain(tier: Tier, path: Path | None = None) -> list[Drained]:
 
 
 def test_a_save_lies_on_the_tier_until_it_is_drained(tier: Tier, tmp_path: Path) -> None:
-    path = tmp_path / "slow" / "a\udcff b"  # as odd as names may be
+    path = tmp_path / "slow" / "a\udcff b"  # the oddest name that a file can have
     place = save(tier, path)
     assert place.read_text() == "saved"
     assert not path.exists()
@@ -153,7 +153,7 @@ def test_exceptions_of_callbacks_end_a_drain_and_nothing_is_lost(
 
 
 def test_ctrl_c_ends_the_wait_for_another_drain(tier: Tier, tmp_path: Path) -> None:
-    """On the main thread also without callbacks; meanwhile other threads run."""
+    """Check that Ctrl-C works on the main thread while other threads run, without callbacks too."""
     save(tier, tmp_path / "slow" / "a")
     other = Tier(Context(), str(tmp_path / "fast"))
     drains, may_end = threading.Event(), threading.Event()
@@ -181,10 +181,11 @@ def test_ctrl_c_ends_the_wait_for_another_drain(tier: Tier, tmp_path: Path) -> N
     assert (tmp_path / "slow" / "a").read_text() == "saved"
 
 
-# Beside real entries: what C takes for none, and says so to the log.
+# Names and targets of links that the C library logs and ignores, because they are no journal
+# entries.
 NO_ENTRIES = {
     "0" * 20: "0 0 /a",  # numbers begin at 1
-    "9" * 20: "0 0 /a",  # and end at 2**64
+    "9" * 20: "0 0 /a",  # numbers end below 2**64
     "00000000000000000077": "0 0 a",
     "00000000000000000078": "0 /a",
     "00000000000000000079": "4294967296 0 /a",
@@ -197,7 +198,10 @@ NO_ENTRIES = {
 
 
 def test_an_operator_sees_what_the_library_does(tier: Tier, tmp_path: Path) -> None:
-    """Of all users, without opening their tiers: by the same rule what an entry is."""
+    """Check that tiers_at() and the C library agree on what a journal entry is.
+
+    An operator's command reads the tiers of all users without opening them.
+    """
     slow = tmp_path / "slow"
     (slow / "1 2 ").mkdir()
     drained = save(tier, slow / "drained")

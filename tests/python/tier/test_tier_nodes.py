@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of several nodes over tiers: each saves its own files, and a lost one is made up for."""
+"""Groups of several nodes over tiers: each saves its own files, and parity restores lost ones."""
 
 import errno
 import json
@@ -52,7 +52,7 @@ torch.distributed.barrier()
 
 
 class Nodes:
-    """Nodes with a tier each, and what their ranks save."""
+    """Nodes with a tier each, and the job whose ranks save there."""
 
     def __init__(
         self, folder: Path, nodes: int, per_node: int, network: Networks | None = None
@@ -66,7 +66,7 @@ class Nodes:
             tier.mkdir()
 
     def run(self, source: str, *arguments: object, **variables: str) -> list[list[dict[str, Any]]]:
-        """On all ranks, each with its node's tier."""
+        """Run a program on all ranks, each with the tier of its node."""
         each = {
             rank: {"IOSHAPE_TIER": str(self.tiers[rank // self.per_node])}
             for rank in range(self.nodes * self.per_node)
@@ -84,17 +84,17 @@ class Nodes:
         )
 
     def place(self, node: int, step: int) -> Path:
-        """Of a generation on the tier of a node."""
+        """Return the path of a checkpoint on the tier of a node."""
         return place_of(self.tiers[node], self.runs / f"step-{step:010}")
 
     def lose(self, *nodes: int) -> None:
-        """Others take their places, with nothing on their disks."""
+        """Replace nodes by others whose tiers are empty."""
         for node in nodes:
             shutil.rmtree(self.tiers[node])
             self.tiers[node].mkdir()
 
     def undrained(self) -> AbstractContextManager[None]:
-        """No tier is drained meanwhile."""
+        """Keep all tiers undrained during the block."""
         return undrained_all(self.tiers)
 
 
@@ -131,14 +131,14 @@ def test_what_lost_nodes_had_is_restored_from_the_others_alone(
         said = told(job.run(LOAD, size, "", IOSHAPE_PARITY=parity), "loaded")
         assert [(line["step"], line["right"]) for line in said] == [(1, True)] * (nodes * per_node)
         assert not any(job.runs.glob("step-*"))
-        # They protect each other again: now others may be lost.
+        # The restored nodes protect each other again, so another node may be lost.
         job.lose(next(node for node in range(nodes) if node not in lost))
         said = told(job.run(LOAD, size, "fallback", IOSHAPE_PARITY=parity), "loaded")
         assert [(line["step"], line["right"]) for line in said] == [(1, True)] * (nodes * per_node)
 
 
 def drain(job: Nodes, *nodes: int) -> list[str]:
-    """By each of these nodes, one after the other; what became of the generations."""
+    """Drain these nodes' tiers one after the other, and return what became of each checkpoint."""
     found = []
     for node in nodes:
         done = command(job.tiers[node], "drain", str(job.tiers[node]), "--json")
@@ -173,7 +173,7 @@ def test_a_generation_appears_when_the_last_node_has_drained_its_files(
     for one in found:
         one.verify()
         assert not any(name.endswith(".parity") for name in names_in(Path(one.path)))
-    # The others notice that nothing of theirs is awaited any more, and nothing is left behind.
+    # The other nodes notice that none of their files is missing at the destination, and clean up.
     assert drain(job, 0, 1) == ["drained"] * 4
     assert drain(job, 0, 1, 2) == []
     assert {path.name for path in job.runs.iterdir()} == {f"step-{step:010}" for step in (1, 2)}
@@ -291,7 +291,7 @@ def test_a_damaged_survivor_is_found_out(tmp_path: Path) -> None:
     with job.undrained():
         job.run(SAVE, 300_000, 2, IOSHAPE_PARITY="1/2")
         (part,) = job.place(0, 2).glob("*.pt")
-        # In each of its segments.
+        # Damage each of the file's parity segments.
         for quarter in (1, 3):
             flip(part, part.stat().st_size * quarter // 4)
         job.lose(1)
@@ -438,7 +438,7 @@ def test_a_generation_of_several_nodes_is_uploaded_when_all_of_it_is_there(tmp_p
         assert upload(1) == ["drained", "uploaded"]
         there = {f"run{path}" for path in job.runs.glob("*/*")}
         assert {one for one in store.objects() if LISTING not in one} == there
-        # The other one finds that nothing of its own is awaited any more, and all of it there.
+        # The other node finds that all files are at the destination already.
         assert upload(0) == ["drained"]
         assert upload(1) == []
 
@@ -462,7 +462,7 @@ def test_nodes_may_drain_at_the_same_time_what_replaces_a_generation(tmp_path: P
         for one in drains:
             output, _ = one.communicate(timeout=TIMEOUT_S)
             assert one.returncode == 0, output
-        # Whoever came before the last one.
+        # Drains that ran before the last one may have left entries. Drain again.
         drain(job, 0, 1, 2)
         assert drain(job, 0, 1, 2) == []
         assert {path.name for path in job.runs.iterdir()} == {f"step-{1:010}"}
@@ -473,7 +473,7 @@ def test_nodes_may_drain_at_the_same_time_what_replaces_a_generation(tmp_path: P
 
 @pytest.mark.slow
 def test_nodes_of_a_network_restore_what_is_lost(tmp_path: Path) -> None:
-    """Each has an address of its own, and reaches the others through a switch."""
+    """Check that nodes with addresses of their own restore a lost node over a switch."""
     try:
         with networks(3) as network:
             job = Nodes(tmp_path, 3, 1, network)
