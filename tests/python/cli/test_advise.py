@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape advise: the interval that loses least."""
+"""`ioshape advise`: the interval between checkpoints that loses the least time."""
 
 import json
 import math
@@ -19,7 +19,7 @@ SECONDS = st.floats(0.001, 3600)
 
 
 def lost_in_trial(costs: Costs, interval: float, failures: int, seed: int = 1) -> float:
-    """A job that trains, saves and fails, step by step."""
+    """Return the lost share of a simulated job that trains, saves and fails at random."""
     random = Random(seed)
     kept = passed = 0.0
     for _ in range(failures):
@@ -30,7 +30,7 @@ def lost_in_trial(costs: Costs, interval: float, failures: int, seed: int = 1) -
             done += interval
             if at + costs.save > life:
                 break
-            kept += interval  # it is durable in time; training went on after the stall
+            kept += interval  # the save is durable in time, and training went on after the stall
             at += costs.stall
         restart = costs.restart
         while (survives := random.expovariate(1 / costs.mtbf)) < restart:
@@ -89,7 +89,7 @@ def test_small_costs_are_young(mtbf: float) -> None:
 def test_a_save_is_durable_before_the_next_one_begins() -> None:
     costs = Costs(36_000, 0.01, 900)
     assert costs.unbounded < costs.best == costs.shortest == 900 - 0.01
-    # A stall alone counts, not the whole save: with one that blocks, intervals are longer.
+    # The stall counts, not the whole save: blocking saves need longer intervals.
     assert Costs(36_000, 1, 20).best < Costs(36_000, 20, 20).best
 
 
@@ -100,7 +100,7 @@ def test_costs_beyond_the_time_between_failures() -> None:
     assert 0.99 < costs.lost(costs.best) <= 1
 
 
-# ---- What a run tells --------------------------------------------------------------------------
+# ---- Reports of a run ----------------------------------------------------------------------------
 
 
 def line(rank: int, pid: int, at: float, **fields: Any) -> str:
@@ -109,14 +109,14 @@ def line(rank: int, pid: int, at: float, **fields: Any) -> str:
 
 
 def write_run(folder: Path) -> Path:
-    """Two ranks save five times, 100 s apart; then both are replaced, and save five times."""
+    """Write the reports of two ranks: five saves, 100 s apart, before and after a restart."""
     lines = []
     for life, began in ((0, 1e9), (1, 1e9 + 1000)):
         for step in range(5):
             at = began + 100 * step
             lines.append(line(0, 10 + life, at, slot_s=2.0))
             lines.append(line(1, 20 + life, at + 1, stage_s=1.5, slot_s=4.0, total_s=9.0))
-    # A checkpoint of which a part is missing tells nothing about those that are whole.
+    # An incomplete checkpoint must not change the figures of the complete ones.
     lines.append(line(0, 11, 1e9 + 1500, total_s=300.0))
     lines.append(line(1, 21, 1e9 + 1500, total_s=1.0, error="no space"))
     folder.mkdir()
@@ -128,13 +128,14 @@ def test_observed(tmp_path: Path) -> None:
     found = observe(reports.read(write_run(tmp_path / "run")).saves)
     assert found
     assert (found.storms, found.restarts) == (10, 1)
-    # From the first rank's begin to the last one's end; and the rank that is held longest.
+    # The save lasts from the first rank's begin to the last rank's end. Stall and wait are the
+    # longest of a rank.
     assert (found.save, found.stall, found.wait) == pytest.approx((10, 1.5, 4))
     assert found.interval == pytest.approx(98.5)
     assert found.mtbf == pytest.approx(1800)
 
 
-# ---- The command -------------------------------------------------------------------------------
+# ---- The command ---------------------------------------------------------------------------------
 
 
 def advice(*arguments: str | Path) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def test_from_options() -> None:
     assert found["interval_s"] == pytest.approx(costs.best)
     assert found["lost"] == pytest.approx(costs.lost(costs.best))
     assert (found["bound_by"], found["observed"]) == ("failures", None)
-    # Without a stall of its own a save blocks; a job fails as its nodes do together.
+    # Without --stall-seconds a save blocks. A job's MTBF is that of a node divided by the nodes.
     found = advice("--mtbf", "100d", "--nodes", "800", "--save-seconds", "40s")
     assert found["mtbf_s"] == 3 * 3600
     assert found["interval_s"] == pytest.approx(Costs(3 * 3600, 40, 40).best)
@@ -201,7 +202,7 @@ def observed(folder: Path, lines: list[str]) -> Any:
 
 
 def test_saves_that_block_are_told_apart_however_close_they_are(tmp_path: Path) -> None:
-    """Else one storm of all of them looks like a save in the background."""
+    """Check that close saves do not look like one background save of many ranks."""
     lines = [blocking(1e9 + 0.4 * step, f"run/step-{step}.pt") for step in range(9)]
     found = observed(tmp_path, lines)
     assert found.storms == 9

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, as a user meets it: what it prints, on what, and its exit codes."""
+"""The command line as users see it: output, streams and exit codes."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ COMMANDS = [
     "completion",
 ]
 
-# ---- The whole ---------------------------------------------------------------------------------
+# ---- The program ---------------------------------------------------------------------------------
 
 
 def test_version() -> None:
@@ -49,7 +49,7 @@ def test_version() -> None:
 
 
 def imports_of(*arguments: str | Path) -> set[str]:
-    """The modules that such a call imports."""
+    """Return the modules that a call of the command imports."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "ioshape", *arguments],
         env=environment(),
@@ -61,7 +61,10 @@ def imports_of(*arguments: str | Path) -> set[str]:
 
 
 def test_commands_import_only_what_they_need(model: Path) -> None:
-    """torch takes seconds, rich half of what a small file takes."""
+    """Check that these commands import neither torch, which takes seconds, nor other slow modules.
+
+    Importing rich takes half as long as working on a small file.
+    """
     for arguments in (
         ["--version"],
         ["--help"],
@@ -170,7 +173,7 @@ def test_a_full_disk_below_stdout_is_an_error(model: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "ioshape: [Errno 28] No space left on device\n")
 
 
-# ---- Files -------------------------------------------------------------------------------------
+# ---- Files ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +208,7 @@ NAMES = ["model.weight", "model.view", "model.flags", "optimizer[0].step", "opti
 
 
 def tensors_of(state: dict[str, Any]) -> list[torch.Tensor]:
-    """In the order of NAMES."""
+    """Return the tensors in the order of NAMES."""
     return [*state["model"].values(), *state["optimizer"][0].values()]
 
 
@@ -213,7 +216,7 @@ def tensors_of(state: dict[str, Any]) -> list[torch.Tensor]:
 def test_inspect_tells_where_each_tensor_lies(
     kind: str, state: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
-    """The bytes there are the tensor's."""
+    """Check that the bytes at the reported offsets are those of the tensors."""
     path: Path = request.getfixturevalue(kind)
     (found,) = json.loads(succeed(call("inspect", "--json", path)))
     content = path.read_bytes()
@@ -274,7 +277,7 @@ def test_inspect_of_several_files_goes_on_after_a_bad_one(
 
 
 def test_inspect_tells_what_another_tool_changed(model: Path, tmp_path: Path) -> None:
-    """Then our index does not fit any more, and is not used."""
+    """Check that an index which no longer fits the file is ignored."""
     changed = tmp_path / "changed.pt"
     with zipfile.ZipFile(model) as old, zipfile.ZipFile(changed, "w") as new:
         for name in old.namelist():
@@ -283,7 +286,7 @@ def test_inspect_tells_what_another_tool_changed(model: Path, tmp_path: Path) ->
     (found,) = json.loads(succeed(call("inspect", "--json", changed)))
     assert found["checksums"] == "records"
     assert [record["name"] for record in found["records"]] == ["data.pkl", ".ioshape/index"]
-    # The storages are gone, and it is no secret.
+    # The storages are missing, and the output shows it.
     assert [tensor["name"] for tensor in found["tensors"]] == NAMES
     assert {tensor["file_offset"] for tensor in found["tensors"]} == {None}
     line = next(one for one in call("inspect", changed).stdout.splitlines() if NAMES[0] in one)
@@ -450,13 +453,13 @@ def test_verify_shows_a_bar_on_a_terminal_and_leaves_only_the_line(tmp_path: Pat
     assert code == 0
     assert "━" in seen
     assert seen.endswith(f"{path}: ok, 64.0 MiB\r\n")
-    # What the bar was on is erased before the line comes.
+    # The terminal line of the bar is erased before the result appears.
     assert "\x1b[2K" in seen.rpartition("━")[2]
     for option in ("--quiet", "--json"):
         assert "━" not in on_terminal("verify", option, path)[1]
 
 
-# ---- Settings ----------------------------------------------------------------------------------
+# ---- Settings ------------------------------------------------------------------------------------
 
 
 def test_settings() -> None:
@@ -471,7 +474,7 @@ def test_settings() -> None:
     assert found.keys() == ioshape.settings().keys()
     assert (found["engine"]["value"], found["engine"]["from"]) == ("threads", "IOSHAPE_ENGINE")
     assert (found["full"]["value"], found["full"]["default"]) == (None, "fail")
-    # In a window of the usual width, long texts are broken into lines.
+    # A table for 80 columns wraps long texts.
     assert "\x1b[1m" in on_terminal("settings", width=80)[1]
 
 
@@ -496,7 +499,7 @@ def test_a_variable_that_cannot_be_used_is_told_before_anything_begins(
     done = call(*arguments, env={variable: BAD[variable]})
     assert done.returncode == 2
     assert "it has begun" not in done.stderr
-    # What is no setting is told with the nearest one.
+    # A misspelled name is reported with the nearest setting.
     assert ("IOSHAPE_ENGINE" in done.stderr) == (variable == "IOSHAPE_ENGIN")
 
 
@@ -514,11 +517,11 @@ def test_verify_says_which_tensor_of_which_file_is_damaged(model: Path, tmp_path
     assert "'model.weight'" in said
 
 
-# ---- Completion --------------------------------------------------------------------------------
+# ---- Completion ----------------------------------------------------------------------------------
 
 
 def complete(shell: str, words: str, number: int) -> list[str]:
-    """What a shell is told when it asks."""
+    """Return the answer to a shell's completion request."""
     asked = {
         "_IOSHAPE_COMPLETE": f"{shell}_complete",
         "COMP_WORDS": words,
@@ -528,7 +531,7 @@ def complete(shell: str, words: str, number: int) -> list[str]:
 
 
 def test_completion_in_bash(tmp_path: Path) -> None:
-    """In a bash that has been told as the page says."""
+    """Check a bash that is set up as the documentation says."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     (bin_folder / "ioshape").symlink_to(IOSHAPE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape doctor on real places, under real limits, with real coordinators."""
+"""`ioshape doctor` on real filesystems, under real limits, with real coordinators."""
 
 import fcntl
 import json
@@ -32,7 +32,7 @@ MIB = 1 << 20
 Done = subprocess.CompletedProcess[str]
 
 
-#: Importing torch takes seconds, and a few tests only are about it.
+#: Start the command without torch: the import takes seconds, and few of these tests need it.
 WITHOUT_TORCH = (
     "-c",
     "import sys; sys.modules['torch'] = None; from ioshape._cli.app import run; run()",
@@ -63,7 +63,7 @@ def probed(
     start: Sequence[str] = WITHOUT_TORCH,
     **variables: str,
 ) -> dict[str, Any]:
-    """The JSON; findings by id."""
+    """Return the JSON report, with its findings in a dictionary by id."""
     done = call("--json", *arguments, prefix=prefix, start=start, **variables)
     found: dict[str, Any] = json.loads(done.stdout)
     serious = any(one["severity"] == "serious" for one in found["findings"])
@@ -76,7 +76,7 @@ def names(of: type) -> set[str]:
     return {field.name for field in fields(of)}
 
 
-# ---- Places -------------------------------------------------------------------------------------
+# ---- Filesystems ---------------------------------------------------------------------------------
 
 
 def test_a_folder_is_described_and_left_alone(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_people_get_tables_and_commands(tmp_path: Path) -> None:
 
 
 def apart(mount: str, *at: Path) -> list[str]:
-    """A command that mounts something, seen by the rest of it alone."""
+    """Return the prefix of a command that alone sees a mount."""
     root = [] if os.geteuid() == 0 else ["--map-root-user"]
     command = ["unshare", "--mount", *root, "sh", "-c", f'{mount} && exec "$@"', *map(str, at)]
     tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
@@ -178,7 +178,7 @@ def test_memory_is_no_place_for_checkpoints(tmp_path: Path) -> None:
     found = probed(tmp_path, prefix=prefix)
     assert found["storage"]["family"] == "tmpfs"
     assert found["findings"]["in-memory"]["severity"] == "serious"
-    # Nor is there room.
+    # The mount is too small, too.
     assert found["findings"]["no-room"]["severity"] == "serious"
     shown = call(tmp_path, "--for", "1M", prefix=prefix)
     assert shown.returncode == EXIT_SERIOUS
@@ -186,7 +186,7 @@ def test_memory_is_no_place_for_checkpoints(tmp_path: Path) -> None:
 
 
 def test_the_layer_of_a_container_is_known(tmp_path: Path) -> None:
-    # Not on an overlay, which this test's folder may be on.
+    # The test's folder may be on an overlay already, which cannot hold another one. A tmpfs can.
     mounts = (
         'mount -t tmpfs none "$0" && mkdir "$0/u" "$0/l" "$0/w" "$0/m" && '
         'mount -t overlay -o "lowerdir=$0/l,upperdir=$0/u,workdir=$0/w" overlay "$0/m"'
@@ -201,14 +201,14 @@ def test_a_mount_may_be_read_only(tmp_path: Path) -> None:
     assert probed(tmp_path, prefix=prefix)["findings"]["read-only"]["severity"] == "serious"
 
 
-# ---- Striped filesystems ------------------------------------------------------------------------
+# ---- Striped filesystems -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_stripes_and_targets_are_shown_and_judged() -> None:
     source = "10.0.0.1@tcp:/storm"
     with striped("ssd", targets=8, fsname=source, used=["3=63Gi"]) as mount:
-        # What the client's module shows lies beside the mount: it is put where that would be.
+        # stripefs keeps what the client's module shows beside the mount. Bind it to the real path.
         (mount.backing / "sys/kernel/debug/lustre/lov/storm-clilov-ff/pools/nvme").mkdir(
             parents=True
         )
@@ -230,7 +230,8 @@ def test_stripes_and_targets_are_shown_and_judged() -> None:
     assert findings["target-full"]["severity"] == "serious"
     assert "storm-OST0003 98%" in findings["target-full"]["sentence"]
     assert f"lfs find {quoted} --ost storm-OST0003" in findings["target-full"]["commands"][1]
-    assert findings["few-stripes"]["severity"] == "hint"  # as it asks for more by itself
+    # only a hint, because ioshape requests more stripes by itself
+    assert findings["few-stripes"]["severity"] == "hint"
     assert findings["flash-unused"]["commands"] == [f"lfs setstripe -p nvme {quoted}"]
     assert plain["storage"]["stripes_asked"] == ""
     assert plain["storage"]["writers"] == 8
@@ -256,9 +257,9 @@ def test_a_file_has_a_layout_of_its_own() -> None:
     assert found["findings"]["quota-unseen"]["commands"][0].startswith("beegfs quota ")
 
 
-# ---- Where one may not write --------------------------------------------------------------------
+# ---- Folders without permission ------------------------------------------------------------------
 
-#: Root may do everything; without these capabilities it is as others are.
+#: Prefix of a command that drops the capabilities by which root ignores permissions.
 AS_OTHERS = (
     ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search,-ipc_lock"]
     if os.geteuid() == 0
@@ -276,7 +277,7 @@ def test_a_folder_may_be_somebody_elses(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
-# ---- What was left behind -----------------------------------------------------------------------
+# ---- Leftovers -----------------------------------------------------------------------------------
 
 
 def test_what_the_dead_left_is_counted_and_the_living_are_left_alone(tmp_path: Path) -> None:
@@ -305,14 +306,14 @@ def test_what_the_dead_left_is_counted_and_the_living_are_left_alone(tmp_path: P
     }
     assert not dead.exists()
     assert alive.exists()
-    assert elsewhere.exists()  # somebody may be writing it on another host, until it is a day old
+    assert elsewhere.exists()  # another host may still write it, until it is a day old
     assert found["folder"]["leftovers"]["count"] == 3
     assert len(found["findings"]["stale-generations"]["commands"]) == 2
 
 
-# ---- Limits -------------------------------------------------------------------------------------
+# ---- Limits --------------------------------------------------------------------------------------
 
-#: Filters a system call of this process and its children, as runtimes of containers do.
+#: Refuse io_uring to this process and its children by seccomp, as container runtimes do.
 REFUSED = """
 import ctypes, errno, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -336,7 +337,7 @@ def test_the_tier_is_looked_at_and_left_alone(tmp_path: Path) -> None:
     assert "tier-unusable" in found["findings"]
     fast.mkdir()
     found = probed(tmp_path, IOSHAPE_TIER=str(fast))
-    assert "tier-not-local" in found["findings"]  # the same filesystem
+    assert "tier-not-local" in found["findings"]  # tier and destination are one filesystem
     assert list(fast.iterdir()) == []
     with saver(tmp_path) as saves:
         saves.save("drained")
@@ -344,7 +345,7 @@ def test_the_tier_is_looked_at_and_left_alone(tmp_path: Path) -> None:
         saves.save("waits", b"1234")
         place = next(one.place for one in saves.copies() if one.is_waiting)
         os.utime(place, (0, 0))
-        found = probed(fast)  # the path itself
+        found = probed(fast)  # the path is the tier itself
     tier = found["tier"]
     assert (tier["folder"], tier["waiting"], tier["waiting_bytes"]) == (str(fast), 1, 4)
     assert (tier["drained_bytes"], tier["draining"]) == (5, False)
@@ -369,7 +370,7 @@ def test_memory_that_may_be_locked_is_named(tmp_path: Path) -> None:
     assert found["storage"]["engine"] == "uring"
     finding = found["findings"]["memlock"]
     assert "64.0 KiB" in finding["sentence"]
-    assert "ulimit" in finding["commands"][0]  # the shell's, or that of a container
+    assert "ulimit" in finding["commands"][0]  # the advice is for the shell or for the container
 
 
 def test_short_files_and_few_of_them_are_named(tmp_path: Path) -> None:
@@ -385,11 +386,11 @@ def test_a_filter_is_seen(line: str, filtered: bool) -> None:
     assert not _is_filtered("Name:\tx\n")
 
 
-# ---- Coordinators -------------------------------------------------------------------------------
+# ---- Coordinators --------------------------------------------------------------------------------
 
 
 def test_a_coordinator_out_of_reach_is_a_finding_without_its_password(tmp_path: Path) -> None:
-    with socket.socket() as port:  # bound, so that nobody else listens there
+    with socket.socket() as port:  # bound, so that no other process listens there
         port.bind(("127.0.0.1", 0))
         address = f"redis://:{SECRET}@127.0.0.1:{port.getsockname()[1]}"
         done = call("--json", tmp_path, IOSHAPE_COORDINATOR=address)
@@ -428,7 +429,7 @@ def test_who_writes_now_is_shown(tmp_path: Path) -> None:
     assert "1 writing, 0 waiting" in shown
 
 
-# ---- What is installed --------------------------------------------------------------------------
+# ---- Installation --------------------------------------------------------------------------------
 
 
 def test_a_password_that_others_can_read_is_named_and_not_shown(tmp_path: Path) -> None:
@@ -454,7 +455,7 @@ def test_a_setting_that_cannot_be_used_is_told_first(tmp_path: Path) -> None:
     done = call(tmp_path, IOSHAPE_ENGINE="warp", IOSHAPE_COORDINATR="local")
     assert (done.returncode, done.stdout) == (2, "")
     assert "IOSHAPE_ENGINE" in done.stderr
-    assert "IOSHAPE_COORDINATOR" in done.stderr  # the nearest
+    assert "IOSHAPE_COORDINATOR" in done.stderr  # the nearest setting
     missing = str(tmp_path / "none")
     given = {"IOSHAPE_COORDINATOR": "redis://h", "IOSHAPE_PASSWORD_FILE": missing}
     finding = probed(tmp_path, **given)["findings"]["password-unreadable"]
@@ -483,7 +484,7 @@ def test_two_packages_are_named(tmp_path: Path) -> None:
 
 
 def test_a_torch_that_is_not_known_and_none_at_all_are_named(tmp_path: Path) -> None:
-    # Python runs it first: the real torch gets another way to pickle, or cannot be imported.
+    # Python runs this file first. It changes torch's way to pickle, or makes its import fail.
     changed = tmp_path / "sitecustomize.py"
     changed.write_text("""
 import torch.serialization as serialization

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ioshape doctor makes of facts: tables."""
+"""The rules by which `ioshape doctor` turns facts into findings, as tables of cases."""
 
 import errno
 import shlex
@@ -89,7 +89,10 @@ def facts(
     tier: Near | None = None,
     **more: Any,
 ) -> Facts:
-    """Those of a healthy system, but for what is said. Fields of folder and host by their names."""
+    """Return the facts of a healthy system with some changes.
+
+    Keyword arguments set fields of the folder, the storage and the host by their names.
+    """
     of_folder = {name: more.pop(name) for name in list(more) if name in FOLDER_FIELDS}
     of_storage = {name: more.pop(name) for name in list(more) if name in STORAGE_FIELDS}
     storage = replace(storage, **of_storage)
@@ -110,19 +113,19 @@ STORAGE_FIELDS = {field.name for field in fields(Storage)}
 
 
 def found(some: Facts) -> dict[str, Finding]:
-    """By id; what is always said of the family is left out."""
+    """Return the findings by id. Leave out "quota-unseen", which such a family always has."""
     return {one.id: one for one in triage(some) if one.id != "quota-unseen"}
 
 
 def one(some: Facts) -> Finding:
-    """The only finding."""
+    """Return the finding, and check that it is the only one."""
     all_of_them = found(some)
     assert len(all_of_them) == 1, all_of_them
     return next(iter(all_of_them.values()))
 
 
 def full(percent: int, *, which: int = 3, others: int = 50) -> tuple[StorageTarget, ...]:
-    """Targets of which one is so full."""
+    """Return targets of which one is fuller than the others."""
     return tuple(
         StorageTarget(
             f"scratch-OST000{i}",
@@ -149,7 +152,7 @@ def installed(**more: Any) -> Facts:
     return facts(installation=replace(HEALTHY, **more))
 
 
-#: Room for two checkpoints of 4 GiB, if what has been drained goes.
+#: A tier with space for two checkpoints of 4 GiB, if drained copies are removed.
 NEAR = Near("/local nvme", free_bytes=GIB, drained_bytes=7 * GIB)
 
 
@@ -199,7 +202,7 @@ FINE: dict[str, Facts] = {
 }
 
 TRIAGE: list[tuple[Facts, str]] = [
-    # facts, and the only finding: id, severity, what the first command has
+    # facts; id and severity of the only finding, and what its first command contains
     (lustre(free_bytes=112 * TIB // 10), "full warning lfs df -h /scratch"),
     (lustre(free_bytes=32 * TIB // 10), "full serious lfs df -h /scratch"),
     (lustre(free_bytes=3 * GIB), "no-room serious lfs df"),
@@ -413,11 +416,11 @@ def test_the_triage_finds_what_is_wrong_and_nothing_else(some: Facts, expected: 
     assert (finding.id, finding.severity) == (name, severity)
     assert command[0] in finding.commands[0] if command else not finding.commands
     for each in finding.commands:
-        assert shlex.split(each, comments=True)  # a shell understands it
+        assert shlex.split(each, comments=True)  # a shell can parse the command
 
 
 def test_each_finding_has_a_case_and_is_described() -> None:
-    """So that a new one gets one, too."""
+    """Check that every finding has a case in TRIAGE and a description in docs/cli.md."""
     names = {row.id for row in ROWS}
     assert len(names) == len(ROWS)
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")

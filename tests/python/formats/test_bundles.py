@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zips of whole checkpoints: whoever has a zip tool and torch needs nothing of ours."""
+"""Shard files are zips of whole checkpoints, which standard zip tools and torch can read."""
 
 import re
 import subprocess
@@ -14,8 +14,8 @@ from ioshape._core.errors import DamagedError, StorageError
 from ioshape._load.reader import Reader
 from tree import build_folder, program
 
-# Members around 4 GiB, and headers behind it. One of exactly 2^32 - 1 bytes is left out: Info-ZIP
-# 6.0 confuses that with the mark of a zip64 field.
+# Sizes of members around 4 GiB, so that later headers lie beyond 4 GiB. No member has exactly 2^32
+# - 1 bytes: Info-ZIP 6.0 confuses that size with the mark of a zip64 field.
 HUGE = {"a": 4294967294, "b": 4294967296, "c": 5000000000, "d": 1}
 
 
@@ -26,7 +26,7 @@ class Member(NamedTuple):
 
 
 def bundle(path: Path, alignment: int, *members: str | Path) -> dict[str, Member]:
-    """What the library says of the members of a bundle that it has written."""
+    """Write a bundle with the library, and return what it reports about the members."""
     command = (
         build_folder() / "tests" / "c" / "container",
         "bundle",
@@ -40,7 +40,7 @@ def bundle(path: Path, alignment: int, *members: str | Path) -> dict[str, Member
 
 
 def unzip(*arguments: str | Path) -> str:
-    """Its output; warnings fail, too."""
+    """Return the output of unzip. Any warning fails the test."""
     result = subprocess.run(
         (program("unzip"), *arguments), capture_output=True, text=True, check=False
     )
@@ -49,7 +49,7 @@ def unzip(*arguments: str | Path) -> str:
 
 
 def assert_seen_alike(path: Path, members: dict[str, Member], alignment: int) -> None:
-    """Python's zip has the same members, each where it should begin."""
+    """Check that Python's zipfile finds the same members where the library reports them."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         infos = archive.infolist()
         assert [info.filename for info in infos] == list(members)
@@ -57,7 +57,7 @@ def assert_seen_alike(path: Path, members: dict[str, Member], alignment: int) ->
             member = members[info.filename]
             assert member.offset % alignment == 0
             assert (info.file_size, info.CRC) == (member.n_bytes, member.crc32)
-            # The header ends where the data begins.
+            # The local header must end exactly where the data begins.
             file.seek(info.header_offset)
             header = file.read(member.offset - info.header_offset)
             assert header[:4] == b"PK\3\4"
@@ -161,7 +161,7 @@ def test_huge_bundles_pass_every_check(tmp_path: Path) -> None:
         assert archive.testzip() is None
 
 
-# ---- We read one member -------------------------------------------------------------------------
+# ---- Reads of one member -------------------------------------------------------------------------
 
 
 def test_a_member_is_read_as_if_it_were_a_file(tmp_path: Path) -> None:

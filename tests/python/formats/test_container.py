@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The zip around the records: others read what we lay out, and we read what others wrote."""
+"""The zip around the records: other tools read our layout, and our reader reads theirs."""
 
 import io
 import re
@@ -14,14 +14,14 @@ import torch
 from torch.utils import serialization
 from tree import build_folder, program
 
-# Its stubs lack what config modules and readers have at run time.
+# Typed as Any because the stubs of config modules and readers lack attributes.
 CONFIG: Any = serialization.config
 
-# What a torch zip needs besides its data.
+# The records that a torch zip needs besides its data.
 BASICS = ("data.pkl=.", "byteorder=little", "version=3")
 
-# Records below, at and above 4 GiB, of known and of unknown length; headers beyond 4 GiB. A record
-# of exactly 2^32 - 1 bytes is left out: Info-ZIP 6.0 confuses that with the mark of a zip64 field.
+# Records below, at and above 4 GiB, of known and unknown length, and headers beyond 4 GiB. No
+# record has exactly 2^32 - 1 bytes: Info-ZIP 6.0 confuses that size with the mark of a zip64 field.
 HUGE = (
     "data/0:4294967294",
     "data/1:4294967296",
@@ -38,7 +38,7 @@ def tool(*arguments: str | Path) -> str:
 
 
 def refused(path: Path) -> str:
-    """What the library says of a file that it does not read."""
+    """Return the library's error message for a file that it refuses."""
     command = (build_folder() / "tests" / "c" / "container", "list", path)
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1, result
@@ -46,13 +46,13 @@ def refused(path: Path) -> str:
 
 
 def listed(path: Path) -> dict[str, tuple[int, int, int]]:
-    """By name: bytes, offset of the data, checksum, as our reader sees them."""
+    """Return size, offset of the data and checksum of each record, as our reader sees them."""
     rows = [line.split("\t") for line in tool("list", path).splitlines()]
     return {name: (int(size), int(offset), int(crc)) for name, size, offset, crc in rows}
 
 
 def unzip(*arguments: str | Path) -> str:
-    """Its output; warnings fail, too."""
+    """Return the output of unzip. Any warning fails the test."""
     result = subprocess.run(
         (program("unzip"), *arguments), capture_output=True, text=True, check=False
     )
@@ -61,7 +61,7 @@ def unzip(*arguments: str | Path) -> str:
 
 
 def assert_seen_alike(path: Path) -> None:
-    """Python, torch and our reader agree about names, sizes, checksums and offsets."""
+    """Check that Python, torch and our reader agree about names, sizes, checksums and offsets."""
     ours = listed(path)
     torchs: Any = torch._C.PyTorchFileReader(str(path))
     with zipfile.ZipFile(path) as archive:
@@ -71,11 +71,11 @@ def assert_seen_alike(path: Path) -> None:
         for name, (size, offset, crc) in ours.items():
             assert (pythons[name].file_size, pythons[name].CRC) == (size, crc), name
             assert torchs.get_record_offset(name) == offset, name
-        # Torch takes folders for records, too.
+        # Torch lists folders as records, too.
         assert set(names) <= set(torchs.get_all_records())
 
 
-# ---- Others read what we lay out ----------------------------------------------------------------
+# ---- Our layout, read by others ------------------------------------------------------------------
 
 
 def test_small_archives_are_read_by_all(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_huge_archives_pass_every_check(tmp_path: Path) -> None:
         assert archive.testzip() is None
 
 
-# ---- We read what others wrote ------------------------------------------------------------------
+# ---- Files of others, read by us -----------------------------------------------------------------
 
 
 def state() -> dict[str, torch.Tensor]:
@@ -165,7 +165,7 @@ def test_streams_of_torch_are_read(tmp_path: Path) -> None:
 
 
 def test_saves_without_checksums_are_read(tmp_path: Path) -> None:
-    """Such files say nothing true about their bytes; but where these lie, they do say."""
+    """Check that such files can be read: their checksums are wrong, but their offsets are right."""
     path = tmp_path / "unchecked.pt"
     with CONFIG.patch("save.compute_crc32", False):
         torch.save(state(), path)
@@ -211,7 +211,7 @@ Repack = Callable[[zipfile.ZipFile, zipfile.ZipFile], None]
 )
 def test_repacked_files_are_read(tmp_path: Path, repack: Repack, streamed: bool) -> None:
     class Pipe(io.BytesIO):
-        """Makes zipfile write data descriptors, as it does where it cannot seek."""
+        """A stream on which zipfile writes data descriptors, because it cannot seek."""
 
         def seekable(self) -> bool:
             return not streamed
@@ -245,7 +245,7 @@ def test_what_the_zip_program_stores_is_read(tmp_path: Path) -> None:
     tool("verify", tmp_path / "repacked.pt")
 
 
-# ---- What we refuse -----------------------------------------------------------------------------
+# ---- Files that we refuse ------------------------------------------------------------------------
 
 
 def test_compressed_archives_are_refused_with_advice(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/format.md, read by somebody who knows nothing else: the file is what that page says."""
+"""docs/format.md against real files, which are parsed here from that page alone."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def numbers(code: str, data: bytes, at: int = 0) -> tuple[int, ...]:
 
 
 def read_directory(content: bytes) -> tuple[list[Record], int]:
-    """The records, and where the directory begins."""
+    """Return the records, and the offset of the zip's central directory."""
     assert content[-22:-18] == b"PK\5\6"
     locator = content[-42:-22]
     assert locator[:4] == b"PK\6\7"
@@ -75,7 +75,7 @@ def read_directory(content: bytes) -> tuple[list[Record], int]:
 
 
 def check_record(content: bytes, record: Record) -> int:
-    """Finds the data; returns where the next record begins."""
+    """Find and check the data of a record. Return the offset of the next record."""
     at = record.header
     assert content[at : at + 4] == b"PK\3\4"
     name_bytes, extra = numbers("HH", content, at + 26)
@@ -188,7 +188,7 @@ def test_the_index_is_as_documented(content: bytes) -> None:
         for record in records
         for begin in range(0, record.bytes, MIB)
     ]
-    # Each has one, but for the empty one; the large one has four.
+    # Each record has one block, except that the empty one has none and the large one has four.
     assert len(blocks) == len(records) - 1 + 3
     assert numbers(f"{len(blocks)}I", index.sections[2]) == tuple(blocks)
     assert len(index.sections[2]) == 4 * len(blocks)
@@ -224,7 +224,7 @@ def test_the_example_is_true(tmp_path: Path) -> None:
     shown = 0
     for line in lines:
         if line.startswith("    "):
-            # Offset, bytes, comment.
+            # Each line shows an offset, bytes and a comment.
             at, data = int(line[4:7], 16), bytes.fromhex(line[9:56])
             assert content[at : at + len(data)] == data, line
             shown += len(data)
@@ -234,7 +234,7 @@ def test_the_example_is_true(tmp_path: Path) -> None:
 
 
 def test_the_manifest_in_the_documentation_holds() -> None:
-    """What unit tests compare the encoder with, and with a checksum that is right."""
+    """Check the page's manifest against its checksum, and against the file that unit tests use."""
     page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
     shown = re.search(r'^    \{\n      "format".*?^    \}\n', page, re.DOTALL | re.MULTILINE)
     assert shown

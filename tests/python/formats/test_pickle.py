@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.serialization import config
 from tree import program
 
-# What torch says of complex32.
+# Torch warns about complex32.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 Tensors = dict[str, torch.Tensor]
@@ -31,7 +31,7 @@ LOADERS: dict[str, Callable[[Path], Tensors]] = {
 
 
 def filled(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """A tensor of random bits: NaNs with payloads, signed zeros, subnormals."""
+    """Return a tensor of random bits: NaNs with payloads, signed zeros, subnormals."""
     count = torch.Size(shape).numel() * dtype.itemsize
     bits = torch.randint(0, 2 if dtype == torch.bool else 256, (count,), dtype=torch.uint8)
     return bits.view(dtype).reshape(shape)
@@ -42,7 +42,7 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def bits_of(tensor: torch.Tensor) -> bytes:
-    """The elements in row-major order, also those of dtypes that torch cannot do much with."""
+    """Return the elements in row-major order, for dtypes without arithmetic in torch, too."""
     size = tensor.dtype.itemsize
     bytes_of_elements = bytes_of(tensor.untyped_storage()).as_strided(
         (*tensor.shape, size),
@@ -157,7 +157,7 @@ def test_other_tensors_are_packed(tmp_path: Path) -> None:
 
 @st.composite
 def views(draw: st.DrawFn) -> torch.Tensor:
-    """A tensor as programs make them: sliced, permuted, expanded, squeezed."""
+    """Generate a tensor as programs make them: sliced, permuted, expanded, unsqueezed."""
     dtype = draw(st.sampled_from(list(DTYPES)))
     shape = draw(st.lists(st.integers(0, 5), max_size=5))
     tensor = filled(dtype, *shape)
@@ -258,7 +258,7 @@ def test_a_module_takes_the_state(tmp_path: Path) -> None:
 
 
 def sample(path: Path) -> Tensors:
-    """A file with small and large records, one empty."""
+    """Save tensors as small and large records and an empty one, and return them."""
     tensors = {
         "large": filled(torch.float32, 1000, 1000),
         "empty": torch.empty(0),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch has pickled, saved as records: torch reads it back."""
+"""Records that torch has pickled, saved by the library and read back by torch."""
 
 import io
 import subprocess
@@ -12,14 +12,14 @@ import torch
 from capi import SaveError, Way, save_records
 from tree import program
 
-# From these torch computes where storages lie, which holds for its own layout only.
+# Torch uses these records to compute offsets of storages. The result fits torch's own layout only.
 LAYOUT = {".format_version", ".storage_alignment"}
 
 Records = list[tuple[str, bytes]]
 
 
 def model() -> dict[str, Any]:
-    """Shared storages, views, odd layouts, plain Python, and one storage of several megabytes."""
+    """Return shared storages, views, odd layouts, plain Python, and a storage of several MB."""
     torch.manual_seed(1)
     layer = torch.nn.Linear(300, 200)
     large = torch.randn(1500, 1000)
@@ -37,7 +37,7 @@ def model() -> dict[str, Any]:
 
 
 def pickled(value: object) -> Records:
-    """The records that torch.save makes of it, in their order."""
+    """Return the records that torch.save makes of a value, in their order."""
     file = io.BytesIO()
     torch.save(value, file)
     with zipfile.ZipFile(file) as archive:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape archive: checkpoints in the archive of a Lustre, which stripefs plays."""
+"""`ioshape archive`: checkpoints in the HSM archive of a Lustre, simulated by stripefs."""
 
 import errno
 import fcntl
@@ -20,7 +20,7 @@ from tiers import Saver
 pytestmark = pytest.mark.usefixtures("_mounts_of_stripefs")
 
 MIB = 1 << 20
-#: as Lustre's headers have them
+#: flags of Lustre's headers
 DIRTY, ARCHIVED = 2, 8
 
 
@@ -31,7 +31,7 @@ def mount() -> Iterator[Mount]:
 
 
 def asked(path: Path, number: int, layout: str) -> tuple[int, ...]:
-    """What an ioctl that is said with _IOR('f', number, …) tells of a file."""
+    """Return the answer of a Lustre ioctl that is defined by _IOR('f', number, ...)."""
     size = struct.calcsize(layout)
     with path.open("rb") as file:
         told = fcntl.ioctl(file, 2 << 30 | size << 16 | ord("f") << 8 | number, bytes(size))
@@ -57,7 +57,7 @@ def file_in(mount: Mount, n_bytes: int = MIB) -> Path:
     return path
 
 
-# ---- What is archived ----------------------------------------------------------------------------
+# ---- Archived files ------------------------------------------------------------------------------
 
 
 def test_a_generation_is_archived_and_its_manifest_last(mount: Mount) -> None:
@@ -84,7 +84,7 @@ def test_a_generation_is_archived_and_its_manifest_last(mount: Mount) -> None:
 def test_what_is_archived_is_not_asked_for_again(mount: Mount) -> None:
     path = file_in(mount)
     assert hsm.archive(str(path)).archived_bytes == MIB
-    mount.order("archive refused")  # whatever would be asked for now
+    mount.order("archive refused")  # any further request would fail
     mount.reset()
     assert hsm.archive(str(path)).archived_bytes == 0
     assert mount.statistics()["metadata"]["ioctl"] == 1
@@ -118,7 +118,7 @@ def test_what_is_being_written_is_left_out(mount: Mount) -> None:
     assert flags(path / "step-0000000001/data") & ARCHIVED
 
 
-# ---- What is not ---------------------------------------------------------------------------------
+# ---- Failures ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_what_was_drained_is_archived_once(tmp_path: Path, mount: Mount) -> None
     assert drain() == [("archived", str(path)), ("archived", str(folder))]
     assert flags(path) & flags(folder / "weights") & ARCHIVED
     assert drain() == []
-    # What was removed at its destination since is no failure.
+    # Removal at the destination is no failure.
     saves.save("a.pt", b"again")
     path.unlink()
     (folder / "weights").unlink()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints on object stores: ioshape.s3, and the commands, against servers that run here."""
+"""Checkpoints on object stores: ioshape.s3 and its commands against servers on this machine."""
 
 import errno
 import itertools
@@ -44,7 +44,7 @@ def use(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """Empty, and harmless."""
+    """Yield the server without objects and without faults."""
     use(server, monkeypatch)
     server.harm()
     yield server
@@ -73,7 +73,7 @@ def make_generation(runs: Path, step: int, mode: str = "each", *, by_torch: bool
 
 
 def fill(folder: Path, seed: int, large_bytes: int = 3 * PART + 4711) -> dict[str, bytes]:
-    """A directory with files of some sizes; what it holds."""
+    """Fill a directory with files of several sizes, and return their content."""
     source = random.Random(seed)
     content = {
         "empty": b"",
@@ -97,11 +97,11 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 
 def written(log: list[str]) -> list[str]:
-    """Names of the objects of a log, in the order in which they were written."""
+    """Return the names of the objects in a log, in the order of their writes."""
     return [line.rpartition("/")[2] for line in log if line.startswith("PUT ")]
 
 
-# ---- There, and back ----------------------------------------------------------------------------
+# ---- Uploads and downloads -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["each", "rank0"])
@@ -194,16 +194,16 @@ def test_what_is_there_is_not_sent_again(store: Store, tmp_path: Path) -> None:
     assert not [line for line in store.harm() if line.split()[0] in ("PUT", "POST", "DELETE")]
     (path / "small").write_bytes(b"other")
     again = s3.upload(path, RUN, part_bytes=PART)
-    assert 0 < again.sent_bytes < 2000  # that one, and the listing
+    assert 0 < again.sent_bytes < 2000  # the changed file and the listing
     generation = make_generation(tmp_path / "runs", 1)
     s3.upload(generation, f"{RUN}/")
     store.harm()
     s3.upload(generation, f"{RUN}/")
-    assert len(store.harm()) == 2  # a generation is told by its manifest
+    assert len(store.harm()) == 2  # the manifest identifies a whole checkpoint
 
 
 def bytes_read() -> int:
-    """By this process so far."""
+    """Return the bytes that this process has read so far."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
@@ -216,7 +216,7 @@ def test_what_replaces_an_object_is_read_once(store: Store, tmp_path: Path) -> N
         assert size <= bytes_read() - before < 1.5 * size
     body = store.client().get_object(Bucket=BUCKET, Key="run")["Body"].read()
     assert body == path.read_bytes()
-    # What something else has uploaded, which tells no time, is compared.
+    # Objects of other programs have no modification time of the source. Their content is compared.
     store.client().copy_object(
         Bucket=BUCKET,
         Key="run",
@@ -238,7 +238,7 @@ def test_what_lies_on_a_tier_alone_is_uploaded_from_there(store: Store, tmp_path
             (found,) = json.loads(text)
             assert (found["url"], found["bytes"]) == (f"s3://{BUCKET}/run/{path.name}", n_bytes)
         assert {"run/model.pt", "run/model/weights"} <= set(store.objects())
-        # What is newer at its destination goes instead.
+        # If the file at the destination is newer, it is uploaded instead of the copy.
         file.write_bytes(b"newer here")
         later = time.time_ns() + 10**9
         os.utime(file, ns=(later, later))
@@ -289,11 +289,11 @@ def test_more_than_a_thousand_objects(store: Store, tmp_path: Path) -> None:
     assert one.files == 1100
 
 
-# ---- Killed -------------------------------------------------------------------------------------
+# ---- Killed uploads ------------------------------------------------------------------------------
 
 
 def killed_at(store: Store, request: int, path: Path) -> None:
-    """An upload that is killed when its request of this number has arrived."""
+    """Run an upload that is killed when its request of this number arrives."""
     upload = [str(IOSHAPE), "upload", str(path), RUN, "--part-bytes", "5M", "--jobs", "3"]
     process = subprocess.Popen(
         ["sh", "-c", 'read -r go; exec "$@"', "sh", *upload],
@@ -316,7 +316,7 @@ def test_a_killed_upload_leaves_no_checkpoint_or_the_whole_one_that_was_there(
     whole = {seed: fill(tmp_path / f"version-{seed}", seed) for seed in range(2)}
     for version in (tmp_path / "version-0", tmp_path / "version-1"):
         s3.upload(version, RUN, part_bytes=PART)
-    n_requests = len(store.harm())  # of two whole ones
+    n_requests = len(store.harm())  # requests of two whole uploads
     seen = {"none": 0, "whole": 0}
     for trial in range(trials):
         seed = trial // 3 % 2
@@ -352,7 +352,7 @@ def test_the_parts_that_killed_uploads_have_left_are_removed(store: Store, tmp_p
         place = {"Bucket": BUCKET, "Key": key, "UploadId": begun["UploadId"]}
         client.upload_part(**place, PartNumber=1, Body=bytes(PART), ChecksumAlgorithm="CRC32")
     assert s3.upload(path, RUN, part_bytes=PART).sent_bytes == 3 * PART
-    assert store.uploads() == ["run2"]  # that is not ours
+    assert store.uploads() == ["run2"]  # the upload of another object is kept
     s3.download(RUN, tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == path.read_bytes()
 
@@ -380,7 +380,8 @@ def test_the_parts_of_another_one_do_not_stay_when_the_object_is_there(
     dead = {"Bucket": BUCKET, "Key": "run"}
     store.client().create_multipart_upload(**dead)
     store.harm()
-    if killed_last:  # when it asks for the object to be made of its parts, which is done
+    # the kill hits the request that completes the object; the server still executes it
+    if killed_last:
         s3.upload(path, RUN, part_bytes=PART)
         asked = store.harm()
         store.client().delete_object(**dead)
@@ -393,7 +394,7 @@ def test_the_parts_of_another_one_do_not_stay_when_the_object_is_there(
     assert store.uploads() == []
 
 
-# ---- Damage -------------------------------------------------------------------------------------
+# ---- Damage --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by_torch", [False, True])
@@ -420,7 +421,7 @@ def test_a_damaged_record_is_found_where_it_lies_in_several_parts(
     with pytest.raises(ioshape.DamagedError, match="data/1"):
         s3.upload(path, f"{RUN}-2", part_bytes=PART)
     assert store.objects() == ["run"]
-    assert store.uploads() == []  # nobody will go on with it
+    assert store.uploads() == []  # nothing would ever continue it
 
 
 def test_a_file_that_only_a_manifest_has_a_checksum_of_is_compared(
@@ -428,7 +429,7 @@ def test_a_file_that_only_a_manifest_has_a_checksum_of_is_compared(
 ) -> None:
     path = make_generation(tmp_path / "runs", 1, "rank0")
     (bundle,) = (name for name in names_in(path) if name != "manifest.json")
-    flip(path / bundle, 40)  # in a header, which nothing else covers
+    flip(path / bundle, 40)  # a header, which only the manifest's checksum covers
     with pytest.raises(ioshape.DamagedError):
         s3.upload(path, RUN)
     assert "run/manifest.json" not in store.objects()
@@ -538,7 +539,7 @@ def test_checksums_of_pieces_are_those_of_ranges(seed: int) -> None:
             bad.check()
 
 
-# ---- Sources that are none ----------------------------------------------------------------------
+# ---- Incomplete sources --------------------------------------------------------------------------
 
 
 def test_what_is_no_complete_checkpoint_is_refused(store: Store, tmp_path: Path) -> None:
@@ -608,7 +609,7 @@ def test_a_directory_that_is_there_is_not_replaced(store: Store, tmp_path: Path)
         s3.download(f"{RUN}/model", tmp_path / "file")
 
 
-# ---- Servers ------------------------------------------------------------------------------------
+# ---- Servers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("odd_etags", [False, True])
@@ -620,7 +621,8 @@ def test_where_crc32s_are_not_known_the_server_compares_md5s(
     s3.upload(tmp_path / "model", RUN, part_bytes=PART)
     assert store.uploads() == []
     sent_again = s3.upload(tmp_path / "model", RUN, part_bytes=PART).sent_bytes
-    assert bool(sent_again) == odd_etags  # nothing tells what is there
+    # with odd ETags, nothing tells whether the object is up to date
+    assert bool(sent_again) == odd_etags
     s3.download(RUN, tmp_path / "back")
     assert content_of(tmp_path / "back") == content
     s3.upload(tmp_path / "model" / "large.bin", f"{RUN}/", part_bytes=PART)
@@ -630,7 +632,7 @@ def test_where_crc32s_are_not_known_the_server_compares_md5s(
 
 
 def test_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rclone's: it knows MD5s alone, and tells of uploads under way in its own way."""
+    """Check the server of rclone, which knows only MD5s and lists uploads in its own way."""
     with object_store.rclone(tmp_path) as other:
         use(other, monkeypatch)
         content = fill(tmp_path / "model", 6)
@@ -656,7 +658,7 @@ def test_without_credentials_or_with_wrong_ones(
         s3.upload(path, RUN)
     with pytest.raises(PermissionError, match="the server refuses it"):
         s3.download(RUN, tmp_path / "back")
-    with object_store.rclone(tmp_path) as other:  # it checks signatures
+    with object_store.rclone(tmp_path) as other:  # this server checks signatures
         use(other, monkeypatch)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDANOTHER00000")
         with pytest.raises(PermissionError, match="does not know these credentials"):
@@ -713,7 +715,7 @@ def test_memory_does_not_grow_with_the_file(store: Store, tmp_path: Path) -> Non
     assert peaks[1] - peaks[0] < 60 << 20
 
 
-# ---- The commands -------------------------------------------------------------------------------
+# ---- The commands --------------------------------------------------------------------------------
 
 
 def test_the_commands(store: Store, tmp_path: Path) -> None:
@@ -731,12 +733,12 @@ def test_the_commands(store: Store, tmp_path: Path) -> None:
         f"{RUN}/step-0000000002",
         f"{RUN}/step-0000000003",
     ]
-    time.sleep(1)  # of what comes in one second stores do not tell the order
+    time.sleep(1)  # stores keep times in seconds, so uploads within one second have no order
     done = json.loads(succeed(call(*upload, RUN, "--all", "--json", *there, env=env)))
     assert [bool(one["sent_bytes"]) for one in done] == [True, False, False]
     listed = succeed(call("ls", RUN, *there, env=env))
     assert listed.count("generation") == 3
-    assert "step-0000000001" in listed.splitlines()[-1]  # in the order in which they came
+    assert "step-0000000001" in listed.splitlines()[-1]  # in the order of the uploads
     listed = json.loads(succeed(call("ls", RUN, "--json", *there, env=env)))
     assert len(listed["checkpoints"]) == 3
     assert listed["checkpoints"][0]["bytes"] == done[1]["bytes"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever an S3 server answers, ioshape.s3 says what is wrong, in little time and memory."""
+"""ioshape.s3 against hostile S3 servers: a clear error, with bounded time and memory."""
 
 import json
 import subprocess
@@ -14,11 +14,11 @@ from object_store import variables
 from processes import TIMEOUT_S, environment
 
 MOST_BYTES = 256 << 20
-# Of the processor's time for a bucket, of which a busy machine takes no more.
+# CPU seconds for a bucket. CPU time does not grow on a busy machine.
 MOST_CPU_S = int(TIMEOUT_S)
 PATIENCE_S = 10 * TIMEOUT_S
 
-# Each bucket is asked with little memory besides what the process has begun with.
+# The program limits its memory to what it has plus a margin, and calls ioshape.s3 for each bucket.
 PROGRAM = """
 import json, os, resource, sys, tempfile
 from ioshape import s3
@@ -68,7 +68,7 @@ def endpoint() -> Iterator[str]:
 
 def ask(endpoint: str, folder: Path, buckets: list[str]) -> list[dict[str, Any]]:
     command = (sys.executable, "-c", PROGRAM, endpoint, str(MOST_BYTES), str(MOST_CPU_S))
-    # Each arena of malloc() would take 64 MiB of addresses.
+    # Each arena of malloc() would take 64 MiB of address space.
     env = environment(**variables(endpoint, folder), MALLOC_ARENA_MAX="1")
     done = subprocess.run(
         (*command, folder, *buckets),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that "ioshape run" cannot make ours are not passed over in silence."""
+"""`ioshape run` reports the saves that it cannot intercept."""
 
 import textwrap
 import zipfile
@@ -41,12 +41,12 @@ def test_what_goes_past_it_is_told_at_the_end(to: str, tmp_path: Path) -> None:
     lines = [line for line in done.stderr.splitlines() if line.startswith("ioshape: ")]
     assert len(lines) == (to != "nothing"), done.stderr
     if lines:
-        # Two files of 1 MiB; or what went to memory, the small one included.
+        # Two files of 1 MiB, or all saves to memory, including the small one.
         assert "__main__" in lines[0]
         assert ("__main__ 3 (2.0 MiB)" if to == "file" else "__main__ 2 (1.0 MiB)") in lines[0]
 
 
-# As Stable-Baselines3 before 2.2 has it: nobody closes the file.
+# Stable-Baselines3 before 2.2 has such functions: nothing closes the file.
 SAVE_UTIL = """
 import zipfile
 
@@ -145,7 +145,7 @@ def test_a_file_that_was_just_opened_becomes_ours(how: str, tmp_path: Path) -> N
         run_program(tmp_path, OPENED, "patch")
     ours = {path.name for path in tmp_path.glob("*.pt") if is_zip(path) and is_ours(path)}
     if how == "run":
-        # torch's own bytes, by way of a file that nobody sees half of.
+        # The file has the bytes of torch, but it appears whole.
         assert "small.pt" not in ours
         ours.add("small.pt")
     assert ours == {"plain.pt", "more.pt", "exclusive.pt", "small.pt", "private.pt"}

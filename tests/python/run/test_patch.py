@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""patch(): torch.save and torch.load in code that is not ours become ours, and torch's again."""
+"""patch() replaces torch.save and torch.load in foreign code, and unpatch() restores them."""
 
 import inspect
 import io
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 class Torchs:
-    """The two as they are; no global variables, because patch() would replace what these hold."""
+    """torch's own functions. They are attributes because patch() would replace global variables."""
 
     save: Any = staticmethod(torch.save)
     load: Any = staticmethod(torch.load)
@@ -35,7 +35,7 @@ class Torchs:
 
 @pytest.fixture(autouse=True)
 def _left_clean() -> Iterator[None]:
-    """No test leaves anything patched, either."""
+    """Check that no test leaves anything patched."""
     with left_clean():
         yield
     assert torch.save is Torchs.save
@@ -43,7 +43,7 @@ def _left_clean() -> Iterator[None]:
 
 
 def _damage(path: Path) -> None:
-    """Changes a byte in the middle of a tensor."""
+    """Change a byte in the middle of a tensor."""
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)[0]
@@ -51,9 +51,9 @@ def _damage(path: Path) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-# ---- Everywhere ---------------------------------------------------------------------------------
+# ---- References in modules -----------------------------------------------------------------------
 
-# All the ways in which a module gets at the two functions.
+# All the ways in which a module can reach the two functions.
 CALLER = """
 import torch
 import torch as t
@@ -104,7 +104,7 @@ LOADS = {
 
 @pytest.fixture
 def caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports a module that is somebody else's."""
+    """Return a function that imports a foreign module of a given name."""
     folder = tmp_path / "modules"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
@@ -129,7 +129,7 @@ def _assert_all_save(module: Any, folder: Path, ours: bool) -> None:
 
 
 def _assert_all_load(module: Any, path: Path, ours: bool) -> None:
-    """Ours names the tensor that is damaged."""
+    """Check which load each way calls: only ours names the damaged tensor."""
     for way, load in module.LOADS.items():
         if ours:
             with pytest.raises(ioshape.DamagedError, match="'data'"):
@@ -140,7 +140,7 @@ def _assert_all_load(module: Any, path: Path, ours: bool) -> None:
             except ioshape.DamagedError:
                 pytest.fail(f"{way} is ours")
             except RuntimeError:
-                pass  # torch may notice as well
+                pass  # torch may detect the damage, too
 
 
 def test_every_way_to_call_them_is_ours_while_patched(
@@ -174,7 +174,7 @@ def test_the_load_can_be_left_alone(tmp_path: Path, caller: Callable[[str], Any]
 
 
 def _holders() -> dict[tuple[str, str], int]:
-    """Every name in every module that means one of the two, and which."""
+    """Return every name in every module that refers to one of the two functions."""
     found = {}
     for name, module in list(sys.modules.items()):
         for key, value in list(getattr(module, "__dict__", {}).items()):
@@ -190,13 +190,13 @@ def test_nothing_is_left_of_it(caller: Callable[[str], Any]) -> None:
     assert ("torch.serialization", "load") in before
     assert ("holder", "s") in before
     with ioshape.patched():
-        # All but those of ours, which must go on reaching torch.
+        # Only our own modules still refer to torch's functions, which they need to call.
         assert {name.partition(".")[0] for name, _ in _holders()} <= {"ioshape"}
     assert _holders() == before
 
 
 def test_ours_go_on_reaching_torchs(tmp_path: Path) -> None:
-    """Otherwise what torch must write would call itself for ever."""
+    """Check that our functions still call torch's: otherwise they would recurse for ever."""
     with ioshape.patched():
         torch.save(checkpoint(1), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
         stream = io.BytesIO()
@@ -207,7 +207,7 @@ def test_ours_go_on_reaching_torchs(tmp_path: Path) -> None:
     assert not zipfile.is_zipfile(tmp_path / "old.pt")
 
 
-# ---- Counting -----------------------------------------------------------------------------------
+# ---- Nesting -------------------------------------------------------------------------------------
 
 
 def test_patches_nest() -> None:
@@ -227,7 +227,7 @@ def test_patches_nest() -> None:
 
 
 def test_packages_are_followed_once(tmp_path: Path) -> None:
-    """Also by those that patch again and again before one is imported."""
+    """Check that several patches before the import of a package wrap its functions once."""
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "__init__.py").touch()
     (tmp_path / "accelerate" / "accelerator.py").write_text(
@@ -278,7 +278,7 @@ def test_threads_may_patch(tmp_path: Path) -> None:
 
 def test_odd_modules_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lazy(types.ModuleType):
-        """Imports half the world when somebody asks it for anything."""
+        """A lazy module, which would import much more if an attribute were requested."""
 
         def __getattr__(self, name: str) -> object:
             raise AssertionError(f"{name} was asked for")
@@ -295,7 +295,7 @@ def test_odd_modules_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lazy.kept is Torchs.save
 
 
-# ---- They look like torch's ---------------------------------------------------------------------
+# ---- Signatures and errors -----------------------------------------------------------------------
 
 
 def test_they_look_like_torchs() -> None:
@@ -310,7 +310,7 @@ def test_they_look_like_torchs() -> None:
                 assert getattr(function, attribute) == getattr(original, attribute)
             assert function.__wrapped__ is original
             assert inspect.isfunction(function)
-            # By its name, as multiprocessing sends it.
+            # Functions are pickled by name, as multiprocessing sends them.
             assert pickle.loads(pickle.dumps(function)) is function
 
 
@@ -342,7 +342,7 @@ def test_all_of_torchs_arguments_are_taken(tmp_path: Path) -> None:
 
 
 class Mine:
-    """Not a class that weights_only=True takes."""
+    """A class that weights_only=True refuses."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mine)
@@ -406,12 +406,12 @@ def test_no_warnings_are_added(tmp_path: Path) -> None:
             assert torch.load(tmp_path / "model.pt")["number"] == 1
 
 
-# ---- Programs that are out there ----------------------------------------------------------------
+# ---- Foreign programs ----------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_dcp_works_while_patched(tmp_path: Path) -> None:
-    """torch's own distributed checkpoints save parts to streams with torch.save."""
+    """Check torch's distributed checkpoints, which save shards to streams with torch.save."""
     state = {"model": {"weight": torch.arange(1000.0)}, "step": 7}
     with ioshape.patched():
         dcp_save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
@@ -421,7 +421,7 @@ def test_dcp_works_while_patched(tmp_path: Path) -> None:
     assert loaded["step"] == 7
 
 
-# As deepspeed/runtime/checkpoint_engine/torch_checkpoint_engine.py and its neighbours call them.
+# The calls of deepspeed/runtime/checkpoint_engine/torch_checkpoint_engine.py and its neighbours.
 DEEPSPEED = """
     import torch
 
@@ -475,7 +475,7 @@ def test_deepspeeds_ways_to_call_them(tmp_path: Path) -> None:
     run_program(tmp_path, DEEPSPEED_PROGRAM)
     assert is_ours(tmp_path / "TorchCheckpointEngine True.pt")
     assert not zipfile.is_zipfile(tmp_path / "TorchCheckpointEngine False.pt")
-    # Into a file that it has just opened.
+    # This engine saves to a file that it has just opened.
     assert is_ours(tmp_path / "FastCheckpointEngine True.pt")
 
 
@@ -533,7 +533,7 @@ def test_accelerate_saves_and_resumes(tmp_path: Path) -> None:
 
 
 class WritesAlone:
-    """A file object that has what torch.save documents, and nothing else."""
+    """A file object with only the methods that torch.save documents."""
 
     def __init__(self) -> None:
         self.content = b""
@@ -552,7 +552,7 @@ class WritesAlone:
 
 
 class Nameless(io.BytesIO):
-    """A file object of Python with properties that raise."""
+    """A file object of Python whose properties raise."""
 
     @property
     def name(self) -> str:

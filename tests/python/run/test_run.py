@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape run: scripts that know nothing of us save through us, and notice nothing else.
+"""`ioshape run`: unmodified scripts save through ioshape, and see no other difference.
 
-What a script notices is compared with what it notices under plain Python.
+Each test compares what a script sees with what it sees under plain Python.
 """
 
 import json
@@ -31,9 +31,10 @@ torch.save({"a": torch.ones(3)}, "model.pt")
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Those of the tests' own process, without what changes how Python behaves.
+    """Return the environment of this process without variables that change Python.
 
-    Small files are durable like others, so that one sees who wrote them (test_small.py has them).
+    IOSHAPE_DURABLE makes small files durable like large ones, so that their content tells who wrote
+    them. test_small.py tests the default.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**kept, "IOSHAPE_DURABLE": "1", **more}
@@ -75,7 +76,7 @@ def succeed(done: Done) -> str:
     return done.stdout
 
 
-# ---- What a script notices ---------------------------------------------------------------------
+# ---- What a script sees --------------------------------------------------------------------------
 
 LOOK = """
 import json, os, sys, __main__
@@ -167,7 +168,7 @@ def test_an_option_may_stand_in_one_word_with_the_module(tmp_path: Path) -> None
 @pytest.mark.parametrize("option", ["-E", "-I", "-S"])
 def test_options_that_would_leave_us_out_are_refused(option: str, tmp_path: Path) -> None:
     script(tmp_path, SAVE)
-    # -S leaves out site-packages as well: somebody who uses it says where things are.
+    # -S leaves out site-packages, too. Its users set PYTHONPATH themselves.
     paths = os.pathsep.join(path for path in sys.path if path)
     done = run(
         [sys.executable, option, "-m", "ioshape", "run", "script.py"],
@@ -199,7 +200,7 @@ def test_options_that_would_leave_us_out_are_refused(option: str, tmp_path: Path
 )
 @pytest.mark.slow
 def test_the_end_is_the_scripts_own(text: str, tmp_path: Path) -> None:
-    """Exit code, signal, and the traceback to the letter."""
+    """Check the exit code, the signal and the exact traceback."""
     script(tmp_path, text)
     plain = run([sys.executable, "script.py"], tmp_path)
     for ours in (AS_COMMAND, AS_MODULE):
@@ -209,7 +210,7 @@ def test_the_end_is_the_scripts_own(text: str, tmp_path: Path) -> None:
 
 
 def test_it_is_the_same_process(tmp_path: Path) -> None:
-    """Launchers send their signals to it, and wait for it."""
+    """Check that the script keeps the command's process id: launchers signal it and wait for it."""
     script(tmp_path, "import os; print(os.getpid())")
     with subprocess.Popen(
         [*AS_COMMAND, "script.py"], cwd=tmp_path, env=variables(), stdout=subprocess.PIPE, text=True
@@ -236,7 +237,7 @@ def test_ctrl_c_is_the_scripts(tmp_path: Path) -> None:
 
 
 def test_a_script_without_torch_imports_neither_torch_nor_us(tmp_path: Path) -> None:
-    """Compared above, too; here so that the comparison cannot be between two of the same."""
+    """Check the imports themselves: the comparison above would pass if both runs had them."""
     out = succeed(
         run_script(
             tmp_path,
@@ -248,7 +249,7 @@ def test_a_script_without_torch_imports_neither_torch_nor_us(tmp_path: Path) -> 
     assert out == "[]\n"
 
 
-# ---- Saving ------------------------------------------------------------------------------------
+# ---- Saving --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ours", [AS_COMMAND, AS_MODULE], ids=["command", "module"])
@@ -274,13 +275,13 @@ def test_a_script_saves_through_us(ours: list[str], tmp_path: Path) -> None:
                 "from importlib import import_module; save = import_module('torch').save",
             )
         ),
-        # As others do to see whether it is there.
+        # Libraries look up the module this way to find out whether it is installed.
         "import importlib.util; importlib.util.find_spec('torch'); from torch import save",
-        # Somebody who saves for the script, as the libraries do.
+        # The helper module saves for the script, as libraries do.
         "from helper import save",
         "import threading\ndef f():\n    global save\n    from torch import save\n"
         "t = threading.Thread(target=f); t.start(); t.join()",
-        # Somebody who uses both. Then torch is imported while ioshape is.
+        # The script uses both packages, and torch is imported while ioshape is.
         "from ioshape import save_async\nfrom torch import save",
     ],
 )
@@ -302,7 +303,7 @@ def test_every_way_to_get_at_save(imports: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_script_may_begin_with_a_part_of_ours(first: str, tmp_path: Path) -> None:
-    """Which imports the package that is followed, while half of ours is there."""
+    """Check imports of a followed package while ioshape itself is only half imported."""
     text = f"""
 {first}
 import torch
@@ -360,13 +361,16 @@ def test_no_load_leaves_loading_to_torch(tmp_path: Path) -> None:
 
 
 def is_ours_in_name(path: Path) -> bool:
-    """For a file that is damaged."""
+    """Return whether a file, which may be damaged, has our index."""
     return b"/.ioshape/index" in path.read_bytes()
 
 
 @pytest.mark.slow
 def test_torch_is_the_module_that_it_was(tmp_path: Path) -> None:
-    """What looks at its loader and spec finds nothing of ours. One finder waits for frameworks."""
+    """Check that torch's loader and spec are unchanged.
+
+    Only one finder stays in sys.meta_path: it waits for frameworks.
+    """
     text = """
 import inspect, importlib.machinery, sys, torch, torch.serialization
 print(type(torch.__loader__) is importlib.machinery.SourceFileLoader)
@@ -381,7 +385,7 @@ print(inspect.signature(torch.save), torch.save.__name__, torch.save.__doc__[:40
     assert plain.startswith("True\nTrue dict_keys(['name', 'path'])\nTrue\n")
 
 
-# ---- Children ----------------------------------------------------------------------------------
+# ---- Children ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
@@ -405,7 +409,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_programs_that_the_script_starts_save_through_us(tmp_path: Path) -> None:
-    """Through a shell, in another folder, by another name of the same Python."""
+    """Check a program that starts through a shell, in another folder, with options of Python."""
     script(tmp_path, SAVE, "below/train.py")
     text = f"""
 import subprocess
@@ -432,7 +436,7 @@ def test_it_can_be_run_below_itself(tmp_path: Path) -> None:
     text = f"import subprocess; subprocess.run({[*AS_MODULE, 'train.py']!r})"
     out = succeed(run_script(tmp_path, text))
     assert is_ours(tmp_path / "model.pt")
-    assert os.pathsep not in out  # our folder is there once
+    assert os.pathsep not in out  # our folder is in PYTHONPATH once
 
 
 @pytest.mark.parametrize("launcher", ["torchrun -m ioshape run", "ioshape run -m torchrun"])
@@ -482,7 +486,7 @@ def test_a_lost_checkpoint_shows_in_the_exit_status(tmp_path: Path) -> None:
     assert run_script(tmp_path, LOSES).returncode == os.EX_IOERR
 
 
-# ---- In the company of others ------------------------------------------------------------------
+# ---- sitecustomize, PYTHONPATH and broken installations ------------------------------------------
 
 
 @pytest.mark.slow
@@ -513,7 +517,8 @@ def test_what_a_hidden_sitecustomize_raises_is_pythons_to_report(text: str, tmp_
     script(tmp_path, "print('goes on')")
     env = variables(PYTHONPATH=str(hidden.parent))
     plain = run([sys.executable, "script.py"], tmp_path, env)
-    # Past our command, which is a Python itself and would report it, too.
+    # Run Python in the environment of the command. The command itself is a Python and would report
+    # it, too.
     ours = run([sys.executable, "script.py"], tmp_path, below_run(env))
     assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
     assert ours.stderr == plain.stderr
@@ -532,7 +537,7 @@ def test_a_hidden_sitecustomize_that_ends_the_program_ends_it(tmp_path: Path) ->
 
 
 def below_run(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of what "ioshape run" starts."""
+    """Return the environment in which `ioshape run` starts the script."""
     from ioshape._run import run as _run  # noqa: PLC0415 - not before the command itself has been tried
 
     return _run.environment(env)
@@ -548,7 +553,7 @@ def test_pythonpath_stays_the_users(tmp_path: Path) -> None:
 
 
 def test_a_torch_that_cannot_be_ours_does_not_stop_the_program(tmp_path: Path) -> None:
-    """But it is said, in one line."""
+    """Check that one line on stderr reports it."""
     script(tmp_path, "version = 'not the real one'\n", "torch.py")
     done = run_script(tmp_path, "import torch; print(torch.version)")
     assert (done.returncode, done.stdout) == (0, "not the real one\n")
@@ -576,12 +581,12 @@ sys.path.remove("broken")
 
 
 def test_a_child_where_the_package_is_not_installed_goes_on(tmp_path: Path) -> None:
-    """The line comes when it imports torch, not before: most programs never do."""
+    """Check that the line appears when the program imports torch: most programs never do."""
     script(tmp_path, "print('a program')", "plain.py")
     script(tmp_path, "import torch; print('a trainer')", "train.py")
     script(tmp_path, "", "site/torch.py")
-    # -I would not do: it ignores our folder, too. -s -S: no site-packages, but then no
-    # sitecustomize either, so that is imported by hand.
+    # -S hides site-packages, and with them our package. It also prevents sitecustomize, so the
+    # program imports that by hand. -I would hide our folder as well.
     start = "import sitecustomize, runpy, sys; runpy.run_path(sys.argv[1])"
     env = below_run(variables(PYTHONPATH=str(tmp_path / "site")))
     done = run([sys.executable, "-S", "-c", start, "plain.py"], tmp_path, env)
@@ -592,7 +597,7 @@ def test_a_child_where_the_package_is_not_installed_goes_on(tmp_path: Path) -> N
     assert done.stderr.count("\n") == 1
 
 
-# ---- Mistakes ----------------------------------------------------------------------------------
+# ---- Mistakes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small new files under "ioshape run": whole at once, synced together a moment later.
+"""Small new files under `ioshape run` appear whole at once and are synced together soon after.
 
-strace is the witness: which calls the kernel saw, and what becomes of a program whose calls fail.
+strace counts the calls that the kernel sees, and makes calls fail.
 """
 
 import json
@@ -24,12 +24,12 @@ Done = subprocess.CompletedProcess[str]
 
 
 def run(folder: Path, text: str, *watch: str, **variables: str) -> tuple[Done, Counter[str]]:
-    """The script under ioshape run, and how often it made each of the calls."""
+    """Run a script under `ioshape run`, and return how often it made each of the watched calls."""
     script, log = folder / "script.py", folder / "calls"
     script.write_text(text, encoding="utf-8")
     done = subprocess.run(
         [
-            # The filter lets all other calls run at full speed.
+            # The seccomp filter lets all other calls run at full speed.
             *(
                 "strace",
                 "-f",
@@ -51,7 +51,7 @@ def run(folder: Path, text: str, *watch: str, **variables: str) -> tuple[Done, C
         check=False,
     )
     lines = log.read_text(encoding="utf-8").splitlines()
-    # A call that another thread's interrupts in the log is there twice.
+    # strace logs a call twice if a call of another thread interrupts the line.
     calls = [line.split(maxsplit=1)[1] for line in lines if "resumed>" not in line]
     return done, Counter(call.split("(")[0] for call in calls)
 
@@ -71,7 +71,7 @@ for number in range(100):
     assert done.returncode == 0, done.stderr
     assert calls["linkat"] == 100
     assert syncs(calls) == 0
-    assert calls["syncfs"] == 1  # at the end
+    assert calls["syncfs"] == 1  # once, when the program ends
     for number in range(100):
         loaded = torch.load(tmp_path / f"{number}.pt", weights_only=True)
         assert loaded["n"] == number
@@ -91,7 +91,7 @@ os.rename("a.pt.new", "a.pt")
     done, calls = run(tmp_path, text)
     assert done.returncode == 0, done.stderr
     assert calls["syncfs"] == 0
-    assert syncs(calls) == 5  # the files and their directories
+    assert syncs(calls) == 5  # three files and two directories
 
 
 def test_small_files_that_need_not_be_durable_are_not_synced(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ assert os.waitpid(child, 0)[1] == 0
     done, calls = run(tmp_path, text)
     assert done.returncode == 0, done.stderr
     assert calls["linkat"] == 251
-    assert calls["syncfs"] + syncs(calls) >= 2  # the child's own
+    assert calls["syncfs"] + syncs(calls) >= 2  # the parent and the child sync separately
     for path in tmp_path.glob("*.pt"):
         number = float(path.stem.split("-")[1])
         assert torch.equal(torch.load(path, weights_only=True), torch.full((10,), number))

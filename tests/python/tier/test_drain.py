@@ -142,7 +142,7 @@ def test_what_can_never_be_drained_is_forgotten(saves: Saver) -> None:
     )
     assert not place.exists()
     assert [copy.path for copy in saves.copies()] == [str(other)]
-    # An unknown path is an error. The other paths of the command are forgotten all the same.
+    # An unknown path is an error. The command still forgets its other paths.
     saves.save("c.pt")
     done = call("drain", saves.fast, "--forget", other, "--forget", saves.slow / "c.pt", "--json")
     assert done.returncode == 1
