@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No damage to a file goes unnoticed by ioshape.load: what it returns is what was saved."""
+"""ioshape.load finds all damage to a file: it returns what was saved, or it fails."""
 
 import os
 import pickle
@@ -52,11 +52,11 @@ def test_damage_is_found_and_named(
         with pytest.raises(ioshape.DamagedError) as raised:
             load(path)
         error = raised.value
-        assert name in str(error)  # that part is Python's: the library knows no tensors
+        assert name in str(error)  # Python adds the name, because the library does not know tensors
         assert error.record == record
         assert error.filename == str(path)
         assert error.remedy
-    torch.load(path)  # finds nothing
+    torch.load(path)  # torch does not notice the damage
     assert describe(ioshape.load(path, verify=False)) == describe(torch.load(path))
     assert describe(ioshape.load(path, verify=False)) != describe(LARGE)
 
@@ -87,7 +87,7 @@ def test_damage_in_a_state_dict_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "pickled",
     [
-        b"\x80\2Nr\xff\xff\xff\0.",  # remembers it as number 16777215
+        b"\x80\2Nr\xff\xff\xff\0.",  # memoizes None as number 16777215
         b"\x80\5\x96\0\0\0\x10\0\0\0\0x.",  # a bytearray of 256 MiB
         b"\x80\4\x8e\0\0\0\x10\0\0\0\0x.",  # bytes of 256 MiB
     ],
@@ -128,7 +128,7 @@ def test_files_without_checksums_are_loaded(tmp_path: Path) -> None:
 
 
 def load_or_fail(path: Path) -> Any:
-    """None if it fails, as it may; what it gives otherwise."""
+    """Return a description of what the file contains, or None if the load fails."""
     try:
         return describe(ioshape.load(path))
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
@@ -149,7 +149,8 @@ def test_no_flipped_bit_changes_what_is_loaded(whose: str, tmp_path: Path) -> No
     path = tmp_path / "model.pt"
     write(SMALL, path)
     places = [(offset, offset * 5 % 8) for offset in range(0, path.stat().st_size, step)]
-    # And all of the directory's first entry for a tensor: there a bit can mean much.
+    # Add all bits of the first central directory entry of a tensor, where a single bit can matter
+    # most.
     entry = path.read_bytes().index(b"/data/0", path.read_bytes().index(b"PK\1\2")) - 60
     places += [(offset, bit) for offset in range(entry, entry + 60) for bit in range(8)]
     assert_no_flip_goes_through(path, places)
@@ -178,11 +179,11 @@ def assert_no_flip_goes_through(path: Path, places: list[tuple[int, int]]) -> No
         if found not in (None, expected):
             wrong.append((offset, bit, content[max(0, offset - 12) : offset + 4]))
     assert wrong == []
-    assert failures > len(places) // 20  # the data at least
+    assert failures > len(places) // 20  # flips in tensor data at least must fail
 
 
 def compressed(path: Path) -> None:
-    """By a zip tool."""
+    """Compress an archive as a zip tool does."""
     with zipfile.ZipFile(path) as source:
         records = {name: source.read(name) for name in source.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
@@ -191,21 +192,21 @@ def compressed(path: Path) -> None:
 
 
 def test_damage_in_compressed_archives_is_found(tmp_path: Path) -> None:
-    """torch reads them, but compares nothing."""
+    """Check compressed archives: torch reads them, but compares no checksums."""
     path = tmp_path / "packed.pt"
     ioshape.save(SMALL, path)
     compressed(path)
     assert_same(ioshape.load(path), SMALL)
     with zipfile.ZipFile(path) as archive:
         info = archive.getinfo("archive/data/0")
-        # Not where the compressed stream says how it goes on, but in what it quotes.
+        # Flip bits in the literals of the compressed stream, not in its structure.
         middle = info.header_offset + 30 + len(info.filename) + info.compress_size // 2
     places = [(offset, bit) for offset in range(middle, middle + 20) for bit in range(8)]
     assert_no_flip_goes_through(path, places)
 
 
 def test_no_record_of_a_compressed_archive_is_a_folder(tmp_path: Path) -> None:
-    """For such torch hands out memory as it happens to be."""
+    """Check a record that looks like a folder: torch returns uninitialised memory for it."""
     path = tmp_path / "packed.pt"
     ioshape.save(torch.ones(1 << 20), path)
     compressed(path)
@@ -230,7 +231,7 @@ def test_no_file_that_is_cut_short_is_loaded(write: Callable[..., Any], tmp_path
 
 @pytest.mark.parametrize("write", [torch.save, ioshape.save])
 def test_damage_at_the_very_beginning(write: Callable[..., Any], tmp_path: Path) -> None:
-    """There torch looks for what kind of file it is."""
+    """Check the first bytes, from which torch guesses the file's format."""
     path = tmp_path / "model.pt"
     write(SMALL, path)
     for offset in range(4):
@@ -252,7 +253,7 @@ def test_a_large_file_that_is_cut_short(tmp_path: Path) -> None:
 
 
 def test_zeros_in_the_place_of_data_are_found(tmp_path: Path) -> None:
-    """As a filesystem leaves them after a power failure."""
+    """Check zeros, which some filesystems leave after a power failure."""
     path = tmp_path / "model.pt"
     ioshape.save(LARGE, path)
     content = bytearray(path.read_bytes())

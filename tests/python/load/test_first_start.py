@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only a place without any checkpoint is a first start: no job begins anew over what it has."""
+"""Only a path without any checkpoint is a first start. Otherwise no job may start over."""
 
 import errno
 import os
@@ -66,7 +66,7 @@ def damage(path: Path) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """Three checkpoints, each a file."""
+    """Save three checkpoints as files, and return their paths."""
     folder.mkdir(exist_ok=True)
     for step in (1, 2, 3):
         ioshape.save(checkpoint(step), folder / f"step-{step}.pt")
@@ -74,7 +74,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def no_usable(load: Load, where: Any) -> ioshape.errors.NoUsableCheckpointError:
-    """What the load raises; programs that take a FileNotFoundError for the first start end."""
+    """Return the error of a load. It must not look like a first start, a FileNotFoundError."""
     with pytest.raises(ioshape.errors.NoUsableCheckpointError) as raised:
         load(where)
     assert not isinstance(raised.value, FileNotFoundError)
@@ -84,7 +84,7 @@ def no_usable(load: Load, where: Any) -> ioshape.errors.NoUsableCheckpointError:
     return raised.value
 
 
-# ---- Nothing ------------------------------------------------------------------------------------
+# ---- No checkpoint -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("load", OF_DIRECTORIES)
@@ -120,7 +120,7 @@ def test_what_a_dead_first_save_has_left_is_no_checkpoint(tmp_path: Path) -> Non
         ioshape.load_latest(tmp_path)
 
 
-# ---- Something, and all of it is damaged --------------------------------------------------------
+# ---- Damaged checkpoints -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("harm", [cut, damage, lambda path: path.write_text("no zip")])
@@ -223,7 +223,8 @@ def test_what_lies_on_the_tier_alone_and_is_damaged_is_something(tmp_path: Path)
     runs.mkdir()
     ioshape.save_group(checkpoint(1), runs, 1, mode="each", tier=tier)
     (copy,) = tier.rglob("step-0000000001/rank-00000.pt")
-    await_true((runs / "step-0000000001").exists, "the drain")  # it would make the directory again
+    # the drain would create the directory again
+    await_true((runs / "step-0000000001").exists, "the drain")
     shutil.rmtree(runs)
     runs.mkdir()
     cut(copy)
@@ -257,7 +258,7 @@ def load_with_tier(load: Load, where: Path, tier: Path) -> Any:
         ioshape.configure(tier=None)
 
 
-# ---- Something of another kind ------------------------------------------------------------------
+# ---- Checkpoints of another kind -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("load", OF_DIRECTORIES)
@@ -296,19 +297,19 @@ def test_a_half_checkpoint_of_stock_dcp_is_something(tmp_path: Path) -> None:
         assert "step-1" in str(no_usable(load, tmp_path))
 
 
-# ---- Something that may not be looked at --------------------------------------------------------
+# ---- Checkpoints without permission --------------------------------------------------------------
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """One that any user can reach: pytest's own are closed to others."""
+    """Yield a folder that any user can reach. pytest's own folders are closed to other users."""
     with tempfile.TemporaryDirectory(prefix="ioshape-first-start-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
 def as_nobody(folder: Path, program: str, *arguments: str) -> str:
-    """What a program of another user says."""
+    """Run a program as another user, and return its output."""
     begin = f"""
         import os, sys
         import ioshape, ioshape.dcp, torch
@@ -365,7 +366,7 @@ LOADS = """
 
 @pytest.mark.slow
 def test_what_cannot_be_looked_at_is_no_first_start(open_folder: Path) -> None:
-    """Not the directory, nor one of those that a pattern matches; nor what lies in it."""
+    """Check closed directories: a given one, one that a pattern matches, and a checkpoint."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
     for name in ("files", "groups", "dcp", "steps", "others"):
@@ -375,7 +376,7 @@ def test_what_cannot_be_looked_at_is_no_first_start(open_folder: Path) -> None:
     for name in ("dcp", "steps"):
         save_dcp(open_folder / name / "step-1", {"step": 1})
     wanted = {}
-    for mode in (0o700, 0o704, 0o701):  # of another user, its last bits count
+    for mode in (0o700, 0o704, 0o701):  # the last bits of the mode apply to the other user
         above = open_folder / f"{mode:o}"
         above.mkdir(mode=0o755)
         for name in ("files", "groups", "dcp"):
@@ -385,23 +386,23 @@ def test_what_cannot_be_looked_at_is_no_first_start(open_folder: Path) -> None:
         wanted[f"{above}/fi*/step-*.pt"] = ["PermissionError"]
         wanted[f"{above}/groups"] = wanted[f"{above}/dcp"] = ["PermissionError"] * 5
     wanted[f"{open_folder}/700/files/step-1.pt"] = ["PermissionError"]
-    # In a directory that can be looked at, a checkpoint that cannot.
+    # The directory can be listed, but its checkpoint cannot.
     (open_folder / "steps" / "step-1").chmod(0o700)
     wanted[f"{open_folder}/steps"] = ["PermissionError"] * 5
-    # What is no checkpoint, and closed, is no hindrance.
+    # A closed directory that is no checkpoint does no harm.
     (open_folder / "others" / "job-4711").mkdir(mode=0o700)
     wanted[f"{open_folder}/others"] = [*["FileNotFoundError"] * 4, "loaded"]
     said = as_nobody(open_folder, LOADS, *wanted)
     assert {line.split()[0]: line.split()[1:] for line in said.splitlines()} == wanted
 
 
-# ---- Files that go meanwhile --------------------------------------------------------------------
+# ---- Files that disappear during the search ------------------------------------------------------
 
 
 def test_a_file_that_goes_while_the_newest_is_looked_for_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process keeps the last one only."""
+    """Check a concurrent process that keeps only its newest checkpoint."""
     from ioshape import _latest as newest  # noqa: PLC0415
 
     ioshape.save(checkpoint(1), tmp_path / "step-1.pt")
@@ -420,7 +421,7 @@ def test_a_file_that_goes_while_the_newest_is_looked_for_is_no_failure(
     assert len(looks) == 2
 
 
-# ---- The programs of the pages ------------------------------------------------------------------
+# ---- Programs of the documentation ---------------------------------------------------------------
 
 
 def resuming(page: str) -> list[str]:
@@ -461,7 +462,7 @@ def test_the_program_of_the_guide_ends_where_all_checkpoints_are_damaged(
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths} == before
 
 
-# ---- The exceptions -----------------------------------------------------------------------------
+# ---- Exceptions ----------------------------------------------------------------------------------
 
 
 def test_tracebacks_name_exceptions_as_programs_do(tmp_path: Path) -> None:

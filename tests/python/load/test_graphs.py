@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever graph of objects hypothesis thinks of comes back as it was, in each direction."""
+"""Any graph of objects that hypothesis draws is the same after a round trip, in each direction."""
 
 import io
 import tempfile
@@ -28,8 +28,8 @@ DTYPES = (
     torch.uint16,
 )
 
-# A graph is drawn as plain values first: "ref" is a container or a tensor that was made before, or
-# is being made; "view" is a part of one of the graph's storages.
+# hypothesis draws plain values. "ref" refers to an earlier or unfinished container or tensor, and
+# "view" is a part of a storage of the graph.
 Spec = Any
 
 storages = st.lists(
@@ -40,10 +40,10 @@ storages = st.lists(
 
 views = st.tuples(
     st.just("view"),
-    st.integers(0, 9),  # which storage
-    st.integers(0, 100),  # from here
-    st.integers(0, 200),  # so many
-    st.integers(1, 3),  # at this distance
+    st.integers(0, 9),  # index of the storage
+    st.integers(0, 100),  # first element
+    st.integers(0, 200),  # number of elements
+    st.integers(1, 3),  # stride
     st.sampled_from(["plain", "parameter", "square", "expanded", "scalar"]),
 )
 
@@ -83,7 +83,7 @@ def containers(inner: st.SearchStrategy[Spec]) -> st.SearchStrategy[Spec]:
     )
 
 
-# Some views in any case, which the rest can refer to.
+# Each graph has some views to which its other parts can refer.
 graphs = st.tuples(
     storages,
     st.lists(views, min_size=2, max_size=6),
@@ -92,7 +92,7 @@ graphs = st.tuples(
 
 
 class _Build:
-    """Makes a graph of what was drawn."""
+    """A builder of a graph from drawn values."""
 
     def __init__(self, drawn: Any) -> None:
         self.storages = [zoo.filled(dtype, n_elements) for dtype, n_elements in drawn]
@@ -117,7 +117,7 @@ class _Build:
         return value
 
     def _container(self, kind: str, members: Any) -> Any:
-        # Remembered before it has members, so that they can refer to it.
+        # Register the container before it has members, so that they can refer to it.
         if kind == "object":
             made = self._remember(zoo.Config("drawn"))
             made.sizes = [self(member) for member in members]
@@ -162,7 +162,7 @@ def load_whole(load: Callable[..., Any], path: Path) -> Any:
 def assert_round_trips(value: Any, folder: Path) -> None:
     before = describe(value)
     ours, background, theirs = (folder / f"{name}.pt" for name in ("ours", "background", "theirs"))
-    # Each save replaces the file of the last example.
+    # Each save replaces the file of the previous example.
     handle = ioshape.save_async(value, background)
     ioshape.save(value, ours, durable=False)
     torch.save(value, theirs)
@@ -179,13 +179,13 @@ def assert_round_trips(value: Any, folder: Path) -> None:
     assert_same_description(describe(loaded), expected.description)
     assert_same(loaded, load_whole(torch.load, theirs))
     ioshape.verify(ours)
-    # Storages without bytes need not be shared any more: there, stock torch has the last word.
+    # torch.load may separate storages without bytes. In that case only stock torch decides.
     if all(storage.nbytes() for storage in _storages(value)):
         assert_same(loaded, value)
 
 
 def _storages(value: Any) -> list[torch.UntypedStorage]:
-    """Of all tensors that pickling comes across."""
+    """Return the storages of all tensors that pickling visits."""
     found: list[torch.UntypedStorage] = []
 
     def note(storage: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is in a file, looking at it takes little time and memory."""
+"""Reading any file takes bounded time and memory, whatever the file contains."""
 
 import subprocess
 import sys
@@ -12,11 +12,11 @@ from processes import TIMEOUT_S, environment
 pytestmark = pytest.mark.slow
 
 MOST_BYTES = 256 << 20
-# Of the processor's time for all files of a way, of which a busy machine takes no more.
+# CPU seconds for all files of a way. CPU time does not grow on a busy machine.
 MOST_CPU_S = int(TIMEOUT_S)
 PATIENCE_S = 10 * TIMEOUT_S
 
-# Each way is tried in a process of its own, which has little memory besides what it has begun with.
+# Each way runs in a process that limits its memory to what it has plus a margin.
 PROGRAM = """
 import contextlib, json, os, resource, sys
 import ioshape
@@ -75,7 +75,7 @@ for path in paths:
 def try_all(way: str, good: Path, paths: list[Path]) -> None:
     limits = (str(MOST_BYTES), str(MOST_CPU_S))
     command = (sys.executable, "-c", PROGRAM, way, *limits, *map(str, (good, *paths)))
-    # Each arena of malloc() would take 64 MiB of addresses.
+    # Each arena of malloc() would take 64 MiB of address space.
     env = environment(MALLOC_ARENA_MAX="1", IOSHAPE_LOG="error")
     try:
         done = subprocess.run(
@@ -103,7 +103,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# As "inspect", but for what is printed.
+# These ways read like "inspect" and also print.
 PRINTED = [pytest.param(way, marks=pytest.mark.long) for way in ("list", "table")]
 
 

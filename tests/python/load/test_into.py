@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.load(into=...): tensors that are there get what torch.load would have made anew."""
+"""ioshape.load(into=...) fills existing tensors with what torch.load would return."""
 
 import collections
 import subprocess
@@ -19,7 +19,7 @@ from records import flip, offset_of
 WRITERS: list[Callable[..., Any]] = [torch.save, ioshape.save]
 both_writers = pytest.mark.parametrize("write", WRITERS, ids=["torch", "ours"])
 
-# Large enough to be left where it is until it is known where it goes.
+# Elements of a tensor that is large enough to be read only when its destination is known.
 LARGE = 20_000
 
 
@@ -46,7 +46,7 @@ def content(tensor: torch.Tensor) -> Any:
 
 
 def leaves(value: Any) -> dict[str, Any]:
-    """What a nest of containers has, by where it is; of a plain tensor its bytes."""
+    """Return the leaves of nested containers by their positions, plain tensors as bytes."""
     if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
         value = value.state_dict()
     if isinstance(value, dict):
@@ -60,7 +60,7 @@ def addresses(model: torch.nn.Module) -> list[int]:
     return [tensor.data_ptr() for tensor in model.state_dict().values()]
 
 
-# ---- What is filled -----------------------------------------------------------------------------
+# ---- Filled tensors ------------------------------------------------------------------------------
 
 
 @both_writers
@@ -97,7 +97,7 @@ def test_a_training_goes_on(write: Callable[..., Any], has_stepped: bool, tmp_pa
 
 
 def blank(value: Any) -> Any:
-    """The same nest, with nothing in its plain tensors."""
+    """Return the same containers with uninitialised plain tensors."""
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         is_plain = not (value.is_quantized or value.is_nested or value.is_meta)
         is_plain &= value.layout == torch.strided
@@ -107,7 +107,7 @@ def blank(value: Any) -> Any:
     return [blank(one) for one in value] if type(value) in (list, tuple) else None
 
 
-# Nobody has a nest to fill that is in itself.
+# No caller fills a container that contains itself.
 CASES = [name for name, case in zoo.CASES.items() if not case.refused and name != "recursive"]
 
 
@@ -183,7 +183,7 @@ def sum_of(tensor: torch.Tensor) -> float:
 
 
 class Summed:
-    """Is what a function makes of a tensor's bytes while it is unpickled."""
+    """The result of a function that reads a tensor's bytes during unpickling."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -262,7 +262,7 @@ def test_what_torch_alone_reads(how: str, tmp_path: Path) -> None:
 
 
 class Own(torch.nn.Module):
-    """Has state of its own, and hands out copies."""
+    """A module that has extra state and returns copies of its tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ def test_it_takes_no_memory_for_what_it_fills(tmp_path: Path) -> None:
     ioshape.save(torch.zeros(100_000), small)
     command = [sys.executable, "-c", MEMORY, str(path), str(small)]
     mib = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert mib < 128  # of 256
+    assert mib < 128  # of 256 MiB that are loaded
 
 
 def test_of_a_group(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_of_a_group(tmp_path: Path) -> None:
     assert torch.equal(into, torch.arange(LARGE))
 
 
-# ---- What does not fit --------------------------------------------------------------------------
+# ---- Mismatches ----------------------------------------------------------------------------------
 
 
 @both_writers
@@ -431,7 +431,7 @@ def test_options_that_contradict_it(option: dict[str, Any], tmp_path: Path) -> N
         ioshape.load(tmp_path / "x.pt", into=torch.zeros(3), **option)
 
 
-# ---- Damage -------------------------------------------------------------------------------------
+# ---- Damage --------------------------------------------------------------------------------------
 
 
 @both_writers
@@ -446,7 +446,7 @@ def test_damage_on_the_way(write: Callable[..., Any], tmp_path: Path) -> None:
     assert not any(tensor.any() for tensor in into.values())
     with pytest.raises(ioshape.DamagedError) as raised:
         ioshape.load(path, into=into)
-    # What is read with one call is named as a whole.
+    # All tensors of one read are named together.
     assert raised.value.changed == ("0", "1", "2")
     assert raised.value.record == "data/1"
     ioshape.load(path, into=into, verify=False)

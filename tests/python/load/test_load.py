@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.load is torch.load: for every format, every argument and every mistake."""
+"""ioshape.load behaves as torch.load for every format, every argument and every mistake."""
 
 import contextlib
 import ctypes
@@ -43,7 +43,7 @@ STATE = {"weight": torch.arange(1000.0).reshape(10, 100), "note": "x", "half": t
 
 
 def assert_outcomes_equal(load: Callable[..., Any], path: Path, **options: Any) -> Outcome:
-    """Whatever torch.load does with a file, this does, too; and warns of the same."""
+    """Check that a load has the result, error and warnings of torch.load, and return them."""
     expected = attempt(lambda: torch.load(path, **options), path)
     assert attempt(lambda: load(path, **options), path) == expected
     return expected
@@ -61,7 +61,7 @@ def failed(outcomes: dict[str, Outcome]) -> set[str]:
     return {way for way, outcome in outcomes.items() if outcome.error}
 
 
-# ---- Formats ------------------------------------------------------------------------------------
+# ---- Formats -------------------------------------------------------------------------------------
 
 MAPPED = {way for way in WAYS if way.startswith("mapped")}
 
@@ -76,7 +76,7 @@ def test_the_format_from_before_torch_1_6(name: str, tmp_path: Path) -> None:
 
 
 def write_tar(path: Path) -> list[torch.Tensor]:
-    """The oldest format of all: a tar archive. torch reads it, but writes it no more."""
+    """Write the oldest format, a tar archive. torch still reads it, but no longer writes it."""
     values = torch.arange(12.0)
 
     def pickled(*objects: object) -> bytes:
@@ -91,7 +91,7 @@ def write_tar(path: Path) -> list[torch.Tensor]:
         tensors += struct.pack("<ii", len(shape), 0)
         tensors += struct.pack(f"<{2 * len(shape) + 1}q", *shape, *strides, offset)
 
-    # As pickles before protocol 2 had it, references are plain strings.
+    # In pickles before protocol 2, references are plain strings.
     content = b"(lp0\nP8\naP9\na."
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         for name, data in (("storages", storages), ("tensors", tensors), ("pickle", content)):
@@ -167,7 +167,7 @@ def test_archives_that_were_packed_anew(
     with zipfile.ZipFile(original) as source, zipfile.ZipFile(path, "w", compression) as target:
         for name in source.namelist():
             target.writestr(name, source.read(name))
-    # Of a compressed archive torch gets a copy, and checks where records lie in that.
+    # torch gets a copy of a compressed archive, and compares offsets of records with that copy.
     assert_all_ways_equal(path, but="checked by torch" if compression else "")
     assert_same(ioshape.load(path), STATE)
 
@@ -210,7 +210,7 @@ def test_files_that_are_nothing(content: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"P", b"PK", b"PK\3\4", b"PK\3\4" + bytes(100)])
 def test_files_of_which_little_is_left(content: bytes, tmp_path: Path) -> None:
-    """torch says something else of each: end of file, pickles, archives. They are damaged."""
+    """Check that such files count as damaged, whatever format torch takes them for."""
     path = tmp_path / "model.pt"
     path.write_bytes(content)
     error = raised_by(lambda: ioshape.load(path))
@@ -228,10 +228,10 @@ def test_what_is_left_of_a_file_is_said(content: bytes, word: str, tmp_path: Pat
 
 
 def test_errors_of_torch_come_alone(tmp_path: Path) -> None:
-    """That we could not read the file ourselves is nobody's concern."""
+    """Check that errors of torch do not mention our own attempt to read the file."""
     path = tmp_path / "model.pt"
     path.write_bytes(b"text")
-    with pytest.raises(IndexError) as raised:  # of the legacy format's reader
+    with pytest.raises(IndexError) as raised:  # an error of the legacy format's reader
         ioshape.load(path)
     error: BaseException | None = raised.value
     while error is not None:
@@ -245,7 +245,7 @@ def test_what_is_no_checkpoint_at_all(tmp_path: Path) -> None:
     assert failed(assert_all_ways_equal(path)) == set(WAYS)
 
 
-# ---- Arguments ----------------------------------------------------------------------------------
+# ---- Arguments -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def ours(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unsafe(tmp_path: Path) -> Path:
-    """Has more in it than weights."""
+    """Save a file that weights_only=True refuses, and return its path."""
     path = tmp_path / "unsafe.pt"
     ioshape.save({"config": zoo.Config("x", [1]), "weight": torch.ones(3)}, path)
     return path
@@ -316,7 +316,7 @@ def test_arguments_may_be_given_by_position(unsafe: Path) -> None:
 
 
 class CountingUnpickler(pickle.Unpickler):
-    """Sees every class of the pickle."""
+    """An unpickler that records every class of the pickle."""
 
     seen: list[str] = []  # noqa: RUF012
 
@@ -380,7 +380,7 @@ def test_nothing_of_an_unsafe_file_is_run(tmp_path: Path) -> None:
     assert trace.exists()
 
 
-# ---- Mapped, meta, fake -------------------------------------------------------------------------
+# ---- Mapped, meta, fake --------------------------------------------------------------------------
 
 
 def test_mapped_files_are_mapped(ours: Path) -> None:
@@ -388,7 +388,7 @@ def test_mapped_files_are_mapped(ours: Path) -> None:
     assert_same(loaded, STATE)
     assert str(ours) in Path("/proc/self/maps").read_text(encoding="utf-8")
     before = ours.read_bytes()
-    loaded["weight"].zero_()  # a copy of the page
+    loaded["weight"].zero_()  # the write changes a private copy of the page
     assert ours.read_bytes() == before
     with torch.serialization.set_default_mmap_options(__import__("mmap").MAP_SHARED):
         ioshape.load(ours, mmap=True)["weight"].zero_()
@@ -448,11 +448,11 @@ def test_storages_without_data_know_where_theirs_lie(
         assert content[begin : begin + storage.nbytes()] == bytes(state[name].tolist())
 
 
-# ---- File objects -------------------------------------------------------------------------------
+# ---- File objects --------------------------------------------------------------------------------
 
 
 class Unseekable(io.RawIOBase):
-    """As from a socket."""
+    """A stream without seek, like a socket."""
 
     def readable(self) -> bool:
         return True
@@ -485,10 +485,10 @@ IN_CLOSE_NOWRITE, IN_OPEN = 0x10, 0x20
 
 @contextlib.contextmanager
 def counting_readers(path: Path) -> Iterator[list[int]]:
-    """How many times somebody opened a file for reading, and closed it: inotify."""
+    """Count how often the file is opened for reading and closed, with inotify."""
     libc = ctypes.CDLL(None)
     watch = libc.inotify_init1(os.O_NONBLOCK)
-    # Openings as well, because equal events in a row are one.
+    # Openings are watched too, because inotify merges equal events in a row.
     assert libc.inotify_add_watch(watch, os.fsencode(path), IN_CLOSE_NOWRITE | IN_OPEN) > 0
     counted: list[int] = []
     yield counted
@@ -499,7 +499,7 @@ def counting_readers(path: Path) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("content", [b"", b"text", None])
 def test_pipes_are_left_to_torch(content: bytes | None, tmp_path: Path) -> None:
-    """Who opens one twice takes from torch what the first time there was to read."""
+    """Check that a pipe is opened once: another opening would take bytes away from torch."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     if content is None:
@@ -535,7 +535,7 @@ def test_devices_are_read_as_by_torch(device: str) -> None:
     assert attempt_only(ioshape.load, Path(device)) == attempt_only(torch.load, Path(device))
 
 
-# ---- Files that cannot be read ------------------------------------------------------------------
+# ---- Files that cannot be read -------------------------------------------------------------------
 
 
 def raised_by(call: Callable[[], Any]) -> ioshape.StorageError:
@@ -546,7 +546,7 @@ def raised_by(call: Callable[[], Any]) -> ioshape.StorageError:
 
 @pytest.fixture
 def unreadable(tmp_path: Path) -> Iterator[Path]:
-    """A file that belongs to somebody else."""
+    """Yield a file that this process has no permission to read."""
     path = tmp_path / "secret.pt"
     torch.save(STATE, path)
     path.chmod(0)
@@ -566,7 +566,7 @@ def unreadable(tmp_path: Path) -> Iterator[Path]:
 
 
 def assert_says_what_torch_says(path: Path | str) -> None:
-    """As an OSError it is torch's; as a RuntimeError and a sentence it says more."""
+    """Check that the OSError has the fields of torch's error. It is also a RuntimeError."""
     with pytest.raises(OSError) as expected:  # noqa: PT011
         torch.load(path)
     error = raised_by(lambda: ioshape.load(path))
@@ -611,7 +611,7 @@ def test_errors_survive_pickling(tmp_path: Path, ours: Path) -> None:
 LARGE = {"weights": [zoo.filled(torch.float32, 500_000), zoo.filled(torch.float64, 7)], "n": 1}
 
 
-# ---- And also -----------------------------------------------------------------------------------
+# ---- Sharing, threads and garbage collection -----------------------------------------------------
 
 
 def test_what_was_shared_is_shared(tmp_path: Path) -> None:
@@ -657,7 +657,7 @@ def test_many_threads_load_at_once(tmp_path: Path) -> None:
 
 
 class Curious:
-    """Looks at the collector's threshold while it is loaded, and so does a child."""
+    """An object that records the garbage collector's threshold during the load, also in a child."""
 
     def __init__(self, does: str = "nothing") -> None:
         self.does = does
@@ -672,7 +672,7 @@ class Curious:
         match state["does"]:
             case "fail":
                 raise KeyError("enough")
-            case "disable":  # as another thread of the program may
+            case "disable":  # as another thread of the program may do
                 gc.disable()
             case "set":
                 gc.set_threshold(5000)
@@ -684,7 +684,7 @@ def rests() -> bool:
 
 @pytest.mark.parametrize("does", ["nothing", "fail", "disable", "set"])
 def test_the_garbage_collector_rests_while_objects_are_made(tmp_path: Path, does: str) -> None:
-    """What the program sets meanwhile stays."""
+    """Check the threshold during the load, and that changes by the program stay."""
     path = tmp_path / "a.pt"
     usual = gc.get_threshold()
     ioshape.save({"curious": Curious(does), "large": torch.zeros(300_000)}, path)
@@ -703,7 +703,7 @@ def test_the_garbage_collector_rests_while_objects_are_made(tmp_path: Path, does
 
 
 def test_a_file_that_is_replaced_meanwhile_is_read_to_its_end(tmp_path: Path) -> None:
-    """The old one or the new one, never some of each."""
+    """Check that a load gets the old file or the new one, never a mixture."""
     path = tmp_path / "model.pt"
     old, new = torch.zeros(3_000_000), torch.ones(3_000_000)
     ioshape.save([old, old + 0], path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The newest intact checkpoint is loaded, and what was passed over is named, with the reason."""
+"""The newest intact checkpoint is loaded; those that were passed over are named with reasons."""
 
 import os
 import warnings
@@ -40,7 +40,7 @@ for load in (lambda path: ioshape.load_group(path, fallback=True), ioshape.load_
 
 
 def bundle(generation: Path) -> Path:
-    """A file of the last rank's."""
+    """Return the shard file of the last rank."""
     return sorted(path for path in generation.iterdir() if path.name != "manifest.json")[-1]
 
 
@@ -71,7 +71,7 @@ def test_all_ranks_load_the_newest_intact_generation(tmp_path: Path, mode: str) 
         assert len(loaded) == 2
         for one in loaded:
             assert (one["step"], one["right"], one["path"]) == (2, True, str(folders[2]))
-            # Which comes first is not known of one whose manifest cannot be read.
+            # The position of a checkpoint without a readable manifest is not known.
             passed = dict(zip(one["passed"], one["errors"], strict=True))
             assert passed == {
                 str(folders[7]): "FileNotFoundError",

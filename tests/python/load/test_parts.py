@@ -25,7 +25,7 @@ both_writers = pytest.mark.parametrize("write", WRITERS, ids=["torch", "ours"])
 
 
 def read_bytes() -> int:
-    """What this process has had of disks."""
+    """Return the bytes that this process has read from disks."""
     for line in Path("/proc/self/io").read_text().splitlines():
         if line.startswith("read_bytes:"):
             return int(line.split()[1])
@@ -38,7 +38,7 @@ def evict(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-# ---- open(path)[name] ---------------------------------------------------------------------------
+# ---- open(path)[name] ----------------------------------------------------------------------------
 
 TENSORS = {
     "rows": torch.randn(40, 7, 3),
@@ -80,7 +80,7 @@ INDICES = [
 
 
 def outcome(tensor: Any, index: Any) -> Any:
-    """What an index makes of a tensor: its result, or the kind of its error."""
+    """Return the result of an index, or the class of its error."""
     try:
         return tensor[index]
     except (IndexError, ValueError) as error:
@@ -125,7 +125,7 @@ def test_safetensors_files_are_read_in_the_same_way(tmp_path: Path) -> None:
 
 
 def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
-    """Within 1.2 of it, and a block."""
+    """Check that at most 1.2 times the requested bytes are read, and one block more."""
     path = tmp_path / "file.pt"
     tensor = torch.randn(64 * MIB // 4).view(1024, -1)
     ioshape.save({"before": torch.zeros(MIB), "tensor": tensor, "after": torch.ones(MIB)}, path)
@@ -137,7 +137,7 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
     read = read_bytes() - before
     if not read:
         pytest.skip("what is read from this filesystem is not counted")
-    # Headers and the pickle are some KiB, read as pages.
+    # The headers and the pickle are some KiB, read as pages.
     assert read <= 1.2 * rows.nbytes + MIB + (256 << 10)
 
 
@@ -165,7 +165,7 @@ def test_damage_is_found_in_the_block_that_is_read(tmp_path: Path) -> None:
         weight = file["model.weight"]
         assert weight.verified == "blocks"
         assert torch.equal(weight[: MIB // 2], tensor[: MIB // 2])
-        # The wrong byte is in this block, though not in what is asked for.
+        # The wrong byte is in this block, but not in the requested elements.
         with pytest.raises(ioshape.DamagedError, match="data/0"):
             weight[5 * MIB // 4 : 5 * MIB // 4 + 2]
         assert torch.equal(weight[6 * MIB // 4 :], tensor[6 * MIB // 4 :])
@@ -259,7 +259,7 @@ def test_a_closed_file_gives_nothing_more(tmp_path: Path) -> None:
             use()
 
 
-# ---- load(only=) --------------------------------------------------------------------------------
+# ---- load(only=) ---------------------------------------------------------------------------------
 
 
 def checkpoint() -> dict[str, Any]:

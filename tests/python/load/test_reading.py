@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ioshape_reader_*() answers about files that something else wrote or changed."""
+"""ioshape_reader_*() with files that other programs wrote or changed."""
 
 import ctypes
 import zipfile
@@ -16,7 +16,7 @@ NO_TABLE = -5004  # IOSHAPE_E_NO_TABLE
 
 
 class CReaderInfo(ctypes.Structure):
-    """struct ioshape_reader_info."""
+    """struct ioshape_reader_info"""
 
     _fields_ = [
         ("size", ctypes.c_size_t),
@@ -41,7 +41,7 @@ class Reader:
         return str(last_error())
 
     def read(self, name: str, size: int) -> bytes:
-        """The first bytes of a record."""
+        """Return the first bytes of a record."""
         index, memory = ctypes.c_uint64(), ctypes.create_string_buffer(size)
         code = library().ioshape_reader_find_record(self.handle, name.encode(), ctypes.byref(index))
         if not code:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of one host that load one file at the same time: how often the disk is read.
+"""Processes of one host that load one file at the same time read it once from the disk.
 
-The kernel counts what it reads from the device, which is a loop device of the test's own.
+The kernel counts the bytes that it reads from the device, a loop device for this test alone.
 """
 
 from pathlib import Path
@@ -101,5 +101,5 @@ PROGRAM = """
 def test_the_disk_is_read_once(how: str, n_bytes: int, tmp_path: Path) -> None:
     prefix = small_disk("ext4", tmp_path, n_bytes=360 * MIB)
     finished = run_interpreter(tmp_path, PROGRAM, how, str(n_bytes), prefix=prefix)
-    # Blocks of metadata come on top.
+    # Blocks of metadata add to the file's bytes.
     assert 0.9 < float(finished.stdout) < 1.1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator's calls go where a save's calls go: C takes the address apart for both."""
+"""An operator's calls reach the server that saves use: C parses the address for both."""
 
 import socket
 import threading
@@ -26,8 +26,8 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(address: str) -> list[dict[str, Any]]:
-    """Return what the client of each server of an address is made with."""
-    # A library that was built without TLS refuses such an address.
+    """Return the options with which the client of each server of an address is created."""
+    # A library that was built without TLS refuses a rediss address.
     context = Context(coordinator=address.replace("rediss:", "redis:"))
     pools, where = RedisPools(context), where_is(context, "pool")
     where.address.tls = address.startswith("rediss:")
@@ -64,7 +64,7 @@ def test_each_part_of_an_address_reaches_the_client(
     for made, wanted in zip(found, expected, strict=True):
         assert {name: made.get(name) for name in wanted} == wanted
         assert "password" in wanted or not made.get("password")
-        # No call takes longer, whatever the network does.
+        # No call takes longer than two seconds, whatever the network does.
         assert 0 < made["socket_timeout"] <= 2
         assert "path" in wanted or 0 < made["socket_connect_timeout"] <= 2
 
@@ -95,7 +95,7 @@ def test_the_password_is_read_when_it_is_needed(
 
 @contextmanager
 def sentinel(port: int) -> Iterator[int]:
-    """Serve what a sentinel says: that the master is at this port."""
+    """Serve as a sentinel that reports the master at this port, and yield the sentinel's port."""
 
     digits = str(port).encode()
     master = b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%b\r\n" % (len(digits), digits)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one user of a host does to a pool, or to the exporter, hides no other pool."""
+"""Damage that one user does to a pool or to the exporter does not hide other pools."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ GOOD, BROKEN = "zzz", "aaa"
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A Redis with a pool that a writer uses, and another pool."""
+    """Yield the address of a Redis with a pool that a writer uses, and another pool."""
     with coordinator("redis") as value, writers() as make:
         assert make(value, json.dumps({"pool": GOOD})).hear() == "holds"
         Operator(value).set(BROKEN, capacity=3)
@@ -44,7 +44,7 @@ def connected(address: str) -> Connection:
 
 @contextmanager
 def broken(address: str) -> Iterator[None]:
-    """Take the rights to the keys of a pool away."""
+    """Deny access to the keys of all pools but GOOD during the block."""
     rights = connected(address)
     rights.call("ACL", "SETUSER", "default", "resetkeys", f"~{{ios:{GOOD}}}:*", "~{ios:}:*")
     yield
@@ -89,7 +89,7 @@ def test_a_file_that_this_user_may_not_read_is_a_line() -> None:
         (path,) = folder.glob(f"ioshape-{BROKEN}-*")
         path.chmod(0o222)
         less = []
-        if os.geteuid() == 0:  # which may read all files, unless it is without that right
+        if os.geteuid() == 0:  # root may read all files, unless it loses that capability
             os.chown(path, 65534, 65534)
             less = [program("setpriv"), "--bounding-set=-dac_override,-dac_read_search"]
         for words, code in (([], 0), ([BROKEN], 3)):
@@ -175,7 +175,7 @@ def test_more_pools_than_are_listed_are_counted() -> None:
 
 
 def descriptors(pid: int) -> int:
-    """Count what a process has open."""
+    """Return the number of open descriptors of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
@@ -190,16 +190,16 @@ def test_clients_that_ask_nothing_stop_no_scrape_and_do_not_stay(address: str) -
         for connection in idle:
             connection.settimeout(60)
             assert connection.recv(1) == b""
-        # Their threads close them, one after the other.
+        # The exporter's threads close the connections one after the other.
         await_true(lambda: descriptors(one.process.pid) - before <= 2, "its descriptors are closed")
         one.process.terminate()
         assert one.process.wait(TIMEOUT_S) == 0
 
 
-# ---- Keys of a Redis that any client may write to -----------------------------------------------
+# ---- Keys of a Redis that any client may write ---------------------------------------------------
 
 GARBAGE = "\x00 no number"
-#: a key of the pool, a field of it ("": the whole key), and what survives
+#: key of the pool, field of the key ("": the whole key), and the data that survives
 POISONS = {
     "all": ("m", "", "capacity limits changed"),
     "pool": ("m", "pool", "capacity limits changed"),
@@ -221,7 +221,7 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
 ) -> None:
     key, field, survives = POISONS[poison]
     with coordinator("redis") as address, left_clean():
-        monkeypatch.delenv("IOSHAPE_COORDINATOR")  # it would win
+        monkeypatch.delenv("IOSHAPE_COORDINATOR")  # the variable would override configure()
         monkeypatch.setitem(context.test_options, "lease_ms", 1000)
         ioshape.configure(coordinator=address, job="mine", unreachable="fail")
         operator = Operator(address)
@@ -236,7 +236,7 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
         else:
             connection.call("DEL", name)
             connection.call("SET", name, GARBAGE)
-        # With unreachable=fail a call that the coordinator refuses would raise.
+        # With unreachable=fail, a call that the coordinator refuses would raise.
         for _ in range(2):
             ioshape.slot(pool=GOOD, timeout=60).release()
         held.release()
@@ -250,7 +250,7 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
     assert len(said) == 1 or (poison in ("waiters", "setting", "limit") and not said)
 
 
-#: Writes garbage to the keys by which the members of a pool are woken.
+#: Writes garbage to the keys that wake the members of a pool.
 POISON_WAKES = """
 local all = redis.call('HGETALL', KEYS[1] .. 'm')
 for i = 1, #all, 2 do
@@ -267,7 +267,7 @@ def test_a_key_that_wakes_a_waiter_and_cannot_be_written_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with coordinator("redis") as address, left_clean():
-        monkeypatch.delenv("IOSHAPE_COORDINATOR")  # it would win
+        monkeypatch.delenv("IOSHAPE_COORDINATOR")  # the variable would override configure()
         monkeypatch.setitem(context.test_options, "lease_ms", 1000)
         ioshape.configure(coordinator=address, unreachable="fail")
         operator = Operator(address)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happens to those who take turns, and to who gives them: no slot is held twice.
+"""No slot is held twice, whatever happens to clients and coordinators.
 
-Short forms of what chaos_scenes.py does; tests/bench/slots_chaos.py has long ones.
-IOSHAPE_TEST_CHAOS_SEED=seed replays one; without it the seed is fixed, and printed with every
-fault.
+The tests run short forms of the scenes in chaos_scenes.py; tests/bench/slots_chaos.py runs long
+ones. IOSHAPE_TEST_CHAOS_SEED=seed repeats a scene. Without it the seed is fixed. Every fault is
+printed with its seed.
 """
 
 import os
@@ -21,7 +21,7 @@ from coordinators import await_true
 
 SEED = int(os.environ.get("IOSHAPE_TEST_CHAOS_SEED", "4"))
 
-# Rounds in the short form, of a few seconds each; the longest first.
+# Rounds of a few seconds each, with the longest scenes first.
 SHORT = {
     "master_fails": 1,
     "link_is_cut": 3,
@@ -42,14 +42,14 @@ SHORT = {
 }
 
 
-AT_ONCE = 4  # they wait most of the time
+AT_ONCE = 4  # the number of scenes that run together; they wait most of the time
 
 Results = dict[tuple[str, int], Future[Verdict]]
 
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> Iterator[Results]:
-    """Of all scenes that were asked for: they are played while the first tests wait."""
+    """Run the scenes of all selected tests in the background, and yield their verdicts."""
     asked = [
         (item.callspec.params["name"], item.callspec.params["rounds"])
         for item in request.session.items
@@ -65,12 +65,12 @@ def must_be_well(results: Results, name: str, rounds: int) -> None:
     except NotPermitted as error:
         pytest.skip(f"this machine does not permit networks of one's own: {error}")
     assert not verdict.faults(), f"seed {SEED}: {verdict.faults()[:5]}"
-    # Their leases are long against what a client may take to come back.
+    # The lease is long compared with the time in which a client comes back.
     if name in {"redis_dies_with_file", "redis_dies_without"}:
         assert not verdict.over_after_loss, f"seed {SEED}: {verdict.over_after_loss[:5]}"
     assert verdict.counts["got"] + verdict.counts["saved"] > 0
-    # On a machine that does other things as well, one of them comes in time; the longest is in
-    # tests/bench/slots_chaos.py.
+    # A busy machine delays some of the reclaims, so only the fastest one is checked.
+    # tests/bench/slots_chaos.py checks the slowest one.
     if name == "slots_of_the_dead_redis":
         assert min(verdict.reclaims) <= 1
     if name == "slots_of_the_dead_local":
@@ -105,7 +105,7 @@ def test_a_holder_is_told_in_time_even_if_no_answer_comes() -> None:
             here.variables["IOSHAPE_COORDINATOR"] = proxy.address
             here.add(1, "turns", "100000000", "1", "large")
             await_true(lambda: " got " in here.log.read_text(encoding="utf-8"), "a slot")
-            # Some signs of life were answered by then.
+            # Some heartbeats have been answered by then.
             time.sleep(1.2 * lease_ms / 1000)
             assert lost_at(here.log) is None
             proxy.mode = "swallow"
@@ -118,11 +118,11 @@ def test_a_holder_is_told_in_time_even_if_no_answer_comes() -> None:
             proxy.close()
 
 
-# ---- The judge ----------------------------------------------------------------------------------
+# ---- The judge -----------------------------------------------------------------------------------
 
 
 def judged(tmp_path: Path, *lines: str, harm: Harm | None = None, capacity: int = 1) -> Verdict:
-    """Times in ms."""
+    """Return the verdict on a log. Times are in milliseconds."""
     log = tmp_path / "log"
     text = ""
     for line in lines:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's commands, as processes: slots, top, exporter; with real coordinators."""
+"""The operator's commands slots, top and exporter, as processes, with real coordinators."""
 
 import fcntl
 import json
@@ -57,7 +57,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def write(address: str) -> Iterator[Callable[..., Writer]]:
-    """Makes processes that use the pool, which admits one at a time."""
+    """Yield a function that starts writers in the pool, which admits one at a time."""
     with writers() as make:
 
         def made(job: str, rank: int = 0, **asked: Any) -> Writer:
@@ -88,7 +88,7 @@ def succeed(*arguments: str | Path, **variables: str) -> str:
 
 
 def fail(code: int, *arguments: str | Path, **variables: str) -> str:
-    """The one sentence on stderr."""
+    """Return the error message, which must be one line on stderr."""
     done = call(*arguments, **variables)
     assert done.returncode == code, done.stderr
     assert not done.stdout
@@ -98,7 +98,7 @@ def fail(code: int, *arguments: str | Path, **variables: str) -> str:
 
 
 def state(address: str, pool: str = POOL) -> dict[str, Any]:
-    """The pool, as "slots status --json" says it."""
+    """Return the pool as `ioshape slots status --json` shows it."""
     (found,) = json.loads(succeed("slots", "status", pool, "--json", "--coordinator", address))
     assert isinstance(found, dict)
     return found
@@ -106,7 +106,7 @@ def state(address: str, pool: str = POOL) -> dict[str, Any]:
 
 @pytest.fixture
 def busy(address: str, write: Callable[..., Writer]) -> tuple[Writer, Writer]:
-    """One that holds the only slot, and one that waits behind it."""
+    """Return a writer that holds the only slot, and one that waits for it."""
     holder = write("4711", rank=7, nbytes=1 << 30)
     assert holder.hear() == "holds"
     holder.tell("pace 1000000")
@@ -116,7 +116,7 @@ def busy(address: str, write: Callable[..., Writer]) -> tuple[Writer, Writer]:
     return holder, waiter
 
 
-# ---- Terminals ----------------------------------------------------------------------------------
+# ---- Terminals -----------------------------------------------------------------------------------
 
 
 class Terminal:
@@ -143,7 +143,7 @@ class Terminal:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def await_text(self, text: str) -> None:
-        """Until it has been shown."""
+        """Wait until the terminal shows a text."""
         await_true(lambda: self._read() and text in self.seen, text)
 
     def _read(self) -> bool:
@@ -158,7 +158,7 @@ class Terminal:
         os.write(self.controller, keys.encode())
 
     def end(self) -> int:
-        """The exit code."""
+        """Wait for the end of the command, and return its exit code."""
         end = time.monotonic() + TIMEOUT_S
         while self.process.poll() is None and time.monotonic() < end:
             self._read()
@@ -181,20 +181,21 @@ def terminal(*arguments: str, width: int = 160, height: int = 40) -> Iterator[Te
         one.close()
 
 
-# ---- slots status -------------------------------------------------------------------------------
+# ---- slots status --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_status_has_who_holds_and_who_waits(address: str, busy: tuple[Writer, Writer]) -> None:
     holder, _ = busy
-    # Holders tell how far they are with their signs of life.
+    # Holders report their progress with their heartbeats.
     await_true(lambda: state(address)["holders"][0]["passed"] == 1_000_000, "the bytes")
     found = state(address)
     assert (found["pool"], found["capacity"], found["used"]) == (POOL, 1, 1)
     assert found["coordinator"] == ("local" if address.startswith("local") else "redis")
     assert found["capacity_by"] == "job"
     assert found["waiter_count"] == 1
-    # Only a Redis counts grants; only on one host a process can be ended by its number.
+    # Only Redis counts grants. Only the local coordinator shows process ids, which are valid on one
+    # host.
     grants = address.startswith("unix")
     assert found["grants"] == (1 if grants else 0)
     (holds,), (waits,) = found["holders"], found["waiters"]
@@ -269,7 +270,7 @@ def test_a_pool_that_does_not_exist_is_not_made_by_asking(address: str) -> None:
     assert [one["pool"] for one in pools] == [POOL]
 
 
-# ---- set, clear, kick ---------------------------------------------------------------------------
+# ---- set, clear, kick ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("address", ["redis"], indirect=True)
@@ -393,7 +394,7 @@ def test_on_one_host_an_operator_changes_nothing(address: str, busy: tuple[Write
     assert "Redis" in fail(1, "slots", "clear", POOL, *at)
     found = state(address)
     assert found["capacity"] == 1
-    # The kernel keeps the slot for its process: the table names that.
+    # The kernel keeps the slot for its process, and the table shows the process id.
     member = found["holders"][0]["id"]
     fail(1, "slots", "kick", POOL, member, "--yes", *at)
     (line,) = [
@@ -419,7 +420,7 @@ def test_the_exporter_serves_pools_of_one_host(address: str, busy: tuple[Writer,
     assert found[f'ioshape_job_slots{{job="4711",pool="{POOL}"}}'] == 1
 
 
-# ---- Coordinators that do not answer ------------------------------------------------------------
+# ---- Coordinators that do not answer -------------------------------------------------------------
 
 COMMANDS = [
     ["slots", "status"],
@@ -451,7 +452,7 @@ def test_without_coordination_there_are_no_pools(arguments: list[str]) -> None:
     fail(1, *arguments, IOSHAPE_COORDINATOR="open")
 
 
-# ---- top ----------------------------------------------------------------------------------------
+# ---- top -----------------------------------------------------------------------------------------
 
 
 def member(one_id: str, passed: int, since_s: float, job: str = "j") -> Member:
@@ -481,7 +482,7 @@ def test_the_exporter_counts_those_that_are_not_listed() -> None:
 def test_rates_are_those_between_two_signs_of_life() -> None:
     rates = Rates()
     assert rates.sample([pool_of(member("a", 500, 10.0))], 100.0) == {"a": 50.0}
-    # No news, and no news for long.
+    # Without news the rate stays; after a long time without news it falls.
     assert rates.sample([pool_of(member("a", 500, 11.0))], 101.0) == {"a": 50.0}
     assert rates.sample([pool_of(member("a", 500, 30.0))], 120.0) == {"a": 25.0}
     assert rates.sample([pool_of(member("a", 700, 35.0))], 125.0) == {"a": 200 / 25}
@@ -572,7 +573,8 @@ def test_top_leaves_the_terminal_as_it_was(address: str, how: str) -> None:
             one.type(how)
         assert one.end() == (143 if how == "SIGTERM" else 0)
         assert one.seen.count(NORMAL) == 1
-        assert one.seen.rfind("\x1b[?25h") > one.seen.rfind("\x1b[?25l")  # the cursor
+        # the cursor is visible again
+        assert one.seen.rfind("\x1b[?25h") > one.seen.rfind("\x1b[?25l")
         assert termios.tcgetattr(one.terminal)[:4] == one.before[:4]
 
 
@@ -581,7 +583,7 @@ def test_top_leaves_the_terminal_as_it_was(address: str, how: str) -> None:
 def test_top_shows_what_goes_on_and_whole_ids_in_a_small_window(
     address: str, write: Callable[..., Writer]
 ) -> None:
-    for i in range(12):  # idle by the time when somebody looks; by name before the busy one
+    for i in range(12):  # idle before top looks, and sorted by name before the busy pool
         idle = write("idle", pool=f"a:idle-{i:02}")
         assert idle.hear() == "holds"
         idle.tell("release")
@@ -615,7 +617,7 @@ def test_top_goes_on_when_the_coordinator_does_not() -> None:
     with running_redis() as redis, writers() as make:
         asked = json.dumps({"pool": POOL})
         holder = make(redis.address, asked, job="4711", IOSHAPE_SLOTS="1")
-        # A server that is new lets nobody in at first.
+        # A new server admits no writer for a grace period.
         assert holder.hear() in ("holds", "waits")
         with terminal("top", "--interval", "0.2", "--coordinator", redis.address) as one:
             one.await_text("4711")
@@ -629,7 +631,7 @@ def test_top_goes_on_when_the_coordinator_does_not() -> None:
             assert one.end() == 0
 
 
-# ---- exporter -----------------------------------------------------------------------------------
+# ---- exporter ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("address", ["redis"], indirect=True)
@@ -712,7 +714,7 @@ def test_the_exporter_serves_what_waits_on_a_tier(tmp_path: Path) -> None:
         assert found[f"ioshape_tier_waiting_bytes{labels}"] == 0
         assert found[f"ioshape_tier_oldest_wait_seconds{labels}"] == 0
         assert found[f"ioshape_tier_draining{labels}"] == 0
-        # By the kernel's clock, which ticks.
+        # The kernel's clock has coarse ticks.
         assert found[f"ioshape_tier_drained_timestamp_seconds{labels}"] > began - 1
         assert ": nothing waits; last drained " in succeed(*top)
         saves.fast.rename(tmp_path / "away")
@@ -790,7 +792,7 @@ def test_a_port_that_is_taken_is_a_sentence(address: str) -> None:
     assert port in sentence
 
 
-# ---- Secrets ------------------------------------------------------------------------------------
+# ---- Secrets -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -816,7 +818,7 @@ ALL_COMMANDS = [
 @pytest.mark.parametrize("arguments", ALL_COMMANDS)
 @pytest.mark.slow
 def test_no_command_prints_a_password(guarded: Redis, tmp_path: Path, arguments: list[str]) -> None:
-    """Whether it is right, wrong, or cannot even be sent."""
+    """Check right and wrong passwords, and addresses that cannot be used."""
     file = tmp_path / "password"
     file.write_text(SECRET + "\n")
     dead = Redis(tmp_path)
@@ -867,12 +869,12 @@ def test_ps_shows_no_password(guarded: Redis) -> None:
         assert SECRET.encode() not in b"".join(shown)
 
 
-# ---- The configuration that is documented -------------------------------------------------------
+# ---- The documented configuration ----------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_redis_takes_the_documented_configuration() -> None:
-    """As it is, but for what belongs to the machine; and the user in users.acl can work with it."""
+    """Check the documented files with a few settings of this machine, and the user of users.acl."""
     folder = ROOT / "docs" / "coordinator"
     users = (folder / "users.acl").read_text(encoding="utf-8")
     password = re.findall(r"^user ioshape .*>(\S+)", users, re.MULTILINE)[0]
@@ -890,7 +892,7 @@ def test_redis_takes_the_documented_configuration() -> None:
                 lambda: call("slots", "status", **known).returncode == 0,
                 "redis-server",
             )
-            # Nobody gets in without the password.
+            # The server refuses clients without the password.
             assert call("slots", "status", "--coordinator", address).returncode == 3
             succeed("slots", "set", POOL, "--capacity", "2", **known)
             writer = make(address, json.dumps({"pool": POOL}), IOSHAPE_PASSWORD=password)
@@ -903,7 +905,7 @@ def test_redis_takes_the_documented_configuration() -> None:
             server.wait(TIMEOUT_S)
 
 
-# ---- The whole ----------------------------------------------------------------------------------
+# ---- Completion ----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("busy")

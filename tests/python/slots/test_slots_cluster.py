@@ -21,7 +21,7 @@ CAPACITY = 2
 LEASE_MS = 1500
 WRITERS = 5  # of each pool
 
-# Takes slots of its pools, again and again, until its input ends; tells when it had each.
+# Takes slots of its pools repeatedly until stdin ends, and prints when it held each.
 PROGRAM = """
 import json, random, sys, threading, time
 import ioshape
@@ -55,7 +55,7 @@ for thread in threads:
 
 @dataclass(frozen=True)
 class Held:
-    """A slot that somebody had, by this host's clock."""
+    """A slot that a writer held. Times are those of this host's clock."""
 
     pool: str
     coordinator: str
@@ -96,7 +96,7 @@ class Writers:
             self.held.append(Held(*json.loads(line)))
 
     def await_slots(self, pools: list[str], number: int = 3 * WRITERS) -> None:
-        """Until so many more were had in order, of each of these."""
+        """Wait until the coordinator has granted so many more slots of each pool."""
         since, end = time.monotonic(), time.monotonic() + 60
         while any(self._ordered(pool, since) < number for pool in pools):
             assert time.monotonic() < end, self.held[-30:]
@@ -123,7 +123,7 @@ class Writers:
 
 
 def most_at_a_time(held: list[Held]) -> int:
-    """Of those that the coordinator had let in."""
+    """Return the largest number of slots that were held at a time."""
     events = [(one.began, 1) for one in held] + [(one.until, -1) for one in held]
     most = now = 0
     for _, change in sorted(events):
@@ -147,7 +147,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def pools_of_each_node(cluster: Cluster) -> list[str]:
-    """One for each master."""
+    """Return the name of a pool for each master."""
     found: dict[int, str] = {}
     for number in count():
         name = f"pool{number}"
@@ -173,17 +173,18 @@ def test_pools_are_spread_moved_and_outlive_a_master(cluster: Cluster) -> None:
             assert cluster.nodes[index].ask("EXISTS", key) == 1
             with pytest.raises(RefusedByRedis, match="MOVED"):
                 cluster.nodes[index - 1].ask("EXISTS", key)
-        # While its keys move, a call that makes one is refused, at times in its middle.
+        # While keys move, the server refuses calls that create a key, sometimes in the middle of a
+        # call.
         slot = cluster.slot_of(pools[0])
         cluster.move(slot, cluster.nodes[0], cluster.nodes[1], pause_s=0.7)
         writers.await_slots(pools)
         assert cluster.nodes[1].ask("EXISTS", f"{{ios:{pools[0]}}}:v6:m") == 1
-        # Now this node has two pools. Its replica takes over.
+        # Node 1 has two pools now. It dies, and its replica takes over.
         cluster.nodes[1].kill()
         writers.await_slots(pools)
         assert cluster.nodes[MASTERS + 1].info()["role"] == "master"
         writers.end()
-        # All counts fit: nothing that a call left half done is still there.
+        # All counts are consistent: no call has left anything half done.
         operator = Operator(cluster.address)
         for pool in pools:
             await_true(lambda name=pool: is_at_rest(operator, name), f"all slots of {pool}")  # type: ignore[misc]

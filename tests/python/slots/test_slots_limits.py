@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one job or user may, and what jobs used: the commands, with a real Redis."""
+"""Limits of jobs and users, and the usage of jobs: the commands with a real Redis."""
 
 import json
 import time
@@ -25,7 +25,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def use(address: str) -> Iterator[Use]:
-    """A process writes so many MiB in a slot, and ends."""
+    """Yield a function that runs a process which writes so many MiB in a slot."""
     with writers() as make:
 
         def used(job: str, mib: int, **variables: str) -> None:
@@ -62,7 +62,7 @@ def test_waiting_counts_for_who_waits(address: str) -> None:
     assert status.waited_s == waited["second"]
     held = {job.job: job.held_s for job in status.jobs}
     assert held["first"] >= waited["second"]
-    # What Prometheus is told is the same.
+    # Prometheus gets the same numbers.
     told = {
         (sample.name, sample.labels.get("job", "")): sample.value
         for family in PoolCollector(Operator(address)).collect()
@@ -81,7 +81,7 @@ def test_a_limit_of_one_job_holds_against_what_it_asks_for(address: str, use: Us
     out = ioshape(address, "set", POOL, "--user", "ann", "--share", "2")
     assert "limit of user ann: share 2\n" in out
     began = time.monotonic()
-    # 250 ms of it come at once.
+    # The first 250 ms of the rate need no wait.
     use("7", 2, IOSHAPE_RATE="1G", IOSHAPE_SHARE="1000")
     assert time.monotonic() - began > 1.7
     limits = Operator(address).status(POOL).limits
@@ -90,7 +90,7 @@ def test_a_limit_of_one_job_holds_against_what_it_asks_for(address: str, use: Us
         ("", "ann", 200, 0),
     ]
     ioshape(address, "clear", POOL, "--job", "7")
-    # What was set for the pool goes alone, too.
+    # The pool's own settings are cleared, and the limits stay.
     assert "limit of user ann: share 2\n" in ioshape(address, "clear", POOL)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules that Redis runs are those of the reference model, whatever happens to it.
+"""The script for Redis follows the rules of the reference model, whatever happens to it.
 
-Random schedules on a scripted clock. A schedule is made of a seed; one that fails says which, and
-runs alone with IOSHAPE_TEST_SLOTS_SEED=seed; IOSHAPE_TEST_SLOTS_SCHEDULES says how many there are.
+Random schedules run on a scripted clock. A seed determines a schedule, and a failure names its
+seed: IOSHAPE_TEST_SLOTS_SEED=seed runs that schedule alone. IOSHAPE_TEST_SLOTS_SCHEDULES is the
+number of schedules.
 """
 
 import json
@@ -31,9 +32,9 @@ from slots_script import (
 SCHEDULES = int(os.environ.get("IOSHAPE_TEST_SLOTS_SCHEDULES", "128"))
 OPERATIONS = 1000  # in each schedule
 AT_ONCE = 50  # operations that are sent together
-LOOKED_AT = 5  # each so many operations the keys are compared, too
+LOOKED_AT = 5  # the keys are compared after each so many operations
 STARTED = 1_700_000_000_000
-KEYS = "mhqsljo"  # the last letters of their names
+KEYS = "mhqsljo"  # the last letters of the keys' names
 LEASES = [3000, 10000, 15000, 600_000]
 SIZES = [0, 1, 4096, 1 << 20, 16 << 20, (16 << 20) + 1, 1 << 30, 1 << 40]
 JOBS = [
@@ -41,7 +42,8 @@ JOBS = [
     for n in range(12)
 ]
 
-# What lies in the keys, in a form that the model can be asked for, and who expires.
+# Returns the content of the keys in a form that the model can produce, and the keys that never
+# expire.
 DUMP = """
 local prefix = KEYS[1]
 local packed = redis.call('HGET', prefix .. 'm', 'pool')
@@ -77,7 +79,7 @@ return {counted, members, held, queue, alive, small, keys, lasting}
 
 @dataclass
 class Belief:
-    """What a client remembers of its request."""
+    """A client's record of its request."""
 
     who: Identity
     size: int
@@ -102,7 +104,7 @@ def in_order(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 class Schedule:
-    """Operations at random; each goes to the model at once, and its answer is remembered."""
+    """A random schedule: the model executes each operation, and its answer is kept to compare."""
 
     def __init__(self, seed: int, script: Script) -> None:
         self.random = Random(seed)
@@ -115,12 +117,12 @@ class Schedule:
         self.made = 0
         self.latest = self.time
         self.replica: Snapshot | None = None
-        self.fence = 0  # the last one given
-        self.looked_at = 0  # grants
+        self.fence = 0  # the latest fence
+        self.looked_at = 0  # the number of checked grants
         self.commands: list[list[Value]] = []
         self.expected: list[object] = []
-        self.story: deque[str] = deque(maxlen=30)  # of what was compared
-        # Some schedules lose no data, in some the clock never goes back.
+        self.story: deque[str] = deque(maxlen=30)  # the latest compared operations
+        # Some schedules lose no data, and in some the clock is never set back.
         self.losses = seed % 3 > 0
         self.jumps = seed % 2 > 0
         self.capacity = self.random.choice([1, 2, 3, 8])
@@ -147,7 +149,7 @@ class Schedule:
         self.commands.append(command)
         self.expected.append(answer)
 
-    # -- What happens
+    # -- Events
 
     def step(self) -> None:
         self.pass_time()
@@ -164,7 +166,7 @@ class Schedule:
         if self.jumps and jump < 0.004:
             self.time -= self.random.choice([50, 500, 30_000, 100_000])
             if self.pool.numbers.fence < self.fence:
-                self.fence = 0  # it was lost just before
+                self.fence = 0  # the latest fence was lost just before
         elif jump < 0.01:
             self.time += self.random.choice([5000, 20_000, 100_000, 400_000])
         elif jump < 0.6:
@@ -176,7 +178,7 @@ class Schedule:
             ["flush", "run", "copy", "copy", "failover", "failover", "evict", "evict"]
         )
         if self.time < self.latest:
-            self.fence = 0  # nobody knows the old ones, nor that it was later once
+            self.fence = 0  # no data remembers the old fences or the later time
         if kind == "flush":
             self.plain("FLUSHALL")
             self.replica = None
@@ -195,7 +197,7 @@ class Schedule:
         self.tell_world()
 
     def copy_to_replica(self) -> None:
-        """What a replica has been sent, or a disk."""
+        """Copy the keys as replication or a disk would."""
         if self.pool.evicted or not self.pool.numbers.run:
             return
         self.plain("DEL", *(f"replica:{key}" for key in KEYS))
@@ -204,7 +206,7 @@ class Schedule:
         self.replica = self.pool.snapshot()
 
     def fail_over(self, replica: Snapshot) -> None:
-        """What happened since is lost; and it takes some time."""
+        """Replace the keys by the replica's: later changes are lost, and a second passes."""
         self.time += 1000
         self.run += 1
         self.uptime_s = self.random.choice([0, 100_000])
@@ -287,7 +289,7 @@ class Schedule:
         times = {"lease": belief.lease, "known": belief.epoch}
         self.operation(answer, "release", request, passed, **times)
         if self.random.random() < 0.9:
-            self.beliefs.pop(request, None)  # otherwise it is released, or beats, again
+            self.beliefs.pop(request, None)  # otherwise the request is released, or beats, again
 
     def kick(self) -> None:
         request = self.some_id()
@@ -322,7 +324,7 @@ class Schedule:
     def status(self) -> None:
         self.operation(self.pool.status(), "status", "")
 
-    # -- What must be so
+    # -- Checks
 
     def believe(self, request: str, answer: Answer) -> None:
         belief = self.beliefs[request] if request in self.beliefs else Belief(JOBS[0], 0, 3000)
@@ -331,7 +333,7 @@ class Schedule:
         belief.epoch = int(answer["epoch"])
 
     def check(self) -> None:
-        """The promises, of the model: that the script keeps them follows from its answers."""
+        """Check the model's promises. The script keeps them if its answers are the model's."""
         self.latest = max(self.latest, self.time)
         for grant in self.pool.granted[self.looked_at :]:
             assert grant.fence > self.fence
@@ -345,10 +347,10 @@ class Schedule:
         self.looked_at = len(self.pool.granted)
 
     def dump(self) -> None:
-        """What the keys must hold now."""
+        """Compare the keys with the model."""
         pool, present = self.pool, self.pool.keys()
         if pool.evicted or not pool.numbers.run:
-            return  # what is left is worth nothing, and will be found out
+            return  # the script will discard what is left
         held, queue = pool.holders(), pool.queue()
         counted = [pool.used(), pool.express_used(), len(held), len(queue), pool.shares()]
         counted.append(sum(one.urgent for one in queue))
@@ -383,7 +385,10 @@ class Schedule:
         self.expected.clear()
 
     def check_wakes(self) -> None:
-        """Who was let in while it waited was told so. (Lists expire with real time.)"""
+        """Check that waiters were woken when they got their slots.
+
+        Real time expires the lists, so the oldest wakes may be missing.
+        """
         for client in {who.client for who in JOBS}:
             woken = [name for name in self.pool.woken if name.startswith(client)]
             found = self.script.connection.call("LRANGE", f"{self.script.prefix}w:{client}", 0, -1)
@@ -423,7 +428,7 @@ def seeds(part: int, parts: int) -> list[int]:
 
 
 def opened(server: Server, pool: str) -> Script:
-    """A new pool, after its grace: with a lease of a millisecond that is short."""
+    """Return a new pool after its grace period, which is short with a lease of a millisecond."""
     server.connection.call("FLUSHALL")
     script = Script(server, script_text(), pool)
     script("release", "nobody", 0, lease=1)
@@ -470,7 +475,7 @@ def test_without_memory_those_who_are_there_can_stay_and_go(server: Server) -> N
 
 
 class Told:
-    """A server that a test tells what time it is, and which one it is."""
+    """A server whose clock and identity the test sets."""
 
     def __init__(self, server: Server) -> None:
         server.connection.call("FLUSHALL")
@@ -490,7 +495,7 @@ class Told:
 
 @pytest.fixture
 def waiting(server: Server) -> Told:
-    """One holds the slot, one waits; a replica that knows both takes over."""
+    """Return a pool with a holder and a waiter after a failover to a replica that knows both."""
     told = Told(server)
     assert state(acquire(told.script, "first", 15_000)) == HOLDING
     assert state(acquire(told.script, "second", 15_000)) == WAITING
@@ -565,11 +570,11 @@ def test_whoever_is_told_that_it_holds_can_count_on_a_whole_lease(server: Server
     script = opened(server, "whole")
     assert state(acquire(script, "first")) == HOLDING
     assert state(acquire(script, "second")) == WAITING
-    # A small one, let past the queue at once.
+    # A small request passes the queue at once.
     small = script("acquire", "third", "c", "n", "j", 0, 1, 1, 1, 1, 1, 0, "u", 0, 0, lease=60_000)
     assert state(small) == HOLDING
     assert lease_left(script, "third") > 50_000
-    # One that was let in while it waited has half of it, until it knows. It asks once more.
+    # A waiter that got a slot has half a lease until it asks again and learns of it.
     assert script("release", "first", 0, lease=60_000) == 1
     assert lease_left(script, "second") <= 30_000
     assert state(acquire(script, "second")) == HOLDING
@@ -591,7 +596,7 @@ def test_a_request_made_twice_has_a_whole_lease(server: Server) -> None:
         server.connection.call("SET", "now", STARTED + 2000 * turn)
         assert state(alone("first")) == HOLDING
         assert state(alone("second")) == WAITING
-    # Nor is it longer than that.
+    # The lease is not longer than that.
     server.connection.call("SET", "now", STARTED + 6000 + 3000 - 1)
     status = fields(script("status", ""))
     assert [len(status[name]) for name in ("holders", "waiters")] == [1, 1]
@@ -623,7 +628,7 @@ def test_members_without_details_begin_anew(server: Server) -> None:
     script = opened(server, "odd")
     acquire(script, "first")
     acquire(script, "second")
-    # Nothing that a server does by itself.
+    # No server loses this field by itself.
     server.connection.call("HDEL", script.prefix + "m", "m:second")
     with pytest.raises(RefusedByRedis, match="IOSHAPE-ANEW"):
         script("release", "first", 0, lease=60_000)
@@ -631,7 +636,8 @@ def test_members_without_details_begin_anew(server: Server) -> None:
     assert state(acquire(script, "first", 1)) == WAITING
 
 
-# The server (none: a call changed the pool, and came to no end), and pairs of equal numbers.
+# Returns the server's id ("" if a call changed the pool and did not finish), then pairs of leases,
+# then pairs of numbers. The numbers of a pair must be equal.
 WHOLE = """
 local prefix = KEYS[1]
 local function count(key)
@@ -656,7 +662,7 @@ return cjson.encode({
 })
 """
 
-# The operation, and what follows it. "one" holds the only slot; "two" and "three" wait.
+# The operations to break. Before each, "one" holds the only slot, and "two" and "three" wait.
 NAMES = ("one", "two", "three", "four", "urgent")
 OPERATIONS_BROKEN: list[list[Value]] = [
     ["acquire", "four", "c", "n", "j", 0, 1, 1, 1, 1, 1, 0, "u", 0, 0],
@@ -674,7 +680,7 @@ OPERATIONS_BROKEN: list[list[Value]] = [
 
 
 def whole(script: Script) -> tuple[str, list[list[int]], list[list[int]]]:
-    """Leases that have to be there, and that are; and numbers that are the same."""
+    """Return the server's id, pairs of expected and existing leases, and pairs of equal numbers."""
     run, leases, numbers = json.loads(str(script.connection.call("EVAL", WHOLE, 1, script.prefix)))
     return run, leases, numbers
 
@@ -686,7 +692,7 @@ def whole(script: Script) -> tuple[str, list[list[int]], list[list[int]]]:
 def test_a_call_that_is_refused_a_command_leaves_a_whole_pool_or_none(
     server: Server, operation: list[Value], late: bool
 ) -> None:
-    """As where a right was taken from its user, or a cluster's keys are being moved."""
+    """Check a command that is refused: an ACL may change, or a cluster may be moving the keys."""
     text = scripted_text().replace(
         "local call = redis.call\n",
         "local calls, last = 0, tonumber(redis.call('GET', 'last') or 1000)\n"
@@ -714,7 +720,7 @@ def test_a_call_that_is_refused_a_command_leaves_a_whole_pool_or_none(
         run, leases, numbers = whole(script)
         if run:
             assert numbers == [[one, one] for one, _ in numbers], (last, numbers)
-            # A lease may be left, until it ends.
+            # A lease without a member may be left. It expires.
             assert [one <= two for one, two in leases] == [True, True], (last, leases)
         new = script.command("acquire", "new", "c", "n", "j", 0, 1, 1, 0, 1, 1, 0, "u", 0, 0)
         for _ in range(3):
@@ -722,7 +728,7 @@ def test_a_call_that_is_refused_a_command_leaves_a_whole_pool_or_none(
             answers = server.connection.call_all([*leave, *leave, new, new])
             if state(answers[-1]) == HOLDING:
                 break
-            told.passes(7500)  # whoever held may come back first
+            told.passes(7500)  # unknown holders have half a lease to come back
         assert state(answers[-1]) == HOLDING, (last, answers)
         run, leases, numbers = whole(script)
         assert run
@@ -753,7 +759,7 @@ def test_jobs_without_members_are_forgotten_when_there_are_many(server: Server) 
             assert script("release", f"r{number}", number, lease=600_000) == 1
     left = server.connection.call("HKEYS", script.prefix + "j")
     assert isinstance(left, list)
-    # Those that are present, and the one that was new at that time.
+    # The present jobs stay, and the job that was new at that time.
     assert sorted(map(str, left)) == ["job0007", "job0008", f"job{most:04}"]
 
 
@@ -763,10 +769,10 @@ def test_a_jobs_limit_holds_whatever_the_job_asks_for(server: Server) -> None:
     assert script("set", "", "user:u:share", 50, "user:u:rate", 3_000_000) == 1
     assert script("set", "", "job:j:share", 25) == 1
     assert state(acquire(script, "first")) == HOLDING
-    # Its own rate is higher, the user's limit is of all its jobs together.
+    # The job's own rate is higher. The user's limit covers all its jobs together.
     first = fields(script("pace", "j", 1 << 20, 1 << 40, "u"))
     second = fields(script("pace", "other", 1 << 20, 0, "u"))
-    assert (second["start"], first["end"]) == (349, 350)  # its start is rounded down, its end up
+    assert (second["start"], first["end"]) == (349, 350)  # the start is rounded down, the end up
     assert script("set", "", "user:u:share", 0, "user:u:rate", 0) == 1
     assert fields(script("pace", "j", 1 << 20, 0, "u")) == {"bytes": 0, "start": 0, "end": 10_000}
     (left,) = fields(script("status", ""))["set"]
@@ -777,7 +783,7 @@ def test_a_jobs_limit_holds_whatever_the_job_asks_for(server: Server) -> None:
 def test_there_are_only_so_many_settings(server: Server) -> None:
     script = opened(server, "limits")
     made = [script("set", "", f"job:j{number}:share", 1) for number in range(130)]
-    assert made == [1] * 127 + [0] * 3  # beside the time of the latest change
+    assert made == [1] * 127 + [0] * 3  # the time of the latest change takes one place of 128
     assert script("set", "", "job:j1:share", 2) == 1
     assert script("set", "", "job:j1:share", 0) == 1
     assert script("set", "", "job:j129:share", 1) == 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules do for those who share a pool, simulated.
+"""The effects of the rules on jobs that share a pool, simulated with the reference model.
 
-The reference model decides, events happen one after the other, storage is a number: so many bytes
-per millisecond for each slot, less for each when more write than there are slots, and some
-milliseconds for each write whatever its size.
+Events happen one after the other. The storage is a rate in bytes per millisecond for each slot,
+which falls when there are more writers than slots, and a fixed number of milliseconds for each
+write.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ NO_LEASE_ENDS = 10**10
 
 @dataclass
 class Save:
-    """One request, from asking to release."""
+    """A request from the call to the release. Times are in milliseconds."""
 
     id: str
     who: Identity
@@ -42,15 +42,15 @@ class Save:
         return self.granted - self.asked
 
     def alone(self) -> float:
-        """How long it would take on an idle pool."""
+        """Return how long the save would take on an idle pool."""
         return OVERHEAD_MS + self.size / SPEED / self.weight
 
 
 class Simulation(Events):
-    """A pool and its clients, in milliseconds; `saves` is what became of them."""
+    """A pool and its clients, in milliseconds. `saves` collects the requests."""
 
     def __init__(self, capacity: int) -> None:
-        # Who has more slots than there are writes more slowly, and all others with it.
+        # If a grant exceeds the capacity, all writers become slower.
         super().__init__(lambda slots: min(1.0, capacity / slots))
         self.capacity = capacity
         self.pool = Pool(lambda: 1_700_000_000_000 + int(self.now), lambda: ("1" * 40, 10**9))
@@ -59,7 +59,7 @@ class Simulation(Events):
         self._seen = 0
 
     def save(self, who: Identity, size: int, weight: int = 1, boost: int = 0) -> Save:
-        """Asks now."""
+        """Request a slot for a save now."""
         save = Save(f"id{next(self._numbers)}", who, size, weight, self.now)
         self.saves[save.id] = save
         capacity = self.capacity
@@ -68,12 +68,12 @@ class Simulation(Events):
         return save
 
     def keep_saving(self, who: Identity, size: int, weight: int = 1, boost: int = 0) -> None:
-        """The next one as soon as one is done, for ever."""
+        """Save for ever: begin the next save when one is done."""
         save = self.save(who, size, weight, boost)
         self._again[save.id] = partial(self.keep_saving, who, size, weight, boost)
 
     def die(self, save: Save) -> None:
-        """Without a word; an operator sees it."""
+        """Kill a client without a release. An operator kicks its request."""
         save.done = self.now
         if save.granted >= 0:
             self.crowd.leave(save, max(save.given, 1))
@@ -81,13 +81,13 @@ class Simulation(Events):
         self._start_granted()
 
     def run_all(self) -> float:
-        """Until nobody writes or comes any more; says when."""
+        """Run until all saves are done, and return the time."""
         while not self.is_over:
             self.run(self.now + 1000)
         return max(save.done for save in self.saves.values())
 
     def slot_time(self, start: float, end: float) -> dict[str, float]:
-        """By job, within these times."""
+        """Return the slot-milliseconds of each job between these times."""
         found: dict[str, float] = {}
         for save in self.saves.values():
             if save.granted < 0:
@@ -119,7 +119,7 @@ def ranks(job: str, number: int, share: int = 1) -> list[Identity]:
     return [Identity(f"{job}{rank}", f"node{rank}", job, rank, share) for rank in range(number)]
 
 
-# Ranks and bytes of each of their saves.
+# Number of ranks, and bytes of each of their saves.
 VERY_DIFFERENT = {
     "one": (1, 64 * GIB),
     "few": (4, 4 * GIB),
@@ -129,7 +129,7 @@ VERY_DIFFERENT = {
 
 
 def fairness(capacity: int, jobs: dict[str, tuple[int, int]], hours: float = 0.25) -> float:
-    """Jain's index of the slot-time of jobs with equal shares, who all want slots all the time."""
+    """Return Jain's index for the slot-time of jobs with equal shares that always want slots."""
     simulation = Simulation(capacity)
     for job, (number, size) in jobs.items():
         for who in ranks(job, number):
@@ -150,7 +150,7 @@ def test_jobs_of_very_different_sizes_have_equal_parts(capacity: int) -> None:
 @pytest.mark.slow
 def test_jobs_of_very_different_sizes_the_other_way_round(capacity: int) -> None:
     jobs = {"one": (1, 32 * MIB), "few": (4, GIB), "some": (16, 4 * GIB), "many": (64, 64 * GIB)}
-    # One rank cannot use more than one slot, and has but one turn in a round.
+    # A single rank cannot use more than one slot, and has one turn in a round.
     del jobs["one"]
     assert fairness(capacity, jobs, 2) >= 0.95
 
@@ -182,8 +182,8 @@ def test_one_that_dies_with_terabytes_announced_leaves_shares_as_they_were() -> 
     simulation.at(60_000, lambda: dead.append(simulation.save(dies, 100 * 1024 * GIB)))
     simulation.at(240_000, lambda: simulation.die(dead[0]))
     simulation.run(3_000_000)
-    # What was announced is believed up to five minutes, which the others have first: by a seventh
-    # of two slots.
+    # The rules believe announced costs of up to five minutes. The other jobs use a seventh of two
+    # slots first.
     times = simulation.slot_time(1_500_000, 3_000_000)
     part = sum(times.values()) / sum(shares.values())
     assert dead[0].granted > 0
@@ -216,7 +216,7 @@ def test_a_heavy_request_is_not_starved_by_light_ones(same_job: bool) -> None:
     simulation.at(60_000, lambda: heavy.append(simulation.save(who, 8 * GIB, capacity)))
     simulation.run(300_000)
     light = Save("", who, GIB, 1, 0).alone()
-    # Those that hold slots, and of the same job all that came before it.
+    # The request waits for those that hold slots, and within its job for all earlier requests.
     assert 0 < heavy[0].waited <= light * (2 + (32 / capacity + 1 if same_job else 0))
 
 
@@ -233,7 +233,7 @@ def stream_of_new_jobs(simulation: Simulation, size: int, every: float, until: f
 def test_an_old_job_is_not_starved_by_a_stream_of_new_ones() -> None:
     capacity, until = 2, 1_200_000
     simulation = Simulation(capacity)
-    # The new ones alone leave a tenth; the old one wants all.
+    # The new jobs leave a tenth of the storage, and the old job wants all of it.
     each = GIB / SPEED + OVERHEAD_MS
     stream_of_new_jobs(simulation, GIB, each / capacity / 0.9, until)
     for who in ranks("old", 4):
@@ -241,13 +241,13 @@ def test_an_old_job_is_not_starved_by_a_stream_of_new_ones() -> None:
     simulation.run(until)
     old = [save for save in simulation.saves.values() if save.who.job == "old"]
     waits = [(save.granted if save.granted >= 0 else until) - save.asked for save in old]
-    # Four of them share what is left: each save needs a twentieth of ... its time, four times.
+    # The old job's four ranks share that tenth of the capacity. 1.5 is a margin.
     assert max(waits) < 4 * old[0].alone() / (0.1 * capacity) * 1.5, waits
     assert simulation.slot_time(60_000, until)["old"] > 0.1 * capacity * (until - 60_000) * 0.9
 
 
 def tiny_among_terabytes(every: float, until: float, sizes: list[int]) -> tuple[float, list[Save]]:
-    """When two jobs with terabytes are through, and what became of the tiny saves beside them."""
+    """Return when two jobs with terabytes are done, and the tiny saves beside them."""
     simulation = Simulation(4)
     for job in ("x", "y"):
         for who in ranks(job, 16):
@@ -297,9 +297,9 @@ def test_a_flood_of_tiny_saves_starves_nobody() -> None:
     assert others[-1].granted >= 0
 
 
-# ---- Boosts, by what waiting costs --------------------------------------------------------------
+# ---- Boosts by the costs of waiting --------------------------------------------------------------
 
-#: what some say of themselves is beyond all bounds
+#: boosts beyond all bounds
 LOUD, QUIET = 10**9, -(10**9)
 
 
@@ -318,7 +318,7 @@ def test_a_boost_is_worth_ten_minutes_of_each_other_job_at_most(loud_jobs: int) 
     for save in quiet:
         assert save.granted > 0
         assert save.waited <= 2 * BOOST * loud_jobs + 8 * quiet[0].alone()
-    # Or it would be no boost.
+    # A shorter wait would mean that the boost has no effect.
     assert max(save.waited for save in quiet) >= BOOST
 
 
@@ -338,7 +338,7 @@ def test_in_the_long_run_jobs_have_their_shares_whatever_they_say() -> None:
 
 
 def test_a_job_that_stands_still_is_saved_before_those_in_the_background() -> None:
-    """Three jobs at the same moment, as tests/bench.sh measures them."""
+    """Check three jobs that save at one moment, as tests/bench.sh measures them."""
     simulation = Simulation(8)
     still: list[Save] = []
     for who in ranks("background", 8):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots, as Python programs take and see them."""
+"""Slots as Python programs take and see them."""
 
 import dataclasses
 import gc
@@ -43,16 +43,16 @@ def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=["local", "redis"])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """One writer at a time, as far as tests ask for no more."""
+    """Yield the address of a coordinator that admits one writer at a time."""
     with coordinator(request.param) as value:
         ioshape.configure(coordinator=value, job="mine", slots=1)
         yield value
-        ioshape.configure(coordinator="open")  # what is kept for this one goes
+        ioshape.configure(coordinator="open")  # close the context's connection to this coordinator
 
 
 @pytest.fixture
 def another(address: str) -> Iterator[Callable[..., Writer]]:
-    """Makes other processes that use the pool "shared"."""
+    """Yield a function that starts other writers in the pool "shared"."""
     with writers() as make:
 
         def made(job: str, rank: int = 0, **asked: Any) -> Writer:
@@ -66,7 +66,7 @@ def kind_of(address: str) -> str:
     return "local" if address.startswith("local") else "redis"
 
 
-# ---- Slots --------------------------------------------------------------------------------------
+# ---- Slots ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.wording
@@ -143,7 +143,7 @@ def test_waiting_for_bandwidth_keeps_no_other_thread_from_looking_or_releasing()
     thread.start()
     time.sleep(1)
     assert not slot.lost
-    assert thread.is_alive()  # it waits on: looking did not wait for it
+    assert thread.is_alive()  # the thread still waits, and slot.lost did not wait for it
     slot.release()
     thread.join(60)
     assert "released" in str(ended[0])
@@ -181,7 +181,7 @@ def test_a_waiter_is_told_its_place(address: str, another: Callable[..., Writer]
 def test_a_save_that_waits_for_long_says_so(
     address: str, another: Callable[..., Writer], tmp_path: Path
 ) -> None:
-    """Also to who has neither a callback nor logging."""
+    """Check programs without a callback and without logging."""
     holder = another("theirs", rank=7)
     assert holder.hear() == "holds"
     program = "import ioshape, torch; ioshape.save({'w': torch.ones(1 << 24)}, 'model.pt')"
@@ -247,7 +247,7 @@ def test_a_kicked_slot_is_lost_and_its_owner_can_see_it(address: str) -> None:
         operator.kick("shared", holder.id)
         await_true(lambda: slot.lost, "the loss")
         assert slot.info.note
-        slot.pace(100)  # going on is allowed
+        slot.pace(100)  # a lost slot may still be used
     assert operator.status("shared").used == 0
 
 
@@ -296,11 +296,11 @@ def test_pools_are_named_after_filesystems(tmp_path: Path) -> None:
     assert ioshape.probe(tmp_path).pool == "named"
 
 
-# ---- Saves --------------------------------------------------------------------------------------
+# ---- Saves ---------------------------------------------------------------------------------------
 
 
 def turn_of(caplog: pytest.LogCaptureFixture) -> str:
-    """Return what the log says of the slot of the newest save."""
+    """Return how the log describes the slot of the newest save."""
     lines = [one.getMessage() for one in caplog.records if ", slot " in one.getMessage()]
     return re.sub(r".*, slot [1-9][0-9]* (.*), write .*", r"\1", lines[-1])
 
@@ -318,7 +318,7 @@ def test_a_save_tells_how_it_came_by_its_slot(
     assert turn_of(caplog) == "of pool shared, one of 1"
     holder = another("theirs", rank=3, weight=1)
     assert holder.hear() == "holds"
-    # Larger than what is let past the queue.
+    # Saves up to 16 MiB may pass the queue.
     handle = ioshape.save_async(checkpoint(2, 20 << 20), tmp_path / "model.pt")
     await_true(lambda: handle.progress.phase == "wait", "waiting")
     await_true(lambda: handle.progress.waited_s > 0, "the time it waits")
@@ -450,9 +450,9 @@ def test_reports_are_told_in_one_line() -> None:
     assert "slot" not in str(Report(path="model.pt", written_by="ioshape", coordinator="local"))
 
 
-# ---- Secrets ------------------------------------------------------------------------------------
+# ---- Secrets -------------------------------------------------------------------------------------
 
-# As their users mean them; and as careless ones write them.
+# Addresses as documented, and addresses with mistakes.
 VALID = [
     f"redis://user:{SECRET}@host:6379/0",
     f"redis://:{SECRET}@host",
@@ -531,7 +531,7 @@ def test_the_password_may_lie_in_a_file_or_a_variable(
 
 
 def unreadable(kind: str, file: Path) -> None:
-    """Make the file of a password one that is of no use."""
+    """Make a password file that cannot be used."""
     if kind == "directory":
         file.mkdir()
     elif kind != "missing":
@@ -546,7 +546,7 @@ def test_a_password_file_that_cannot_be_read_costs_no_save(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    """The coordinator counts as unreachable, until the file can be read."""
+    """Check that the coordinator counts as unreachable until the file can be read."""
     file, path = tmp_path / "the password", tmp_path / "model.pt"
     unreadable(kind, file)
     with running_redis(password=SECRET) as redis:
@@ -583,7 +583,7 @@ def test_fields_that_a_report_had_are_empty_and_name_their_new_place() -> None:
 
 
 def test_a_report_takes_all_of_its_numbers_from_the_struct() -> None:
-    """By the types of C, whatever the annotations are: none is left at its default."""
+    """Check all fields by their C types, whatever the annotations: none may stay at its default."""
     struct = sized("ioshape_report")
     for name, member in ffi.typeof(struct).item.fields:
         if member.type.kind == "primitive" and name not in ("size", "fallbacks"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that wait long for a slot say so: on a terminal in a line that goes away, else once.
+"""Long waits for a slot are shown: on a terminal in a line that disappears, elsewhere once.
 
-Long loads show there how far they have come.
+Terminals also show the progress of long loads.
 """
 
 import os
@@ -20,7 +20,7 @@ from command import on_terminal
 from processes import TIMEOUT_S, environment
 
 POOL = "long-waits"
-# Not so small as to be let past the queue.
+# Too large to pass the queue.
 BEGINNING = """
 import sys
 import ioshape
@@ -36,10 +36,10 @@ SAVES = {
 
 
 class Waiting:
-    """A program that saves, and what its stderr gets, which may be a terminal."""
+    """A program that saves, and the content of its stderr, which may be a terminal."""
 
     def __init__(self, folder: Path, how: str, *, terminal: bool, **more: str) -> None:
-        # In a folder of its own: nothing of another save is tidied up, and told.
+        # A folder of its own keeps leftovers of other saves from being removed and reported.
         place = folder / f"{how}-{terminal}-{len(more)}"
         place.mkdir()
         self.path, program = place / f"{place.name}.pt", place / "program.py"
@@ -61,12 +61,12 @@ class Waiting:
         try:
             while part := os.read(reader, 65536):
                 self._seen += part
-        except OSError:  # EIO: nobody is on the other side
+        except OSError:  # EIO: the program has closed the terminal
             pass
         os.close(reader)
 
     def wait_for_word(self) -> None:
-        """Until it has said twice that it waits, or once for good."""
+        """Wait until the program has reported its wait twice in a line, or once with a newline."""
         name = self.path.name.encode()
         wait_until(
             lambda: self._seen.count(name) > 1 or b"\n" in self._seen,
@@ -74,14 +74,14 @@ class Waiting:
         )
 
     def end(self) -> str:
-        """Everything it has said."""
+        """Wait for the end of the program, and return everything from its stderr."""
         assert self._process.wait(TIMEOUT_S) == 0, self._seen
         self._thread.join()
         return self._seen.decode()
 
 
 def left_on(screen: str) -> str:
-    """What is to be seen in the end."""
+    """Return the text that the screen shows in the end."""
     lines = []
     for line in screen.split("\n"):
         shown = ""
@@ -94,9 +94,9 @@ def left_on(screen: str) -> str:
 @pytest.mark.slow
 def test_a_long_wait_is_shown_where_somebody_looks(tmp_path: Path) -> None:
     second = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    with ioshape.slot(pool=POOL, weight=100):  # it writes alone
+    with ioshape.slot(pool=POOL, weight=100):  # the weight excludes all other writers
         shown = [Waiting(tmp_path, how, terminal=True) for how in ("wait", "run")]
-        # Where another rank has the terminal, or there is none, one line says it, and stays.
+        # If another rank owns the terminal, or there is none, one line reports the wait and stays.
         told = [
             Waiting(tmp_path, "save", terminal=True, **second),
             Waiting(tmp_path, "save", terminal=False),
