@@ -11,7 +11,7 @@ from saving_programs import file_to_replace, saving_program
 
 @pytest.mark.slow
 def test_children_do_not_disturb_their_parents_saves(tmp_path: Path) -> None:
-    """One fork for each way in which a child can end; all while the parent's save is held."""
+    """Fork one child for each way to end, while a gate holds the parent's save."""
     path = file_to_replace(tmp_path)
     source = """
     import asyncio
@@ -105,13 +105,13 @@ def test_failures_of_the_parent_are_not_the_childs(tmp_path: Path) -> None:
     except FileNotFoundError:
         print("heard")
     """
-    # What this one has heard of is not lost without a word.
+    # The failure is not reported a second time when the parent ends.
     assert run_program(tmp_path, saving_program(source)).stdout == "heard\n"
     assert names_in(tmp_path / "files") == ["child.pt", "parent.pt"]
 
 
 def test_forks_at_any_moment(tmp_path: Path) -> None:
-    """Threads save while others fork: whatever was locked then must not stay so in the child."""
+    """Check forks while threads save: no lock may stay locked in the child."""
     (tmp_path / "files").mkdir()
     source = """
     import faulthandler
@@ -204,7 +204,7 @@ for thread in threads:
 """
 
 
-@pytest.mark.long  # once, on a machine with a load of 8, glibc ended a child: "double free"
+@pytest.mark.long  # on a machine with a load of 8, glibc once aborted a child: "double free"
 def test_forks_while_others_use_the_package_for_the_first_time(tmp_path: Path) -> None:
     for _ in range(5):
         run_program(tmp_path, FIRST_USE)
@@ -241,7 +241,7 @@ def test_ctrl_c_during_a_fork_blocks_no_other_thread(tmp_path: Path) -> None:
 
 
 def test_a_child_that_was_forked_too_early_says_so(tmp_path: Path) -> None:
-    """The thread that imports waits for the one that forks, which could wait for ever."""
+    """Check that the child fails instead of waiting for ever for the thread that was importing."""
     source = """
 import os
 import threading
@@ -284,7 +284,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert "forked while another thread" in run_program(tmp_path, source).stdout
 
 
-# A script as its own module, because the children of "spawn" import it.
+# A script is its own module here, because the children of "spawn" import it.
 WITH_CHILDREN = """
 import multiprocessing
 import sys
@@ -338,7 +338,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "method",
-    # What "spawn" and "forkserver" start imports torch: that takes its time.
+    # "spawn" and "forkserver" start processes that import torch, which takes time.
     ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.long)],
 )
 @pytest.mark.slow
@@ -348,6 +348,7 @@ def test_data_loaders_and_pools_work_during_a_save(tmp_path: Path, method: str) 
     assert finished.stderr == ""
     assert number_in(path) == 2
     for number in (100, 200, 300):
-        # Pools end their processes with os._exit(), after exit handlers of multiprocessing alone.
+        # Pools end their processes by os._exit(), which runs only the exit handlers of
+        # multiprocessing.
         assert number_in(path.with_name(f"{number}.pt")) == number + 1
     assert {f"item {i}.pt" for i in (0, 16, 32, 48)} <= set(names_in(path.parent))

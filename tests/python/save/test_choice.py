@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which requests files are written to filesystems of several kinds, and by which engine."""
+"""The request sizes and the engine that ioshape chooses for several kinds of filesystems."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def write(path: Path, n_bytes: int, *words: str) -> dict[str, Any]:
-    """What tests/c/support/requests.c tells of a file that it writes."""
+    """Write a file with tests/c/support/requests.c, and return what the program reports."""
     done = subprocess.run(
         [build_folder() / "tests" / "c" / "requests", path, str(n_bytes), *words],
         capture_output=True,
@@ -37,13 +37,19 @@ def write(path: Path, n_bytes: int, *words: str) -> dict[str, Any]:
 
 
 def busy_s(mount: Mount) -> float:
-    """What all targets have worked: requests that are served one by one take at least as long."""
+    """Return the busy time of all targets.
+
+    Requests that are served one by one take at least as long together.
+    """
     return sum(float(target["busy_s"]) for target in mount.statistics()["targets"])
 
 
 def write_side_by_side(mount: Mount, n_bytes: int, engine: str) -> dict[str, Any]:
-    """The first file whose targets worked at the same time: requests that are sent one after the
-    other never have them do so, and others only where the machine has time for them."""
+    """Write files until one shows that its targets worked at the same time, and return its report.
+
+    Requests that are sent one after the other never overlap. Other requests overlap only if the
+    machine has time for them.
+    """
     for _ in range(20):
         before_s = busy_s(mount)
         found = write(mount.path / "file", n_bytes, engine)
@@ -53,7 +59,7 @@ def write_side_by_side(mount: Mount, n_bytes: int, engine: str) -> dict[str, Any
 
 
 LAYOUTS: list[tuple[bool, dict[str, object]]] = [
-    # whether it is for long runs only
+    # whether the layout is only for long runs, and the layout
     (True, {"stripe_size": "1Mi", "stripe_count": 8}),
     (True, {"stripe_size": "4Mi", "stripe_count": 3}),
     (False, {"stripe_size": "3Mi", "stripe_count": 2}),
@@ -76,7 +82,7 @@ LAYOUTS: list[tuple[bool, dict[str, object]]] = [
 def test_no_request_crosses_a_stripe_or_begins_in_one(layout: dict[str, object]) -> None:
     with striped("ssd", bandwidth="20G", seek_ms=0, **layout) as mount:
         if layout.get("play") == "ceph":
-            # A directory without a layout does not say of what kind the filesystem behind FUSE is.
+            # Without a layout, the directory does not reveal the filesystem behind FUSE.
             os.setxattr(mount.path, "ceph.dir.layout", b"stripe_unit=4194304 stripe_count=2")
         found = write(mount.path / "file", 40 * MIB + 777)
         assert found["requests"] > 2
@@ -86,13 +92,16 @@ def test_no_request_crosses_a_stripe_or_begins_in_one(layout: dict[str, object])
 
 
 def slow(fsname: str, **parameters: object) -> AbstractContextManager[Mount]:
-    """A megabyte takes 17 ms: longer than a busy machine is held up as a rule."""
+    """Mount a filesystem that takes 17 ms for a MiB.
+
+    A busy machine rarely delays a thread for so long.
+    """
     return striped("ssd", bandwidth="60M", seek_ms=0, stripe_count=8, fsname=fsname, **parameters)
 
 
 @pytest.mark.parametrize("direct", ["threads", "parallel"])
 def test_a_network_filesystem_gets_an_engine_that_does_not_wait(direct: str) -> None:
-    # With "threads" a mount serves calls one by one.
+    # With "threads", the mount serves calls one by one.
     with slow(direct, direct=direct) as mount:
         found = write_side_by_side(mount, 20 * MIB, "auto")
         assert (found["engine"], found["direct"]) == ("uring-async", 1), found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves of processes that will end soon, and how these hear of it."""
+"""Saves of processes that will end soon, and how a process learns that it will."""
 
 import os
 import signal
@@ -15,8 +15,8 @@ import torch
 from nodes import started_ranks
 from processes import TIMEOUT_S, environment
 
-LONG_S = 600.0  # nothing in a test takes so long
-LARGE = {"weights": torch.zeros(5 << 20)}  # not so small as to be let past the queue
+LONG_S = 600.0  # no test takes so long
+LARGE = {"weights": torch.zeros(5 << 20)}  # too large to pass the queue
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _a_pool_of_one_slot() -> None:
     ioshape.configure(pool="deadlines", slots=1)
 
 
-# ---- Saves --------------------------------------------------------------------------------------
+# ---- Saves ---------------------------------------------------------------------------------------
 
 
 def test_a_save_with_a_deadline_does_not_wait_for_the_slot(tmp_path: Path) -> None:
@@ -102,7 +102,10 @@ say("saved", met=report.deadline_met)
 
 
 def test_ranks_that_cancel_an_earlier_save_of_their_group_go_before_others(tmp_path: Path) -> None:
-    """They write generations one after the other: otherwise they would wait for its slot."""
+    """Check that a save with a deadline does not wait for the slot of an earlier, canceled save.
+
+    A group writes its checkpoints one after the other.
+    """
     folder = tmp_path / "generations"
     with (
         ioshape.slot(pool="deadlines"),
@@ -118,7 +121,7 @@ def test_ranks_that_cancel_an_earlier_save_of_their_group_go_before_others(tmp_p
     assert [one.step for one in ioshape.generations(folder)] == [2]
 
 
-# ---- Notices ------------------------------------------------------------------------------------
+# ---- Notices -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -141,7 +144,7 @@ def test_a_signal_is_noticed_and_goes_to_who_waited_for_it_before(number: signal
             left = notice.left
             assert left is not None
             assert 0 < left < LONG_S
-            signal.raise_signal(number)  # the first one counts
+            signal.raise_signal(number)  # the first signal determines the time that is left
             assert notice.left is not None
             assert notice.left < left
         assert heard == [number, number]
@@ -224,7 +227,7 @@ def test_a_forked_child_ends_by_the_signal() -> None:
 
 
 def test_a_job_that_is_told_to_end_saves_before_those_that_wait(tmp_path: Path) -> None:
-    """As a whole: the signal comes while others hold and want the slot."""
+    """Check a whole job: the signal comes while other processes hold the slot and wait for it."""
     program = """
 import sys, time
 import ioshape, torch

@@ -22,7 +22,7 @@ MIB = 1 << 20
 #: The exit status of a program that lost a checkpoint and would have ended with 0.
 LOST = os.EX_IOERR
 
-# ---- Saves in flight are finished ---------------------------------------------------------------
+# ---- Saves in flight are finished ----------------------------------------------------------------
 
 ENDS = {
     "the end of the script": ("", 0, ""),
@@ -53,7 +53,7 @@ def test_saves_in_flight_are_finished(tmp_path: Path, end: str) -> None:
     assert names_in(path.parent) == ["model.pt", "other.pt"]
     assert said in finished.stderr
     if not said:
-        assert finished.stderr == ""  # it was over in less than a second
+        assert finished.stderr == ""  # the saves took less than a second
 
 
 def test_order_is_kept_at_the_end(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_order_is_kept_at_the_end(tmp_path: Path) -> None:
 
 
 def test_callbacks_and_what_they_begin_are_finished(tmp_path: Path) -> None:
-    """A callback may copy the checkpoint elsewhere when it is safe."""
+    """Check saves that a callback begins, such as a copy of the checkpoint to another path."""
     path = file_to_replace(tmp_path)
     source = """
     def save_again(handle):
@@ -87,7 +87,10 @@ def test_callbacks_and_what_they_begin_are_finished(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["save", "save_async"])
 @pytest.mark.slow
 def test_exit_handlers_may_save(tmp_path: Path, when: str, how: str) -> None:
-    """Those that were registered before we were imported run after ours."""
+    """Check handlers that run before ioshape's own, and those that were registered earlier.
+
+    Python calls exit handlers in the reverse order of their registration.
+    """
     path = file_to_replace(tmp_path)
     register = f"""
 import atexit
@@ -126,10 +129,10 @@ def test_threads_that_still_save_are_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_daemon_threads_may_save_to_the_last_moment(tmp_path: Path) -> None:
-    """Which of their saves are finished is open; that each file is whole is not.
+    """Check that each file is whole. Which of the saves finish is open.
 
-    They save what is none of torch's: with Python before 3.14 its own functions abort a process
-    that ends under them. On a busy machine that is seen even so, once in ten runs.
+    The threads save no tensors: before Python 3.14, torch's own functions abort a process that ends
+    under them. On a busy machine an abort still happens in one of ten runs.
     """
     (tmp_path / "files").mkdir()
     source = """
@@ -188,7 +191,7 @@ def test_logging_goes_on_to_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise ValueError('a bug')"])
 @pytest.mark.slow
 def test_threads_of_the_library_may_log_while_python_ends(tmp_path: Path, end: str) -> None:
-    """The slot's thread finds the coordinator gone, and says so with the pool's lock held."""
+    """Check a heartbeat that fails and logs, with the pool's lock held, while Python ends."""
     source = f"""
     import os
     import signal
@@ -240,16 +243,16 @@ def test_an_event_loop_may_end_before_its_saves(tmp_path: Path) -> None:
     assert finished.stderr == ""
 
 
-# ---- What it says meanwhile ---------------------------------------------------------------------
+# ---- Messages while the end waits ----------------------------------------------------------------
 
-# Into a pipe that somebody reads slowly: not a line of Python is in the save.
+# A slow pipe receives the file, so the save runs no Python.
 SLOW = """
 ioshape.save_async(checkpoint(2, 8 * MIB), "pipe")
 """
 
 
 class SlowReader:
-    """Reads a pipe in so many seconds, or in no time once it is told to hurry."""
+    """A reader that takes a number of seconds for a pipe, or no time when it must hurry."""
 
     def __init__(self, path: Path, n_bytes: int, seconds: float) -> None:
         os.mkfifo(path)
@@ -268,7 +271,7 @@ class SlowReader:
                     time.sleep(self._pause)
 
     def end(self) -> None:
-        """All of it has been read."""
+        """Wait until everything has been read."""
         self._hurry = True
         self._thread.join()
 
@@ -305,7 +308,7 @@ def test_it_says_what_the_end_waits_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["sys.stderr.close()", "sys.stderr = None", "os.close(2)"])
 @pytest.mark.slow
 def test_nobody_need_listen(tmp_path: Path, how: str) -> None:
-    """A daemon has closed its stderr. That costs no checkpoint."""
+    """Check a daemon that has closed its stderr: its saves must not suffer."""
     path = file_to_replace(tmp_path)
     source = saving_program(
         f"""
@@ -316,14 +319,14 @@ def test_nobody_need_listen(tmp_path: Path, how: str) -> None:
     {how}
     """
     )
-    # Python itself may find something wrong with the closed descriptor when it ends: 120.
+    # Python exits with 120 if it cannot flush the closed stream.
     with started_program(tmp_path, source) as program:
         assert program.wait() in (LOST, 120)
     assert number_in(path) == 2
 
 
 def test_a_message_to_a_closed_stream_never_lands_in_a_checkpoint(tmp_path: Path) -> None:
-    """Daemons close the standard streams. Their numbers are nobody's then, and not ours."""
+    """Check that no file of ioshape gets the descriptors 0 to 2, which daemons close."""
     path = file_to_replace(tmp_path)
     source = saving_program(
         """
@@ -402,7 +405,7 @@ def test_a_failure_that_somebody_heard_of_is_not_told(tmp_path: Path, ask: str) 
     assert run_program(tmp_path, saving_program(source)).stderr == ""
 
 
-# ---- When it must not take so long --------------------------------------------------------------
+# ---- Ends that do not wait -----------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -443,14 +446,14 @@ def test_an_end_without_an_end_leaves_the_old_file(tmp_path: Path, how: str) -> 
     run_program(tmp_path, source, status=status)
     assert number_in(path) == 1
     assert len(names_in(path.parent)) == 2
-    # The next process to save there tidies up.
+    # The next process that saves there removes the temporary file.
     run_program(tmp_path, saving_program('ioshape.save(checkpoint(3), "files/other.pt")'))
     assert names_in(path.parent) == ["model.pt", "other.pt"]
 
 
-# ---- The exit status ----------------------------------------------------------------------------
+# ---- The exit status -----------------------------------------------------------------------------
 
-# A save that fails and that nobody asks about.
+# A save that fails and whose result the program never asks for.
 LOSING = """
 ioshape.save_async(checkpoint(1), "missing/model.pt")
 """
@@ -468,14 +471,15 @@ ioshape.save_async(checkpoint(1), "missing/model.pt")
 )
 @pytest.mark.slow
 def test_a_lost_checkpoint_shows_in_the_exit_status(tmp_path: Path, end: str, status: int) -> None:
-    """Unless the program had its own reason to end with another one."""
+    """Check that a status of the program's own is kept."""
     run_program(tmp_path, BEGINNING + LOSING + end, status=status)
 
 
 def test_handlers_of_others_run_all_the_same(tmp_path: Path) -> None:
-    """Those of Python and of C.
+    """Check that exit handlers of Python and of C still run.
 
-    dprintf() is a handler that C's exit() calls with the status, which it takes for a descriptor.
+    dprintf() is registered as a handler: exit() calls it with the status, which it uses as a
+    descriptor.
     """
     source = f"""
 import atexit
@@ -518,7 +522,7 @@ atexit.register(last_words)
 
 @pytest.mark.slow
 def test_another_ctrl_c_is_no_success(tmp_path: Path) -> None:
-    """A save is at a step that takes no notice of the first one."""
+    """Check a second Ctrl-C while the save does not react to the first one."""
     path = file_to_replace(tmp_path)
     source = """
     begun = threading.Event()

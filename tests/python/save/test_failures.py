@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that fail or are stopped: what is raised, and that the old file stands."""
+"""Saves that fail or are stopped: the errors that they raise, and the old file, which stays."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ def _left_clean() -> Iterator[None]:
         yield
 
 
-# ---- What is raised -----------------------------------------------------------------------------
+# ---- Exceptions ----------------------------------------------------------------------------------
 
 Save = Callable[..., object]
 
@@ -54,7 +54,7 @@ def _awaited(state: object, path: Path, **options: Any) -> object:
     ids=["save", "save_async", "await", "written by torch"],
 )
 def save(request: pytest.FixtureRequest) -> Save:
-    """All ways to save raise the same."""
+    """Return a way to save. All ways raise equal errors."""
     way: Save = request.param
     return way
 
@@ -62,7 +62,7 @@ def save(request: pytest.FixtureRequest) -> Save:
 def _assert_tells(error: BaseException, number: int, path: Path) -> None:
     assert isinstance(error, ioshape.StorageError)
     assert isinstance(error, type(OSError(number, "")))
-    assert isinstance(error, RuntimeError)  # what torch.save raises
+    assert isinstance(error, RuntimeError)  # torch.save raises this class
     assert (error.errno, error.strerror) == (number, os.strerror(number))
     assert (error.filename, error.path, error.operation) == (str(path), str(path), "save")
 
@@ -119,7 +119,7 @@ def test_what_must_not_be_replaced(tmp_path: Path, save: Save) -> None:
 
 
 def test_errors_travel_between_processes(tmp_path: Path) -> None:
-    """As multiprocessing sends them: with all that they tell."""
+    """Check that errors keep all fields when multiprocessing pickles them."""
     with pytest.raises(FileNotFoundError) as caught:
         ioshape.save(checkpoint(1), tmp_path / "missing" / "model.pt")
     sent = pickle.loads(pickle.dumps(caught.value))
@@ -141,9 +141,9 @@ def test_the_report_tells_how_far_a_failed_save_came(tmp_path: Path, way: Save) 
     assert report.write_s > 0
 
 
-# ---- Where one may not write --------------------------------------------------------------------
+# ---- Files without permission --------------------------------------------------------------------
 
-# Root may write anywhere; without these capabilities it is as others are with files of their own.
+# Prefix of a command that drops the capabilities by which root ignores permissions.
 AS_OTHERS = (
     ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"]
     if os.geteuid() == 0
@@ -217,7 +217,7 @@ def test_where_one_may_not_write(tmp_path: Path) -> None:
         assert "the file is not writable" in of_file
 
 
-# ---- Full disks ---------------------------------------------------------------------------------
+# ---- Full disks ----------------------------------------------------------------------------------
 
 
 FULL_DISK = """
@@ -353,7 +353,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 
 
 def test_a_limit_on_memory(tmp_path: Path) -> None:
-    """Staging memory that cannot be had fails that save alone."""
+    """Check that a save without staging memory fails alone."""
     run_program(
         tmp_path,
         """
@@ -392,7 +392,7 @@ def test_a_limit_on_memory(tmp_path: Path) -> None:
     )
 
 
-# ---- Failures that nobody waited for ------------------------------------------------------------
+# ---- Failures that no caller waited for ----------------------------------------------------------
 
 
 def _failed(path: Path) -> ioshape.SaveHandle:
@@ -410,7 +410,7 @@ def test_the_next_save_tells_what_nobody_asked_for(tmp_path: Path, background: b
     assert caught.value.filename == str(missing)
     assert ioshape.wait_all()
     assert number_in(path) == 2, "the new checkpoint must not be lost, too"
-    ioshape.save(checkpoint(3), path)  # it has been told
+    ioshape.save(checkpoint(3), path)  # the failure has been raised once
     assert number_in(path) == 3
 
 
@@ -418,12 +418,12 @@ def test_each_of_several_failures_is_told(tmp_path: Path, caplog: pytest.LogCapt
     missing = [tmp_path / f"missing {i}" / "model.pt" for i in range(3)]
     _failed(missing[0])
     told: list[str] = []
-    # Each of these calls has a failure of its own, and tells an older one.
+    # Each of these calls raises an older failure and has a failure of its own.
     for path in missing[1:]:
         with pytest.raises(FileNotFoundError) as caught:
             ioshape.save_async(checkpoint(1), path)
         told.append(caught.value.filename)
-        # What raises gives no handle: only the log tells when that save has failed.
+        # A call that raises returns no handle, so only the log shows that its save has failed.
         wait_until(lambda: str(path) in caplog.text, "the failure")  # noqa: B023
     for number in range(2):
         try:
@@ -475,11 +475,11 @@ def test_a_save_that_fails_itself_does_not_hide_the_earlier_failure(tmp_path: Pa
     assert caught.value.filename == str(tmp_path / "first" / "model.pt")
 
 
-# ---- Progress callbacks that stop the save ------------------------------------------------------
+# ---- Progress callbacks that stop the save -------------------------------------------------------
 
 
 class StopIt(BaseException):
-    """Not even an Exception."""
+    """A BaseException that is not an Exception."""
 
 
 def _stopping(at: str, error: BaseException) -> Callable[[ioshape.types.Progress], None]:
@@ -502,7 +502,7 @@ def test_an_exception_in_the_progress_callback_stops_the_save(
     way = _in_background if background else ioshape.save
     if at == "stage" and not background:
         assert way(checkpoint(2, 8 * MIB), path, progress=_stopping(at, error))
-        assert number_in(path) == 2  # nothing is staged where the caller waits
+        assert number_in(path) == 2  # a blocking save stages nothing
         return
     with pytest.raises(type(error)) as caught:
         way(checkpoint(2, 8 * MIB), path, progress=_stopping(at, error))
@@ -515,7 +515,7 @@ def test_an_exception_in_the_progress_callback_stops_the_save(
 
 @pytest.mark.parametrize("at", ["commit", "done"])
 def test_an_exception_at_the_very_end_comes_too_late(tmp_path: Path, at: str) -> None:
-    """The file is whole and in place: a save that says otherwise would lie."""
+    """Check that an exception comes too late once the file is in place: the save succeeds."""
     path = tmp_path / "model.pt"
     handle = ioshape.save_async(checkpoint(1), path, progress=_stopping(at, ValueError("late")))
     assert handle.wait()
@@ -536,7 +536,10 @@ def test_loads_and_verifications_are_stopped_as_well(tmp_path: Path) -> None:
 def test_torch_cannot_lose_what_a_read_failed_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After readinto() torch calls read(), with the exception set; that call may clear it."""
+    """Check that an exception in readinto() is kept.
+
+    Torch calls read() after readinto() with the exception set, and that call may clear it.
+    """
     path = tmp_path / "model.pt"
     ioshape.save(checkpoint(1, 8 * MIB), path)
     by_torch = original.load

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that do not fit: training goes on over a full disk."""
+"""Saves that do not fit: training continues with a full disk."""
 
 import errno
 from pathlib import Path
@@ -193,7 +193,7 @@ def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
     finished = run_interpreter(tmp_path, FULL_DISK, prefix=small_disk("tmpfs", tmp_path))
     assert "needs 20" in finished.stdout
     assert "SkippedWarning: the save to disk/model.pt was skipped" in finished.stderr
-    # The log does not say it a second time.
+    # The log does not repeat the warning.
     assert "ioshape: skipped" not in finished.stderr
     assert not [line for line in finished.stderr.splitlines() if line.startswith("skipped")]
 
@@ -241,7 +241,7 @@ def test_one_storage_target_is_full() -> None:
         with pytest.warns(ioshape.SkippedWarning):
             report = ioshape.save(checkpoint(2, 8 * MIB), path)
         assert report.skipped
-        # Found out by whoever writes: rank 0 says what becomes of it.
+        # In a group the writer finds out, and rank 0 decides to skip the checkpoint.
         with pytest.warns(ioshape.SkippedWarning):
             report = ioshape.save_group(checkpoint(2, 8 * MIB), mount.path / "steps", 7)
         assert report.skipped

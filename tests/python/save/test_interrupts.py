@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and kill -9: the old file stands, nothing is left, the next save works."""
+"""Ctrl-C and kill -9: the old file stays, nothing is left over, and the next save works."""
 
 import json
 import random
@@ -20,9 +20,9 @@ def _left_clean() -> Iterator[None]:
         yield
 
 
-# ---- Ctrl-C -------------------------------------------------------------------------------------
+# ---- Ctrl-C --------------------------------------------------------------------------------------
 
-# A real SIGINT, sent while the operation is under way, as a terminal sends it: to the process.
+# Sends a real SIGINT to the process, as a terminal does, during each kind of operation.
 CTRL_C = """
     import json
     import os
@@ -297,7 +297,7 @@ CTRL_C = """
 
 @pytest.fixture(scope="module")
 def ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """By scenario: what went wrong, or ""."""
+    """Return the problem of each scenario, "" for none."""
     finished = run_program(tmp_path_factory.mktemp("ctrl-c"), CTRL_C)
     found = dict(json.loads(line) for line in finished.stdout.splitlines())
     return {**found, "stderr": finished.stderr}
@@ -325,12 +325,12 @@ def ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 )
 @pytest.mark.slow
 def test_ctrl_c(ctrl_c: dict[str, str], scenario: str) -> None:
-    """KeyboardInterrupt, soon; the old file stands, nothing is left, the next save works."""
+    """Check that KeyboardInterrupt comes soon, the old file stays and the next save works."""
     assert ctrl_c[scenario] == ""
 
 
 def test_ctrl_c_prints_nothing(ctrl_c: dict[str, str]) -> None:
-    """An exception that a callback could not pass on would be printed."""
+    """Check that no exception is lost: Python prints those that a callback cannot raise."""
     assert ctrl_c["stderr"] == ""
 
 
@@ -338,7 +338,7 @@ def test_ctrl_c_prints_nothing(ctrl_c: dict[str, str]) -> None:
     "name", ["context", "save", "file", "slot", "reader", "group", "generation"]
 )
 def test_no_python_runs_while_something_is_freed(name: str) -> None:
-    """Python raises KeyboardInterrupt before any of its lines; in a destructor that loses it."""
+    """Check that destructors run no Python, where a KeyboardInterrupt would be lost."""
     owner = [owned(name)]
     functions = []
 
@@ -354,7 +354,7 @@ def test_no_python_runs_while_something_is_freed(name: str) -> None:
     assert functions == []
 
 
-# ---- kill -9 ------------------------------------------------------------------------------------
+# ---- kill -9 -------------------------------------------------------------------------------------
 
 KILLED = """
     import fcntl
@@ -441,8 +441,8 @@ def _assert_survives_kills(tmp_path: Path, rounds: int) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     finished = run_program(tmp_path, KILLED, str(rounds), str(seed))
     leftovers, left_behind, saves = map(int, finished.stdout.split())
-    assert leftovers <= 5  # each process removes what earlier ones have left
-    # Otherwise this has not tested what it says.
+    assert leftovers <= 5  # each process removes the files of earlier processes
+    # With fewer kills during a save, the test would prove nothing.
     assert left_behind >= rounds // 10
     assert saves >= rounds // 3
 

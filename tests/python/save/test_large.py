@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where numbers no longer fit: tensors over 4 GiB, and more storages than a plain zip can count."""
+"""Sizes beyond 32 and 16 bits: tensors over 4 GiB, and more storages than a plain zip can count."""
 
 import struct
 import zipfile
@@ -23,7 +23,7 @@ def many() -> Any:
 
 
 def assert_zip64(path: Path, count: int) -> None:
-    """Python agrees about the directory, and the old end record sends everybody to the new one."""
+    """Check that Python reads the directory and that the old end record points to zip64's."""
     with zipfile.ZipFile(path) as archive:
         assert len(archive.infolist()) == count
     end = path.read_bytes()[-22:] if path.stat().st_size < 2**31 else _tail(path, 22)
@@ -60,7 +60,7 @@ def test_more_storages_than_a_plain_zip_can_count(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def huge() -> Any:
-    """Beyond the large tensor lies another, whose offset is large."""
+    """Return a huge tensor between small ones, of which the last one has a large offset."""
     large = torch.arange(HUGE // 8)
     return {"before": torch.arange(5.0), "large": large, "end": large[-10:], "after": torch.ones(7)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts on a filesystem with stripes: asked for, given or not, reported, and what follows."""
+"""Layouts on a filesystem with stripes: requests, results, reports and effects."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ from striped import Mount, striped
 
 MIB = 1 << 20
 
-#: No waiting: what is tested here is not how fast it is.
+#: Parameters without delays, because these tests do not measure speed.
 QUICK: dict[str, object] = {
     "bandwidth": "20G",
     "seek_ms": 0,
@@ -28,7 +28,7 @@ QUICK: dict[str, object] = {
     "mds_rate": 1_000_000,
 }
 
-#: An object whose file is larger than the smallest one that is asked for.
+#: An object whose file is larger than the smallest file for which ioshape requests a layout.
 OBJECT = {"weights": torch.arange(3 * MIB // 8)}
 
 
@@ -43,13 +43,13 @@ def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def lustre(_mounts_of_stripefs: None) -> Iterator[Mount]:
-    """Eight targets, files on one of them unless they ask."""
+    """Yield a mount with eight targets, whose files have one stripe by default."""
     with striped("ssd", pool=["flash=4,5,6,7"], **QUICK) as mount:
         yield mount
 
 
 class Part(NamedTuple):
-    """What lustre.lov says of a component."""
+    """A component of lustre.lov."""
 
     end: int
     size: int
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 def layout_of(path: Path) -> list[Part]:
-    """Read with nothing of ours."""
+    """Return the components of a file, parsed without ioshape."""
     blob = os.getxattr(path, "lustre.lov")
     (magic,) = struct.unpack_from("<I", blob)
     if magic != 0x0BD60BD0:
@@ -79,13 +79,13 @@ def _part(blob: bytes, at: int, end: int) -> Part:
 
 @pytest.fixture
 def writers(caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
-    """Return how many may write beside the newest save, from the log."""
+    """Return a function that reads from the log how many writers the newest save's pool admits."""
     caplog.set_level(logging.DEBUG, logger="ioshape")
     return lambda: int(re.findall(r", slot [0-9]+ of pool .*, one of ([0-9]+)", caplog.text)[-1])
 
 
 def save(path: Path, wish: str = "auto", **settings: Any) -> ioshape.Report:
-    """Saves OBJECT; whatever became of the wish, it is there, and nothing else is."""
+    """Save OBJECT with a requested layout, and check that only this file was created."""
     ioshape.configure(layout=wish, **settings)
     before = set(path.parent.iterdir())
     report = ioshape.save(OBJECT, path)
@@ -94,7 +94,7 @@ def save(path: Path, wish: str = "auto", **settings: Any) -> ioshape.Report:
     return report
 
 
-# ---- Wishes that come true ----------------------------------------------------------------------
+# ---- Layouts that are granted --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_nothing_is_asked_for_where_the_directory_is_wide_enough(lustre: Mount) 
         lustre.reset()
         report = save(lustre.path / f"{wish}.pt", wish)
         assert report.stripes == "1 x 1M"
-        # Targets are counted for the capacity, for the rule, and with their free space.
+        # ioctl reads the targets for the capacity, for the layout rule and with their free space.
         assert lustre.statistics()["metadata"].get("ioctl", 0) <= 3
         assert not lustre.statistics()["metadata"].get("setxattr", 0)
 
@@ -181,7 +181,7 @@ def test_a_mode_is_as_open_would_have_given(lustre: Mount) -> None:
 
 
 def test_the_lane_of_another_filesystem_asks_as_well(lustre: Mount, tmp_path: Path) -> None:
-    """What was remembered of the last file's filesystem does not hold for this one."""
+    """Check that the queue of an earlier file on another filesystem does not affect the layout."""
     (lustre.path / "mode.pt").touch(0o600)
     ioshape.configure(layout="stripe_count=4")
     for name in ("file.pt", "mode.pt"):
@@ -192,7 +192,7 @@ def test_the_lane_of_another_filesystem_asks_as_well(lustre: Mount, tmp_path: Pa
     (lustre.path / "mode.pt").unlink()
 
 
-# ---- Wishes that do not -------------------------------------------------------------------------
+# ---- Layouts that are not granted ----------------------------------------------------------------
 
 
 def test_fewer_targets_than_asked_for_are_said(lustre: Mount) -> None:
@@ -250,7 +250,7 @@ def test_a_directory_without_a_layout(writers: Callable[[], int]) -> None:
     with striped("ssd", trap=["no-default"], **QUICK) as mount:
         path = mount.path / "file.pt"
         assert save(path).stripes == "1 x 1M"
-        # That one told what others get.
+        # The first file has revealed the layout of new files.
         ioshape.save(OBJECT, path)
         assert writers() == 8
         assert save(path, "stripe_count=4").stripes == "4 x 1M"
@@ -261,11 +261,11 @@ def test_who_tells_nothing_is_asked_nothing(writers: Callable[[], int]) -> None:
     with striped("ssd", trap=["no-layout"], **QUICK) as mount:
         report = save(mount.path / "file.pt", "stripe_count=4")
         assert (report.stripes, report.fallbacks) == ("", ())
-        # Each of so many writers has a request in flight, and more only while nothing waits.
+        # Eight writers each have a request in flight, and more only while no request waits.
         assert writers() == 8
 
 
-# ---- Other filesystems --------------------------------------------------------------------------
+# ---- Other filesystems ---------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("_mounts_of_stripefs")
@@ -274,7 +274,7 @@ def test_beegfs() -> None:
         report = save(mount.path / "file.pt", "stripe_count=4,stripe_size=1M")
         assert report.stripes == "4 x 1M"
         assert not report.fallbacks
-        # It takes powers of two only.
+        # BeeGFS accepts only powers of two.
         report = save(mount.path / "file.pt", "stripe_count=4,stripe_size=192K")
         assert report.stripes == "1 x 1M"
         assert [step.code for step in report.fallbacks] == ["layout"]
@@ -287,7 +287,8 @@ def test_beegfs() -> None:
 def test_ceph_is_not_asked() -> None:
     with striped("ssd", play="ceph", **QUICK) as mount:
         path = mount.path / "file.pt"
-        # Without one of its own nothing says what it is: this is no kernel's client.
+        # Without a layout of its own, the directory does not reveal Ceph, because no kernel client
+        # serves it.
         text = b"stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs_data"
         os.setxattr(mount.path, "ceph.dir.layout", text)
         report = save(path, "stripe_count=4,stripe_size=1M")
@@ -295,7 +296,7 @@ def test_ceph_is_not_asked() -> None:
         assert not report.fallbacks
 
 
-# ---- What follows -------------------------------------------------------------------------------
+# ---- Effects of layouts --------------------------------------------------------------------------
 
 
 def test_as_many_write_as_there_are_targets_for_their_stripes(
@@ -332,7 +333,7 @@ say("saved", stripes=report.stripes, mode=report.mode, right=found["rank"] == ra
     shutil.rmtree(folder)
 
 
-# ---- The setting --------------------------------------------------------------------------------
+# ---- The setting ---------------------------------------------------------------------------------
 
 
 def test_a_mistake_is_a_value_error(tmp_path: Path) -> None:

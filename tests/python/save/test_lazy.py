@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save_async(..., optimizer=) and lazy=True: what is saved is what there was at the call."""
+"""save_async(..., optimizer=) and lazy=True: the file has the state at the time of the call."""
 
 import copy
 import gc
@@ -27,7 +27,7 @@ def _left_clean() -> Iterator[None]:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def where(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where all tensors of a test are."""
+    """Create all tensors of a test on this device."""
     with torch.device(request.param):
         yield request.param
 
@@ -43,7 +43,7 @@ def network() -> torch.nn.Module:
 
 
 def go(model: torch.nn.Module, scale: float = 1.0) -> None:
-    """Forward and backward."""
+    """Run forward and backward."""
     (model(torch.randn(16, WIDTH)).square().mean() * scale).backward()
 
 
@@ -66,7 +66,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 class Saver:
-    """Saves in a loop, and compares in the end."""
+    """Saves in a loop, and comparisons of all files at the end."""
 
     def __init__(self, folder: Path, **how: Any) -> None:
         self._folder = folder
@@ -100,7 +100,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.usefixtures("where")
 def test_a_loop_saves_what_there_was_at_the_call(name: str, tmp_path: Path) -> None:
-    """With buffers that change in each forward pass, and gradients that are accumulated."""
+    """Check buffers that change in each forward pass, and gradients that accumulate."""
     model = network()
     optimizer = OPTIMIZERS[name](model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -113,7 +113,7 @@ def test_a_loop_saves_what_there_was_at_the_call(name: str, tmp_path: Path) -> N
         go(model, 0.5)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         if step % 2:
-            # Nothing is between the call and the step.
+            # The step follows the call immediately.
             saver.save(state_of(model, optimizer, schedule=schedule.state_dict()))
         optimizer.step()
         optimizer.zero_grad()
@@ -160,7 +160,7 @@ def test_averages_that_follow_the_step_are_copied_at_once(tmp_path: Path) -> Non
     for _ in range(4):
         go(model)
         saver.save(state_of(model, optimizer, average=average.state_dict()))
-        average.update_parameters(model)  # before the step: no hook has waited
+        average.update_parameters(model)  # before the step, so no hook has waited
         optimizer.step()
         optimizer.zero_grad()
     saver.check()
@@ -206,7 +206,7 @@ def test_a_loop_of_ones_own_says_when(tmp_path: Path) -> None:
         ioshape.before_step()
         weight += 1
     saver.check()
-    ioshape.before_step()  # nothing is left
+    ioshape.before_step()  # no save is waiting for its copy
 
 
 @pytest.mark.usefixtures("where")
@@ -219,7 +219,10 @@ def test_it_may_be_saved_without_any_step_after_it(tmp_path: Path) -> None:
 
 
 def test_who_is_to_be_called_does_not_wait(tmp_path: Path) -> None:
-    """Nor does who awaits it: their thread looks at it until it is copied."""
+    """Check that callbacks need no step.
+
+    Neither the callback nor an await blocks the caller: a thread waits until the data is copied.
+    """
     ended = threading.Event()
     handle = ioshape.save_async({"weight": torch.zeros(64, LARGE)}, tmp_path / "a.pt", lazy=True)
     handle.add_done_callback(lambda _: ended.set())
@@ -227,12 +230,12 @@ def test_who_is_to_be_called_does_not_wait(tmp_path: Path) -> None:
     assert handle.result().hook_s == 0
 
 
-# ---- What goes wrong -----------------------------------------------------------------------------
+# ---- Failures ------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("where")
 def test_what_changes_too_early_fails_the_save(tmp_path: Path) -> None:
-    """If it is not copied by then, which is a race: one of them is enough."""
+    """Check a race: the change must come before the copy in one of the trials."""
     path = tmp_path / "model.pt"
     parameter = torch.nn.Parameter(torch.zeros(64, LARGE))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -268,7 +271,7 @@ def test_an_optimizer_goes_when_nobody_has_it(tmp_path: Path) -> None:
     ioshape.save_async(state_of(model), tmp_path / "a.pt", optimizer=optimizer).wait()
     go(model)
     optimizer.step()
-    copied = copy.deepcopy(optimizer)  # hooks are not copied
+    copied = copy.deepcopy(optimizer)  # a copy of the optimizer has no hooks
     copied.step()
     gone = weakref.ref(optimizer)
     del optimizer
@@ -312,5 +315,5 @@ def test_the_report_says_what_it_cost(tmp_path: Path) -> None:
     assert report.hook_s > 0
     assert report.stage_s > 0
     assert "hook" in str(report)
-    # Of a save that ends within a step nothing can be told.
+    # If the save ends within one step, no slowdown can be measured.
     assert report.step_slowdown is None or report.step_slowdown > 0

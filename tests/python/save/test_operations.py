@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a save asks of a metadata server, operation by operation: one more fails with its name."""
+"""The metadata operations of a save, counted: any additional operation fails with its name."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,24 +11,24 @@ from striped import INSTANT, Mount, striped
 
 pytestmark = pytest.mark.usefixtures("_mounts_of_stripefs")
 
-#: What every new file takes. The name is looked up by the kernel before it is created, and the
-#: kernel asks for capabilities (getxattr) before it is written to.
+#: Operations for every new file. The kernel looks the name up before it creates the file. It asks
+#: for capabilities (getxattr) before the first write.
 FILE = Counter(lookup=1, create=1, close=1, getxattr=1, fsync=1)
-#: How it gets its name: the file and its directory are synced.
+#: Operations for the name: a rename, and a sync of the directory. FILE counts the sync of the file.
 NAME = Counter(rename=1, fsync=1)
-#: If it is large: whether there is space for it, and that it is kept.
+#: Operations for a large file: the check of free space and the reservation.
 SPACE = Counter(statfs=1, fallocate=1)
-#: A new name: looked at before the wait and after it, and by the kernel for the rename.
+#: Operations for a new name: lookups before and after the wait, and by the kernel for the rename.
 NEW = Counter(lookup=3)
 
 MOST = {
     "small": FILE + NAME,
     "replacing": FILE + NAME + SPACE,
     "new": FILE + NAME + SPACE + NEW,
-    # The file of the rank and the manifest, in a directory of their own, which gets its name as a
-    # whole: nothing in it is renamed, and it is synced once for all names in it. The directory of
-    # generations is listed once, for what dead jobs left, and for the number of the generation
-    # before, whose manifest is read. What files there will lie on decides who writes.
+    # A rank's file and the manifest are created in a directory of their own. The rename of that
+    # directory names both, and one sync makes all its names durable. The directory of checkpoints
+    # is listed once, for leftovers of dead jobs and for the previous checkpoint, whose manifest is
+    # read. The layout of the directory decides who writes.
     "group": FILE
     + FILE
     + SPACE
@@ -36,8 +36,8 @@ MOST = {
 }
 
 
-#: Lustre: writers at a time are given targets of their own. Whether the file has got them is looked
-#: at, because Lustre may answer that it has, and do nothing.
+#: Concurrent writers on Lustre get targets of their own. The result is checked, because Lustre may
+#: report success and do nothing.
 PLACED = Counter(getxattr=1)
 
 
@@ -48,7 +48,7 @@ def more(request: pytest.FixtureRequest) -> Counter[str]:
 
 @pytest.fixture(params=["lustre", "beegfs", "ceph", "nfs"])
 def mount(request: pytest.FixtureRequest) -> Iterator[Mount]:
-    """As what it plays it answers other questions about layouts."""
+    """Yield a mount of each kind. Each kind answers other requests for layouts."""
     with striped("ssd", **INSTANT, play=request.param) as mounted:
         yield mounted
 
@@ -58,8 +58,10 @@ def tensors(n_bytes: int) -> dict[str, torch.Tensor]:
 
 
 def operations(mount: Mount, call: Callable[[int], object]) -> Counter[str]:
-    """What each of three calls asked for: a context may serve one of them with a lane that has seen
-    nothing of the mount."""
+    """Return the operations that three calls have in common.
+
+    A context may serve one of the calls with a queue that does not know the mount yet.
+    """
     least: Counter[str] = Counter()
     for turn in range(3):
         mount.reset()

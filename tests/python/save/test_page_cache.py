@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which filesystems are written through the page cache, and what happens where direct writes turn
-out not to work."""
+"""The filesystems that are written through the page cache, and direct writes that fail late."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from striped import Mount, striped
 
 MIB = 1 << 20
 
-#: No waiting: what is tested here is not how fast it is.
+#: Parameters without delays, because these tests do not measure speed.
 QUICK: dict[str, object] = {
     "bandwidth": "20G",
     "seek_ms": 0,
@@ -25,7 +24,7 @@ QUICK: dict[str, object] = {
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:
-    """Several blocks, and a length that is no multiple of a page."""
+    """Return several blocks of data, whose length is no multiple of a page."""
     generator = torch.Generator().manual_seed(seed)
     return {"weights": torch.rand((9 * MIB + 100) // 4, generator=generator)}
 
@@ -35,7 +34,7 @@ def assert_is(loaded: dict[str, torch.Tensor], seed: int) -> None:
 
 
 def assert_holds(path: Path, seed: int) -> None:
-    """By stock torch and by ours."""
+    """Check the content of a file with stock torch and with ioshape."""
     assert_is(torch.load(path), seed)
     assert_is(ioshape.load(path), seed)
 
@@ -45,13 +44,13 @@ def _left_clean(monkeypatch: pytest.MonkeyPatch, _mounts_of_stripefs: None) -> I
     for setting in config.SETTINGS.values():
         monkeypatch.delenv(setting.variable, raising=False)
     with left_clean():
-        # A context of its own: the kernel gives the numbers of mounts that are gone to others.
+        # A new context is needed: the kernel gives the numbers of old mounts to new ones.
         ioshape.configure(job="page-cache")
         yield
         monkeypatch.undo()
 
 
-# ---- The rule -----------------------------------------------------------------------------------
+# ---- The rule ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("play", ["nfs", "ceph"])
@@ -60,9 +59,9 @@ def test_a_fuse_filesystem_is_written_through_the_page_cache_and_read_past_it(pl
         path = mount.path / "model.pt"
         report = ioshape.save(state(1), path)
         assert not report.direct
-        # The rule is no downgrade.
+        # Writes through the page cache are the rule here, not a downgrade.
         assert not [step for step in report.fallbacks if step.code == "direct"]
-        # The other client has no page of it.
+        # The other client has no page of the file.
         assert_is(ioshape.load(mount.paths[1] / "model.pt"), 1)
         counted = mount.statistics()
         assert counted["writes"]["direct"] == 0
@@ -73,7 +72,8 @@ def test_a_fuse_filesystem_is_written_through_the_page_cache_and_read_past_it(pl
 def test_ranks_of_a_host_read_a_fuse_filesystem_through_the_page_cache() -> None:
     with striped("ssd", play="ceph", clients=2, **QUICK) as mount:
         ioshape.save(state(1), mount.path / "model.pt")
-        with ioshape.open(mount.paths[1] / "model.pt", "rb") as file:  # which claims it
+        # the open file claims the read
+        with ioshape.open(mount.paths[1] / "model.pt", "rb") as file:
             assert_is(ioshape.load(mount.paths[1] / "model.pt"), 1)
             counted = mount.statistics()["reads"]
             assert counted["direct"] == 0
@@ -97,12 +97,12 @@ def test_a_daemon_that_passes_requests_to_lustre_is_written_directly() -> None:
         assert mount.statistics()["writes"]["direct"] > 0
 
 
-# ---- Direct writes that are accepted, and fail later --------------------------------------------
+# ---- Direct writes that are accepted and fail later ----------------------------------------------
 
 
 @pytest.fixture
 def late() -> Iterator[Mount]:
-    """Direct writes are accepted and lost, and fsync says so."""
+    """Yield a mount that accepts direct writes, loses them, and reports that at fsync."""
     with striped("ssd", play="lustre", direct="late", **QUICK) as mount:
         yield mount
 
@@ -116,7 +116,7 @@ def save_in_background(path: Path, seed: int) -> None:
 
 
 def write_as_stream(path: Path, seed: int) -> None:
-    """The bytes come once: what is lost cannot be asked for again."""
+    """Write a stream: the writer cannot get lost bytes again."""
     whole = io.BytesIO()
     torch.save(state(seed), whole)
     with ioshape.open(path, "wb") as file:
@@ -124,7 +124,7 @@ def write_as_stream(path: Path, seed: int) -> None:
 
 
 def save_in_place(path: Path, seed: int) -> None:
-    """Over a file that is there."""
+    """Save over an existing file."""
     torch.save(state(seed + 1), path)
     ioshape.save(state(seed), path)
 
@@ -140,7 +140,7 @@ def test_no_save_fails_because_direct_io_fails_late(
     for number in (1, 2):
         write(late.path / "model.pt", number)
         assert_holds(late.path / "model.pt", number)
-    # Nothing is left of the first try.
+    # The first attempt leaves no file.
     assert [path.name for path in late.path.iterdir()] == ["model.pt"]
 
 
@@ -154,7 +154,7 @@ def test_late_failures_are_reported_and_remembered(late: Mount) -> None:
     tried = late.statistics()["writes"]["direct"]
     second = ioshape.save(state(2), late.path / "second.pt")
     assert tried > 0
-    # The second file does not try again.
+    # The second file does not try direct writes.
     assert late.statistics()["writes"]["direct"] == tried
     for report, words in ((first, "accepts direct writes"), (second, "on an earlier file")):
         assert not report.direct
@@ -180,5 +180,5 @@ def test_direct_io_that_works_is_proven_once() -> None:
             before = mount.statistics()["metadata"]["fsync"]
             ioshape.save(state(number), mount.path / "model.pt")
             counts.append(mount.statistics()["metadata"]["fsync"] - before)
-        # One more for the first: file, directory and proof.
+        # The first save syncs the file, its directory, and once more to prove direct I/O.
         assert counts == [3, 2, 2]

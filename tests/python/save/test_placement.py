@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are written at a time lie on storage targets of their own."""
+"""Files that are written at the same time get different storage targets."""
 
 from pathlib import Path
 

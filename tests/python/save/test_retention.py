@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""keep_last of save() and save_async(), and "ioshape prune" of files: what goes, and what stays."""
+"""keep_last of save() and save_async(), and `ioshape prune` for files: what is removed and kept."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ from records import flip
 
 
 def age(folder: Path, *names: str) -> None:
-    """Gives files times of modification in this order, long ago."""
+    """Set the modification times of files, in this order, to long ago."""
     for number, name in enumerate(names):
         os.utime(folder / name, (1_600_000_000 + number, 1_600_000_000 + number))
 
@@ -37,7 +37,7 @@ def saved(folder: Path, *names: str) -> None:
 STEPS = tuple(f"step-{step}.pt" for step in (8, 9, 10, 11))
 
 
-# ---- Which files are of a family ----------------------------------------------------------------
+# ---- Families of files ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_last_number_of_a_name_is_what_differs(name: str, parts: Any) -> Non
 def test_names_that_count_no_checkpoints_are_refused_before_the_save(
     tmp_path: Path, name: str
 ) -> None:
-    """Else of the files of one checkpoint only the newest would stay."""
+    """Check names of shards: with keep_last=1 only the newest shard of a checkpoint would stay."""
     for save in (ioshape.save, ioshape.save_async):
         with pytest.raises(ValueError, match="cannot tell older checkpoints"):
             save(checkpoint(1), tmp_path / name, keep_last=1)
@@ -83,7 +83,7 @@ def test_file_objects_have_no_family(tmp_path: Path) -> None:
         ioshape.save({}, file, keep_last=1)
 
 
-# ---- What goes ----------------------------------------------------------------------------------
+# ---- Removed files -------------------------------------------------------------------------------
 
 
 def wait_for(folder: Path, names: list[str]) -> None:
@@ -152,7 +152,7 @@ def test_a_directory_that_is_a_link_is_pruned_where_it_leads(tmp_path: Path) -> 
     assert names_in(tmp_path / "real") == ["step-12.pt"]
 
 
-# ---- When it goes -------------------------------------------------------------------------------
+# ---- The time of the removal ---------------------------------------------------------------------
 
 
 def test_nothing_goes_before_the_new_file_is_there(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_save_that_fails_or_is_canceled_removes_nothing(tmp_path: Path) -> Non
 def test_a_file_that_torch_wrote_in_its_old_format_removes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing tells whether it is complete."""
+    """Check that nothing is removed, because nothing shows whether such a file is complete."""
     saved(tmp_path, *STEPS)
     with caplog.at_level(logging.WARNING, "ioshape"):
         ioshape.save(
@@ -247,7 +247,7 @@ def test_over_a_tier_what_is_at_the_destination_counts(tmp_path: Path) -> None:
     assert {"step-11.pt", "step-12.pt"} <= set(names_in(run))
 
 
-# ---- The command --------------------------------------------------------------------------------
+# ---- The command ---------------------------------------------------------------------------------
 
 
 def test_the_command_prunes_the_files_of_a_pattern(tmp_path: Path) -> None:

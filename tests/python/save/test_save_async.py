@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save_async: what its caller may do at once, and what the handle tells."""
+"""save_async: what the caller may do right after the call, and what the handle reports."""
 
 import asyncio
 import errno
@@ -46,13 +46,13 @@ def _left_clean() -> Iterator[None]:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    """It is open in the end, so that a test that fails leaves no save behind."""
+    """Yield a gate that opens in the end, so that a failed test leaves no save in flight."""
     held = Gate()
     yield held
     held.open()
 
 
-# ---- The object may change ----------------------------------------------------------------------
+# ---- The object may change -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_bytes", [100, MIB, 40 * MIB])
@@ -63,7 +63,7 @@ def test_the_object_may_change_when_the_call_returns(
     data = torch.full((n_bytes,), 1, dtype=torch.uint8)
     state: dict[str, Any] = {"data": data, "view": data[n_bytes // 2 :], "list": [1, 2]}
     handle = ioshape.save_async(state, path, progress=gate)
-    gate.await_save()  # not one byte is in the file yet
+    gate.await_save()  # the file has no byte yet
     data.fill_(2)
     state["list"].append(3)
     state["data"] = None
@@ -76,7 +76,7 @@ def test_the_object_may_change_when_the_call_returns(
 
 
 def test_the_memory_may_go_when_the_call_returns(tmp_path: Path, gate: Gate) -> None:
-    """Large tensors are memory maps: whoever reads them after they went gets a SIGSEGV."""
+    """Check large tensors, which are memory maps: later reads would raise SIGSEGV."""
     state = checkpoint(7, 40 * MIB)
     handle = ioshape.save_async(state, tmp_path / "model.pt", progress=gate)
     gate.await_save()
@@ -109,19 +109,19 @@ def test_a_relative_path_means_what_it_means_at_the_call(
     assert names_in(tmp_path / "elsewhere") == []
 
 
-# ---- Several ------------------------------------------------------------------------------------
+# ---- Several saves -------------------------------------------------------------------------------
 
 
 def test_several_are_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IOSHAPE_SLOTS", "5")
-    config.reset()  # the context is another from here on
+    config.reset()  # the next call opens a new context
     gates = [Gate() for _ in range(5)]
     handles = [
         ioshape.save_async(checkpoint(i), tmp_path / f"{i}.pt", progress=gate)
         for i, gate in enumerate(gates)
     ]
     for gate in gates:
-        gate.await_save()  # all of them at once
+        gate.await_save()  # all saves are in flight together
     assert not any(handle.done() for handle in handles)
     for i in reversed(range(5)):
         gates[i].open()
@@ -135,7 +135,7 @@ def test_saves_to_one_path_keep_their_order(tmp_path: Path, gate: Gate, count: i
     path = tmp_path / "model.pt"
     ended: list[int] = []
     handles = [ioshape.save_async(checkpoint(0, 8 * MIB), path, progress=gate)]
-    # The later, the smaller: left alone they would be there long before the first.
+    # Each save is smaller than the one before. Without an order the last one would finish first.
     handles += [ioshape.save_async(checkpoint(i, max(1, MIB >> i)), path) for i in range(1, count)]
     for i, handle in enumerate(handles):
         handle.add_done_callback(lambda _, i=i: ended.append(i))  # type: ignore[misc]
@@ -197,7 +197,7 @@ def test_all_are_waited_for(tmp_path: Path, gate: Gate) -> None:
     gate.open()
     assert ioshape.wait_all()
     assert all(handle.done() for handle in handles)
-    assert ioshape.wait_all(0)  # none
+    assert ioshape.wait_all(0)  # no save is left
 
 
 def test_threads_save_at_once(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_dropped_handle_drops_no_save(tmp_path: Path, gate: Gate) -> None:
     assert number_in(path) == 3
 
 
-# ---- The handle ---------------------------------------------------------------------------------
+# ---- The handle ----------------------------------------------------------------------------------
 
 
 def test_the_handle_tells_how_far_the_save_is(tmp_path: Path, gate: Gate) -> None:
@@ -300,7 +300,7 @@ def test_progress_counts_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     report = handle.result()
     phases = [progress.phase for progress in told]
     assert list(dict.fromkeys(phases)) == ["stage", "plan", "write", "sync", "commit", "done"]
-    # Threads that help to copy say nothing.
+    # Threads that help to copy report no progress.
     for phase, least in (("stage", 1), ("write", 20)):
         steps = [progress for progress in told if progress.phase == phase]
         done = [progress.done_bytes for progress in steps]
@@ -333,7 +333,7 @@ def test_a_save_can_be_canceled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ioshape.save(checkpoint(1), path)
     monkeypatch.setitem(context.test_options, "block_bytes", 64 << 10)
     ioshape.configure(engine="buffered")
-    slow = Gate("plan", then_s=0.01)  # ten seconds if nothing stops it
+    slow = Gate("plan", then_s=0.01)  # ten seconds, unless the save is stopped
     handle = ioshape.save_async(checkpoint(2, 64 * MIB), path, progress=slow)
     slow.open()
     assert handle.cancel()
@@ -345,8 +345,8 @@ def test_a_save_can_be_canceled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert caught.value.filename == str(path)
     assert caught.value.errno == errno.ECANCELED
     assert "failed" in repr(handle)
-    assert handle.cancel()  # again: nothing to do
-    ioshape.save(checkpoint(3), path)  # does not hear of it: whoever cancels knows
+    assert handle.cancel()  # the second call has no effect
+    ioshape.save(checkpoint(3), path)  # does not raise the cancellation, which the caller knows of
     assert number_in(path) == 3
 
 
@@ -370,7 +370,7 @@ def test_handles_stay_in_their_process(tmp_path: Path, gate: Gate) -> None:
         pickle.dumps(handle)
 
 
-# ---- Callbacks ----------------------------------------------------------------------------------
+# ---- Callbacks -----------------------------------------------------------------------------------
 
 
 def test_callbacks_are_called_once_after_the_end(tmp_path: Path, gate: Gate) -> None:
@@ -389,7 +389,7 @@ def test_callbacks_are_called_once_after_the_end(tmp_path: Path, gate: Gate) -> 
 
 @pytest.fixture
 def hooked(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """What arrived at sys.excepthook."""
+    """Collect the exceptions that reach sys.excepthook."""
     arrived: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _traceback: arrived.append(error))
     return arrived
@@ -410,7 +410,7 @@ def test_exceptions_of_callbacks_harm_nobody(
     handle.wait()
     assert called.wait(LONGEST_WAIT_S), "the second callback was not called"
     assert [str(error) for error in hooked] == ["a callback's own mistake"]
-    handle.add_done_callback(_fail)  # after the end it is the same
+    handle.add_done_callback(_fail)  # after the end of the save, too
     assert len(hooked) == 2
     assert handle.exception() is None
     assert number_in(tmp_path / "model.pt") == 1
@@ -425,7 +425,7 @@ def test_callbacks_are_told_of_failures(tmp_path: Path) -> None:
 
 
 def test_callbacks_may_save(tmp_path: Path) -> None:
-    """As somebody does who keeps a second copy."""
+    """Check a callback that saves a second copy."""
     seconds: list[ioshape.SaveHandle] = []
 
     def save_again(_: ioshape.SaveHandle) -> None:
@@ -438,7 +438,7 @@ def test_callbacks_may_save(tmp_path: Path) -> None:
     assert number_in(tmp_path / "second.pt") == 2
 
 
-# ---- asyncio ------------------------------------------------------------------------------------
+# ---- asyncio -------------------------------------------------------------------------------------
 
 
 def test_saves_are_awaited_while_the_loop_runs(tmp_path: Path) -> None:
@@ -456,12 +456,12 @@ def test_saves_are_awaited_while_the_loop_runs(tmp_path: Path) -> None:
         # Two tasks may wait for one save.
         tasks.append(asyncio.create_task(wait_for(handles[0])))
         for _ in range(5):
-            await asyncio.sleep(0.01)  # the loop turns though every save is held
+            await asyncio.sleep(0.01)  # the loop runs while the saves are held
         assert not any(task.done() for task in tasks)
         for gate in gates:
             gate.open()
         reports = await asyncio.gather(*tasks)
-        assert await handles[1] is reports[1]  # again, after the end
+        assert await handles[1] is reports[1]  # awaiting again after the end
         return reports
 
     reports = asyncio.run(main())
@@ -484,7 +484,8 @@ def test_awaiting_raises_what_the_save_failed_with(tmp_path: Path) -> None:
             assert caught.value.filename == str(tmp_path / "missing" / "model.pt")
 
     asyncio.run(main())
-    ioshape.save(checkpoint(2), tmp_path / "model.pt")  # it has been heard of
+    # awaiting reported the failure, so this save does not raise it
+    ioshape.save(checkpoint(2), tmp_path / "model.pt")
 
 
 def test_a_task_that_is_canceled_cancels_no_save(tmp_path: Path, gate: Gate) -> None:
@@ -562,7 +563,7 @@ def test_a_loop_may_be_closed_meanwhile(
     assert number_in(tmp_path / "model.pt") == 1
 
 
-# ---- Staging memory -----------------------------------------------------------------------------
+# ---- Staging memory ------------------------------------------------------------------------------
 
 STAGED_SAVES = """
     import sys
@@ -601,11 +602,11 @@ STAGED_SAVES = """
 @pytest.mark.parametrize("staging_mib", [64, 512])
 @pytest.mark.slow
 def test_staging_memory_is_bounded(tmp_path: Path, staging_mib: int) -> None:
-    """Three times 100 MiB, all in flight. Without the bound it is all copied."""
+    """Check three saves of 100 MiB in flight. Without the bound all 300 MiB would be copied."""
     finished = run_program(
         tmp_path,
         STAGED_SAVES,
-        "held" if staging_mib == 512 else "",  # all is staged before the first byte is written
+        "held" if staging_mib == 512 else "",  # all data is staged before the first byte is written
         variables={
             "IOSHAPE_STAGING_BYTES": f"{staging_mib}M",
             "IOSHAPE_DURABLE": "0",
@@ -616,7 +617,7 @@ def test_staging_memory_is_bounded(tmp_path: Path, staging_mib: int) -> None:
     if staging_mib == 64:
         assert 50 < int(grown_mib) < 64 + 3 * 20
     else:
-        assert int(grown_mib) > 290  # the measurement shows what it should
+        assert int(grown_mib) > 290  # the measurement sees the staging memory
 
 
 def test_staging_memory_is_used_again_and_given_back(tmp_path: Path) -> None:
@@ -661,7 +662,7 @@ def test_staging_memory_is_used_again_and_given_back(tmp_path: Path) -> None:
 
 @contextmanager
 def _staging_held(tmp_path: Path, gate: Gate) -> Iterator[ioshape.SaveHandle]:
-    """All of the staging memory is in the hands of one save."""
+    """Hold all of the staging memory by one save during the block."""
     handle = ioshape.save_async(checkpoint(1, 30 * MIB), tmp_path / "first.pt", progress=gate)
     gate.await_save()
     yield handle
@@ -685,11 +686,11 @@ def test_full_staging_memory_is_waited_for(tmp_path: Path, gate: Gate) -> None:
     assert number_in(tmp_path / "second.pt") == 2
 
 
-# ---- The GIL ------------------------------------------------------------------------------------
+# ---- The GIL -------------------------------------------------------------------------------------
 
 
 class Counter:
-    """A thread that counts whenever it has the GIL."""
+    """A thread that counts while it has the GIL."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -709,7 +710,7 @@ class Counter:
         self._thread.join()
 
     def rate_during(self, action: Callable[[], object]) -> float:
-        """Counts for each second that the action takes."""
+        """Return the counts per second during an action."""
         begin, count = time.perf_counter(), self.count
         action()
         return (self.count - count) / (time.perf_counter() - begin)
@@ -729,12 +730,12 @@ def test_the_gil_is_free_while_bytes_move(tmp_path: Path, what: str) -> None:
     }
     with Counter() as counter:
         alone = counter.rate_during(lambda: time.sleep(0.3))
-        # The best of three: what else the machine does is not what is tested.
+        # Other load on the machine lowers the rate, so the best of three counts.
         during = max(counter.rate_during(actions[what]) for _ in range(3))
     assert during > alone / 10
 
 
-# ---- What torch writes itself -------------------------------------------------------------------
+# ---- Objects that torch writes itself ------------------------------------------------------------
 
 
 def test_what_torch_must_write_is_written_before_the_call_returns(tmp_path: Path) -> None:
@@ -787,7 +788,7 @@ def test_descriptors_and_threads_do_not_pile_up(tmp_path: Path) -> None:
             handle.add_done_callback(ioshape.SaveHandle.done)
         ioshape.wait_all()
 
-    others = _watchers()  # of earlier tests, for a tier that is gone
+    others = _watchers()  # threads of earlier tests for a tier that is gone
     most = [0, 0]
     for _ in range(3):  # contexts keep some for the next save
         save_some()
@@ -795,7 +796,7 @@ def test_descriptors_and_threads_do_not_pile_up(tmp_path: Path) -> None:
     for _ in range(6):
         save_some()
     wait_until(lambda: not _watchers() - others, "the end of the threads that call callbacks")
-    # 120 saves later.
+    # Six rounds of 20 saves, 120 in all, must not add up.
     assert all(now < then + 40 for now, then in zip(held(), most, strict=True))
 
 
@@ -817,7 +818,7 @@ def test_threads_of_the_library_are_not_kept(tmp_path: Path) -> None:
     assert run_program(tmp_path, program + textwrap.dedent(source)).stdout == "True\n"
 
 
-# What os.setxattr() takes for "user::rw-,group::r--,other::---".
+# The ACL "user::rw-,group::r--,other::---" in the format of os.setxattr().
 DEFAULT_ACL = struct.pack("<I" + 3 * "HHI", 2, 1, 6, 2**32 - 1, 4, 4, 2**32 - 1, 32, 0, 2**32 - 1)
 
 
@@ -834,14 +835,14 @@ DEFAULT_ACL = struct.pack("<I" + 3 * "HHI", 2, 1, 6, 2**32 - 1, 4, 4, 2**32 - 1,
 def test_the_umask_of_the_call_counts(
     then: int, now: int, acl: bytes | None, mode: int, tmp_path: Path
 ) -> None:
-    """And not that of whenever the background comes to it."""
+    """Check that a later umask, at the time of the write, has no effect."""
     path = tmp_path / "model.pt"
     if acl is not None:
         os.setxattr(tmp_path, "system.posix_acl_default", acl)
     ioshape.configure(pool="umask")
     before = os.umask(then)
     try:
-        # The pool admits two; so the save waits until these are over.
+        # The pool admits two writers, so the save waits until these slots are released.
         with ioshape.slot(path, nbytes=1 << 30), ioshape.slot(path, nbytes=1 << 30):
             handle = ioshape.save_async(checkpoint(1, 64 << 20), path)
             wait_until(lambda: handle.progress.phase == "wait", "the save waits for a slot")
@@ -853,7 +854,7 @@ def test_the_umask_of_the_call_counts(
 
 
 def test_positional_arguments_are_those_of_torch_save() -> None:
-    """A call can be renamed from one to the other."""
+    """Check that renaming a call from one function to another keeps its positional arguments."""
     theirs, blocking, background = (
         [
             name

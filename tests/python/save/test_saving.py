@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be given to ioshape.save beside the object, and what cannot: as with torch.save."""
+"""The arguments of ioshape.save besides the object: it accepts and refuses what torch.save does."""
 
 import copyreg
 import gzip
@@ -44,7 +44,7 @@ def save(request: pytest.FixtureRequest) -> Save:
 
 
 def error_of(call: Callable[[], object]) -> tuple[str, str]:
-    """Type and message of what it raises, without addresses."""
+    """Return the class and the message of an exception, without addresses."""
     try:
         call()
     except Exception as error:
@@ -53,13 +53,13 @@ def error_of(call: Callable[[], object]) -> tuple[str, str]:
 
 
 def torch_loads(path: Path) -> Any:
-    """A description of what stock torch makes of a file."""
+    """Return a description of a file as stock torch loads it."""
     outcome = stock().load(path)
     assert outcome.error is None, outcome.error
     return outcome.description
 
 
-# ---- Objects that cannot be saved ---------------------------------------------------------------
+# ---- Objects that cannot be saved ----------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
@@ -77,28 +77,28 @@ def test_what_cannot_be_pickled_fails_as_in_torch(name: str, save: Save, tmp_pat
 def test_the_background_says_at_once_what_cannot_be_pickled(tmp_path: Path) -> None:
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
         ioshape.save_async(lambda: 1, tmp_path / "model.pt")
-    ioshape.save(STATE, tmp_path / "next.pt")  # which is not told again
+    ioshape.save(STATE, tmp_path / "next.pt")  # does not raise the failure again
 
 
 def test_after_a_failure_the_next_save_is_right(save: Save, tmp_path: Path) -> None:
-    """Nothing is left of the storages that were seen before it."""
+    """Check that no storage of the failed save is left over."""
     with pytest.raises(ZeroDivisionError):
         save([torch.arange(9), zoo.not_picklable()["its own error"]()], tmp_path / "model.pt")
     save(STATE, tmp_path / "model.pt")
     assert torch_loads(tmp_path / "model.pt") == describe(STATE)
 
 
-# ---- Where to -----------------------------------------------------------------------------------
+# ---- Targets -------------------------------------------------------------------------------------
 
 
 class NotAFile:
-    """Has what files have, but cannot be called."""
+    """An object with a `write` that cannot be called."""
 
     write = "no function"
 
 
 class OnlyWrites:
-    """The least that torch takes."""
+    """A file object with only the methods that torch needs."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -112,7 +112,7 @@ class OnlyWrites:
 
 
 class BytesPath:
-    """A path, but as bytes, which torch does not take."""
+    """A path as bytes, which torch does not accept."""
 
     def __fspath__(self) -> bytes:
         return b"model.pt"
@@ -135,7 +135,7 @@ def closed_bytes() -> Any:
 @pytest.mark.parametrize("target", [None, 5, b"model.pt", ["model.pt"], Path], ids=repr)
 @pytest.mark.parametrize("call", [ioshape.save, ioshape.save_async])
 def test_what_is_no_target_is_refused(call: Any, target: Any) -> None:
-    """torch misses an attribute of it."""
+    """Check values of other types: torch fails because they lack an attribute."""
     with pytest.raises(TypeError):
         call(STATE, target)
 
@@ -165,14 +165,15 @@ def test_wrong_targets_raise_what_torch_raises(
         torch.save(STATE, WRONG_TARGETS[name]())
     with pytest.raises(type(expected.value)) as raised:
         ioshape.save(STATE, WRONG_TARGETS[name]())
-    # Ours say more of files, and of paths that are bytes what torch says of bytes.
+    # Our errors of files say more. For paths as bytes ours have the message that torch has for
+    # bytes.
     if not isinstance(raised.value, ioshape.StorageError) and name != "path of bytes":
         assert str(raised.value) == str(expected.value)
     assert names_in(tmp_path) == []
 
 
 def test_a_name_that_no_file_can_have_is_refused(save: Save, tmp_path: Path) -> None:
-    """torch.save would write to a file of another name: what comes before the zero."""
+    """Check a name with a NUL: torch.save would write to the name before it."""
     with pytest.raises(ValueError, match="null"):
         save(STATE, f"{tmp_path}/a\0b")
     assert names_in(tmp_path) == []
@@ -274,7 +275,7 @@ def test_every_name_that_the_filesystem_takes(name: str, save: Save, tmp_path: P
 
 
 class OwnPath:
-    """A path of somebody else's making."""
+    """A foreign class that is a path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -301,13 +302,13 @@ def test_relative_paths_are_relative_to_where_the_save_began(
 
 
 def test_names_inside_the_file_do_not_depend_on_the_file(tmp_path: Path) -> None:
-    """Two saves of one object are one sequence of bytes, whatever they are called."""
+    """Check that two saves of one object have equal bytes, whatever their names."""
     ioshape.save(STATE, tmp_path / "a.pt")
     ioshape.save(STATE, tmp_path / "another name.tar")
     assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "another name.tar").read_bytes()
 
 
-# ---- Protocols and pickle modules ---------------------------------------------------------------
+# ---- Protocols and pickle modules ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5, -1])
@@ -336,7 +337,7 @@ def test_protocols_that_torch_refuses(protocol: Any, save: Save, tmp_path: Path)
 
 
 def own_pickle_module() -> Any:
-    """A module with a pickler that pickles functions without a name, and counts."""
+    """Return a pickle module that pickles namespaces as dictionaries and records all types."""
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
@@ -373,7 +374,7 @@ def test_python_own_pickler_serves_as_well(save: Save, tmp_path: Path) -> None:
 def test_other_pickle_modules(name: str, save: Save, tmp_path: Path) -> None:
     module = pytest.importorskip(name, reason=f"{name} is not installed")
     save({"function": lambda x: x + 1, "state": STATE}, tmp_path / "model.pt", module)
-    # cloudpickle's pickles are for the pickle module.
+    # cloudpickle has no Unpickler: the module pickle reads its pickles.
     reader = module if hasattr(module, "Unpickler") else pickle
     loaded = ioshape.load(tmp_path / "model.pt", pickle_module=reader, weights_only=False)
     assert loaded["function"](2) == 3
@@ -402,7 +403,7 @@ def test_wrong_pickle_modules_raise_what_torch_raises(
     assert names_in(tmp_path) == []
 
 
-# ---- torch's options ----------------------------------------------------------------------------
+# ---- torch's options -----------------------------------------------------------------------------
 
 
 def by_position(save: Save, value: Any, path: Path, new_format: bool, no_byteorder: bool) -> Any:
@@ -412,7 +413,7 @@ def by_position(save: Save, value: Any, path: Path, new_format: bool, no_byteord
 
 
 def test_the_byteorder_is_always_known(save: Save, tmp_path: Path) -> None:
-    """Without the record of its Python side torch's C++ side writes it, at the end of the file."""
+    """Check files without Python's byteorder record, which torch's C++ code adds at the end."""
     ours, theirs = tmp_path / "ours.pt", tmp_path / "theirs.pt"
     by_position(save, STATE, ours, True, True)
     torch.save(STATE, theirs, pickle, 2, True, True)
@@ -495,7 +496,7 @@ def test_real_tensors_are_saved_where_new_ones_would_be_fake(save: Save, tmp_pat
 
 
 def test_tensors_loaded_as_fake_are_saved_as_by_torch(save: Save, tmp_path: Path) -> None:
-    """Their storages know a device of their own, which torch writes into the file."""
+    """Check storages with a device of their own, which torch writes into the file."""
     source, ours, theirs = (tmp_path / name for name in ("source.pt", "ours.pt", "theirs.pt"))
     torch.save(STATE, source)
     with FakeTensorMode(), torch.serialization.skip_data(materialize_fake_tensors=True):
@@ -577,7 +578,7 @@ def test_saving_changes_nothing_in_the_object(save: Save, tmp_path: Path) -> Non
 
 
 def test_other_packages_of_torch_are_asked_as_ever(save: Save, tmp_path: Path) -> None:
-    """Somebody else's storages: their tag is in the file, and their way back is taken."""
+    """Check foreign storages: their tag is in the file, and their own way back is taken."""
     tagged: list[Any] = []
 
     def tag(storage: Any) -> str | None:
@@ -595,7 +596,10 @@ def test_other_packages_of_torch_are_asked_as_ever(save: Save, tmp_path: Path) -
 
 
 def test_the_packages_of_torch_are_left_alone() -> None:
-    """Torch sorts them, the functions too, so that no two may have the same priority."""
+    """Check that ioshape registers no package.
+
+    Torch sorts packages by priority and then by function, so equal priorities raise an error.
+    """
     registry: Any = torch.serialization._package_registry
     importlib.import_module("ioshape._save.save")
     functions = [getattr(entry[1], "func", entry[1]) for entry in registry]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever torch.save and torch.load do, ioshape's do: for every kind of object, each direction.
+"""ioshape.save and ioshape.load behave as torch's, for every kind of object, in each direction.
 
-What stock torch makes of its own files is the measure. It runs in a process without ioshape.
+A process without ioshape provides the reference: how stock torch loads its own files.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import zoo
 from same import assert_same, assert_same_description
 from stock import Outcome, attempt, load_all_ways, stock
 
-# Ways in which torch reads everything that it has saved. The others depend on what it is.
+# Ways in which torch reads every file that it has saved. Other ways depend on the object.
 ALWAYS = (
     *("whole", "mapped", "mapped by setting", "mapped, offsets computed", "to cpu", "to a device"),
     *("checked by torch", "mapped, checked by torch", "encoding"),
@@ -21,14 +21,14 @@ ALWAYS = (
 
 
 class Files(NamedTuple):
-    """One object of the zoo, saved by each."""
+    """One object of the zoo, saved by torch and by ioshape."""
 
     theirs: Path
     ours: Path
     in_background: Path
-    #: how the saves ended
+    #: results of the saves
     outcomes: dict[str, Outcome]
-    #: what stock torch makes of its own file
+    #: results of stock torch with its own file
     expected: dict[str, Outcome]
 
 
@@ -60,7 +60,7 @@ def files_of(name: str, folder: Path) -> Files:
 
 
 def silent(report: ioshape.Report) -> None:
-    """torch.save returns nothing. What was to be done was done by us."""
+    """Drop the report, because torch.save returns nothing. Check that ioshape wrote the file."""
     assert report.written_by == "ioshape", report
     assert report.file_bytes == Path(report.path).stat().st_size
 
@@ -130,7 +130,7 @@ def test_it_is_what_was_saved(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", SAVED)
 @pytest.mark.slow
 def test_every_storage_is_named(name: str, protocol: int, tmp_path: Path) -> None:
-    """Whoever lists a file, or names what is damaged, finds each storage without running it."""
+    """Check that a listing finds every storage without running the pickle, also to name damage."""
     path = tmp_path / "model.pt"
     ioshape.save(zoo.build(name), path, pickle_protocol=protocol, durable=False)
     contents = ioshape.inspect(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handler of a signal may save, whatever the program was doing: Slurm's requeue does."""
+"""A signal handler may save, whatever it interrupts. Jobs that Slurm requeues save this way."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ from checkpoints import names_in
 from ioshape import _early
 from processes import run_interpreter
 
-# Each time the handler has returned, the next signal comes a moment later, wherever the program is.
+# Schedules the next signal a moment after each handler returns, wherever the program is then.
 PROGRAM = """
     import faulthandler
     import random
@@ -113,7 +113,7 @@ PROGRAM = """
 """
 
 
-# As many as come in so many seconds, where the machine is busy.
+# The number of signals, and the seconds after which a busy machine may stop earlier.
 LENGTHS = [(2000, 40), pytest.param(50_000, 90, marks=pytest.mark.long)]
 
 
@@ -127,7 +127,7 @@ def test_handlers_of_signals_save_and_load_thousands_of_times(
     assert not [name for name in names_in(tmp_path) if "ioshape-tmp" in name]
 
 
-# ---- A signal while the main thread imports ---------------------------------------------------
+# ---- A signal while the main thread imports ------------------------------------------------------
 
 AT_IMPORTS = """
     import importlib
@@ -216,7 +216,7 @@ def test_a_handlers_save_is_the_first_use_within_any_other_import(tmp_path: Path
     assert min(map(int, finished.stdout.split())) >= 2
 
 
-# ---- Modes and owners ---------------------------------------------------------------------------
+# ---- Modes and owners ----------------------------------------------------------------------------
 
 
 def modes_in(folder: Path) -> list[int]:
@@ -224,7 +224,7 @@ def modes_in(folder: Path) -> list[int]:
 
 
 class Witness:
-    """Notes the modes of all files in a directory while it is pickled."""
+    """An object that records the modes of all files in a directory while it is pickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -260,7 +260,7 @@ def test_an_early_save_over_a_file_of_another_owner_is_for_its_user_alone(tmp_pa
     assert modes_in(tmp_path) == [0o600]
 
 
-# ---- A signal while torch is imported -----------------------------------------------------------
+# ---- A signal while torch is imported ------------------------------------------------------------
 
 TORCH = """
     import importlib

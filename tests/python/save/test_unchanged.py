@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stale bytes are noticed: a save whose large storages are all those of the one before it."""
+"""Stale bytes are noticed: all large storages of a save equal those of the previous one."""
 
 import copy
 import logging
@@ -25,7 +25,7 @@ def _clean() -> Iterator[None]:
 
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture) -> Any:
-    """How many warnings the log has had since the last time."""
+    """Return a function that counts the warnings in the log since its last call."""
     caplog.set_level(logging.DEBUG, logger="ioshape")
 
     def count() -> int:
@@ -37,7 +37,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> Any:
 
 
 def compared(caplog: pytest.LogCaptureFixture) -> tuple[int, int]:
-    """Return how many bytes were as before, and of how many, from the newest line of the log."""
+    """Return the unchanged bytes and all bytes of large tensors, as the log has them."""
     lines = [one.getMessage() for one in caplog.records]
     found = [re.search(r": (\d+) of (\d+) bytes of large tensors", line) for line in lines]
     numbers = [(int(one[1]), int(one[2])) for one in found if one]
@@ -45,7 +45,7 @@ def compared(caplog: pytest.LogCaptureFixture) -> tuple[int, int]:
 
 
 class Training:
-    """A model of 4 MiB, its optimizer, and what changes with every step besides."""
+    """A model of 4 MiB, its optimizer, and other state that changes with every step."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(1024, 1024)
@@ -129,7 +129,7 @@ def test_background_saves_are_told(tmp_path: Path, warned: Any) -> None:
         for step in range(3)
     ]
     told = [handle.result().unchanged for handle in handles]
-    # They may have been written in another order; but one was the first.
+    # The saves may be written in another order. Only the first one has no predecessor.
     assert sorted(told) == [False, True, True]
     assert warned() == 2
 
@@ -195,11 +195,11 @@ def test_a_job_that_restarts_compares_with_what_it_has_loaded(
     training.train()
     save = ioshape.save if by == "ioshape" else torch.save
     save(training.state(), tmp_path / "model-1.pt")
-    ioshape.configure()  # begins anew, as a new process does
+    ioshape.configure()  # a new context remembers no saves, like a new process
     found = ioshape.load(tmp_path / "model-1.pt")
     training.model.load_state_dict(found["model"])
     training.train()
-    # What was loaded goes out again, and not what was trained.
+    # The state that was loaded is saved again, instead of the trained state.
     stale = {**found, **training.rest()}
     assert ioshape.save(stale, tmp_path / "model-2.pt").unchanged
     assert warned() == 1
@@ -229,7 +229,7 @@ def test_who_has_not_set_logging_up_reads_it_on_stderr(tmp_path: Path) -> None:
     assert "model-1.pt" in lines[0]
 
 
-# ---- Groups -------------------------------------------------------------------------------------
+# ---- Groups --------------------------------------------------------------------------------------
 
 RANKS = """
 from group_program import *
@@ -278,7 +278,7 @@ def test_each_rank_compares_its_own_part(tmp_path: Path, mode: str) -> None:
         assert not saved[1]["told"]
         assert saved[2]["told"]
         assert saved[3]["told"] == (rank != 1)
-        # One rank's part is stale: no generation, on any rank.
+        # The shard of one rank is stale, so the checkpoint fails on all ranks.
         assert (saved[4]["code"], saved[4]["failed"]) == (lib.IOSHAPE_E_UNCHANGED, 1)
         assert not saved[5]["told"]
     steps = sorted(path.name for path in (tmp_path / "run").glob("*"))
