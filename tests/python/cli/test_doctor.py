@@ -230,7 +230,7 @@ def test_stripes_and_targets_are_shown_and_judged() -> None:
     assert findings["target-full"]["severity"] == "serious"
     assert "storm-OST0003 98%" in findings["target-full"]["sentence"]
     assert f"lfs find {quoted} --ost storm-OST0003" in findings["target-full"]["commands"][1]
-    # only a hint, because ioshape requests more stripes by itself
+    # This is only a hint, because ioshape requests more stripes by itself.
     assert findings["few-stripes"]["severity"] == "hint"
     assert findings["flash-unused"]["commands"] == [f"lfs setstripe -p nvme {quoted}"]
     assert plain["storage"]["stripes_asked"] == ""

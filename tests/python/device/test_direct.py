@@ -55,7 +55,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     found = Play.in_dll(ctypes.CDLL(str(library)), "cufile_play")
     ctypes.memset(ctypes.addressof(found), 0, ctypes.sizeof(found))
     monkeypatch.setattr(cufile, "_LIBRARY", str(library))
-    # any existing path: the kernel module counts as loaded
+    # Any existing path makes the kernel module count as loaded.
     monkeypatch.setattr(cufile, "_MODULE", library)
     cufile._library.cache_clear()
     monkeypatch.setattr(_incoming, "open_stream", PlayedDevice().open)

@@ -273,9 +273,9 @@ def test_a_child_that_was_forked_leaves_it_alone(path: Path) -> None:
 
 
 def test_a_failure_is_not_lost(path: Path) -> None:
-    """Check that a failed write fails the block even if the library swallows or wraps it.
+    """Check that a failed write fails the block even if the library swallows or wraps the error.
 
-    Torch does so.
+    Torch is such a library.
     """
     full = path.with_name("full")
     full.symlink_to("/dev/full")

@@ -339,7 +339,7 @@ def test_prune_by_command(runs: Path) -> None:
     found = json.loads(succeed(call("prune", runs, "--keep-last", "2", "--dry-run", "--json")))
     assert [one["step"] for one in found["generations"]] == [1, 2]
     assert len(ioshape.generations(runs)) == 4
-    # without a terminal the command cannot ask for confirmation
+    # Without a terminal the command cannot ask for confirmation.
     assert call("prune", runs, "--keep-last", "2").returncode == 2
     assert len(ioshape.generations(runs)) == 4
     found = json.loads(succeed(call("prune", runs, "--keep-last", "2", "--yes", "--json")))

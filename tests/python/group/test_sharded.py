@@ -37,7 +37,7 @@ def test_each_rank_finds_what_it_has_saved(name: str, told: Any) -> None:
         for kind, way in itertools.product(sharded.KINDS, sharded.WAYS):
             expected = loaded[f"{name}: theirs, {way}"]
             assert_same_description(loaded[f"{name}: {kind}, {way}"], expected)
-        # torch separates its tensors, which share a storage without bytes
+        # Torch separates the tensors of this case, which share a storage without bytes.
         if name != "fsdp1_local":
             assert_same_description(loaded[f"{name}: ours, whole"], saved[name]["saved"])
 

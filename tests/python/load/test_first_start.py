@@ -223,7 +223,7 @@ def test_what_lies_on_the_tier_alone_and_is_damaged_is_something(tmp_path: Path)
     runs.mkdir()
     ioshape.save_group(checkpoint(1), runs, 1, mode="each", tier=tier)
     (copy,) = tier.rglob("step-0000000001/rank-00000.pt")
-    # the drain would create the directory again
+    # Otherwise the drain would create the directory again.
     await_true((runs / "step-0000000001").exists, "the drain")
     shutil.rmtree(runs)
     runs.mkdir()

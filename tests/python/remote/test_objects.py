@@ -380,7 +380,7 @@ def test_the_parts_of_another_one_do_not_stay_when_the_object_is_there(
     dead = {"Bucket": BUCKET, "Key": "run"}
     store.client().create_multipart_upload(**dead)
     store.harm()
-    # the kill hits the request that completes the object; the server still executes it
+    # The kill hits the request that completes the object. The server still executes it.
     if killed_last:
         s3.upload(path, RUN, part_bytes=PART)
         asked = store.harm()
@@ -621,7 +621,7 @@ def test_where_crc32s_are_not_known_the_server_compares_md5s(
     s3.upload(tmp_path / "model", RUN, part_bytes=PART)
     assert store.uploads() == []
     sent_again = s3.upload(tmp_path / "model", RUN, part_bytes=PART).sent_bytes
-    # with odd ETags, nothing tells whether the object is up to date
+    # With odd ETags, nothing tells whether the object is up to date.
     assert bool(sent_again) == odd_etags
     s3.download(RUN, tmp_path / "back")
     assert content_of(tmp_path / "back") == content

@@ -72,7 +72,7 @@ def test_a_fuse_filesystem_is_written_through_the_page_cache_and_read_past_it(pl
 def test_ranks_of_a_host_read_a_fuse_filesystem_through_the_page_cache() -> None:
     with striped("ssd", play="ceph", clients=2, **QUICK) as mount:
         ioshape.save(state(1), mount.path / "model.pt")
-        # the open file claims the read
+        # The open file has claimed the file: other readers of this host use the page cache.
         with ioshape.open(mount.paths[1] / "model.pt", "rb") as file:
             assert_is(ioshape.load(mount.paths[1] / "model.pt"), 1)
             counted = mount.statistics()["reads"]

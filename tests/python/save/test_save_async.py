@@ -484,7 +484,7 @@ def test_awaiting_raises_what_the_save_failed_with(tmp_path: Path) -> None:
             assert caught.value.filename == str(tmp_path / "missing" / "model.pt")
 
     asyncio.run(main())
-    # awaiting reported the failure, so this save does not raise it
+    # Awaiting has reported the failure, so this save does not raise it.
     ioshape.save(checkpoint(2), tmp_path / "model.pt")
 
 

@@ -573,7 +573,7 @@ def test_top_leaves_the_terminal_as_it_was(address: str, how: str) -> None:
             one.type(how)
         assert one.end() == (143 if how == "SIGTERM" else 0)
         assert one.seen.count(NORMAL) == 1
-        # the cursor is visible again
+        # The cursor is visible again.
         assert one.seen.rfind("\x1b[?25h") > one.seen.rfind("\x1b[?25l")
         assert termios.tcgetattr(one.terminal)[:4] == one.before[:4]
 

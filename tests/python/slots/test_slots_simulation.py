@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The effects of the rules on jobs that share a pool, simulated with the reference model.
 
-Events happen one after the other. The storage is a rate in bytes per millisecond for each slot,
-which falls when there are more writers than slots, and a fixed number of milliseconds for each
-write.
+Events happen one after the other. The storage has a rate in bytes per millisecond for each slot.
+The rate falls when there are more writers than slots. Each write also takes a fixed time.
 """
 
 from collections.abc import Callable
@@ -182,8 +181,8 @@ def test_one_that_dies_with_terabytes_announced_leaves_shares_as_they_were() -> 
     simulation.at(60_000, lambda: dead.append(simulation.save(dies, 100 * 1024 * GIB)))
     simulation.at(240_000, lambda: simulation.die(dead[0]))
     simulation.run(3_000_000)
-    # The rules believe announced costs of up to five minutes. The other jobs use a seventh of two
-    # slots first.
+    # An announced cost counts for five minutes at most. Job a pays for it with its share, a seventh
+    # of two slots, for 17.5 minutes.
     times = simulation.slot_time(1_500_000, 3_000_000)
     part = sum(times.values()) / sum(shares.values())
     assert dead[0].granted > 0

@@ -47,7 +47,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
     with coordinator(request.param) as value:
         ioshape.configure(coordinator=value, job="mine", slots=1)
         yield value
-        ioshape.configure(coordinator="open")  # close the context's connection to this coordinator
+        ioshape.configure(coordinator="open")  # a new context drops the old connection
 
 
 @pytest.fixture
