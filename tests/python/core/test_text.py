@@ -22,7 +22,7 @@ from object_store import variables
 from records import flip, offset_of
 
 SECRET = "s3cr3t"
-#: Set a terminal's title in 7 and in 8 bits, end the line, and write from right to left.
+#: Characters that set a terminal's title (7 and 8 bits), end a line, and write from right to left.
 ESCAPES = "\x1b]0;pwned\x07\x9d0;pwned\x9c\r\n\u202e"
 
 
