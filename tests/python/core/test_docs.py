@@ -16,9 +16,7 @@ from processes import run_program
     "program",
     [
         pytest.param(program, id=f"{page}-{i}")
-        for page in (
-            *("python.md", "migration.md", "groups.md", "preemption.md", "start.md"),
-        )
+        for page in (*("python.md", "migration.md", "groups.md", "preemption.md", "start.md"),)
         for i, program in enumerate(programs(page))
     ],
 )
