@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the reference of the C API from the comments in the public headers. The build calls it:
+"""Make the reference of the C API from the comments in the public headers.
 
-make_reference.py VERSION FOLDER HEADER...
+    make_reference.py VERSION FOLDER HEADER...
 
-writes man pages into FOLDER/man3 and FOLDER/man7, one for each function, struct, enum and type, and
-FOLDER/reference.md; docs/cli-reference.md becomes FOLDER/man1/ioshape.1. It fails if one of them
-has no comment, or if a function's comment leaves out a parameter or the result.
+The build calls it. It writes FOLDER/reference.md, and man pages into FOLDER/man3 and FOLDER/man7:
+one for each function, struct, enum and type. From docs/cli-reference.md it makes
+FOLDER/man1/ioshape.1. It fails if a comment is missing, or leaves out a parameter or the result.
 """
 
 import re
@@ -43,7 +43,7 @@ class Undocumented(Exception):
 
 
 def plain(comment: str) -> str:
-    """The text of a comment, without what frames it."""
+    """Return the text of a comment without its frame."""
     inner = comment.removeprefix("/**").removeprefix("/*").removesuffix("*/")
     return "\n".join(re.sub(r"^\s*\* ?", "", line) for line in inner.splitlines()).strip()
 
@@ -53,7 +53,7 @@ def joined(text: str) -> str:
 
 
 def declaration_after(text: str, start: int) -> str:
-    """A macro's line, or what ends at the next semicolon outside of braces."""
+    """Return a macro's line, or a declaration up to its semicolon outside of braces."""
     rest = text[start:].lstrip()
     if rest.startswith("#"):
         return rest.partition("\n")[0]
@@ -100,7 +100,7 @@ def check(item: Item, code: str, parameters: str) -> None:
 
 
 def items_of(path: Path) -> tuple[str, list[Item]]:
-    """What a header says of itself, and all that it declares."""
+    """Return the description of a header and its declarations."""
     text = path.read_text(encoding="utf-8")
     found = [
         item_of(path.name, match[0], declaration_after(text, match.end()))
@@ -184,7 +184,7 @@ def overview(headers: list[tuple[str, str, list[Item]]], version: str) -> str:
 
 
 def command_page(reference: str, version: str) -> str:
-    """All that docs/cli-reference.md has: paragraphs, lines of code, tables of options."""
+    """Convert docs/cli-reference.md: paragraphs, lines of code, tables of options."""
     lines = [
         f'.TH ioshape 1 "" "libioshape {version}" "libioshape"',
         ".SH NAME",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pages the site has, in which order; as a program, pages.py FOLDER lays them out there.
+"""Pages of the site and their order. As a program, pages.py FOLDER lays them out in a folder.
 
 A new page of docs/ gets a line here; without one the site is not built. The folder mirrors the
 repository, so that a link that works on the forge works in the site, and the other way round.
@@ -69,7 +69,7 @@ BESIDE = {".svg", ".conf", ".acl"}
 
 
 def version() -> str:
-    """As meson.build has it."""
+    """Return the version in meson.build."""
     found = re.search(r"version: '([\d.]+)'", (ROOT / "meson.build").read_text(encoding="utf-8"))
     assert found
     return found[1]
@@ -81,7 +81,10 @@ def with_titles(text: str) -> str:
 
 
 def copy(source: Path, folder: Path) -> None:
-    """With its time, or that of this program: Sphinx reads again only what has changed."""
+    """Copy a page. Keep the later time of the page and of this program.
+
+    Sphinx reads only pages again whose time has changed.
+    """
     place = folder / source.relative_to(ROOT)
     place.parent.mkdir(parents=True, exist_ok=True)
     if source.suffix == ".md":
@@ -95,12 +98,12 @@ def copy(source: Path, folder: Path) -> None:
 
 
 def table_of(title: str, pages: list[str]) -> str:
-    """A part of the contents, for the side of each page."""
+    """Return a part of the contents, which the site shows beside each page."""
     return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""])
 
 
 def lay_out(folder: Path) -> None:
-    """The README is the first page, and knows the contents."""
+    """Copy all pages. The README becomes the first page and gets the contents."""
     pages = [page for part in PARTS.values() for page in part]
     for page in pages:
         if page != C_REFERENCE:
