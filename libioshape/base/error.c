@@ -88,7 +88,7 @@ IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 	case 0:
 		return "success";
 	case IOSHAPE_E_FORMAT:
-		return "not a torch zip that this library reads";
+		return "not a torch zip that ioshape can read";
 	case IOSHAPE_E_DAMAGED:
 		return "the file is damaged";
 	case IOSHAPE_E_LIMIT:
@@ -96,15 +96,15 @@ IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 	case IOSHAPE_E_NO_TABLE:
 		return "the file has no tensor table";
 	case IOSHAPE_E_COORDINATOR:
-		return "the coordinator of slots cannot be used";
+		return "the slot coordinator cannot be used";
 	case IOSHAPE_E_SKIPPED:
-		return "skipped for want of space";
+		return "skipped because the free space is too small";
 	case IOSHAPE_E_UNCHANGED:
-		return "nothing large has changed since the save before";
+		return "no large tensor has changed since the previous save";
 	case IOSHAPE_E_CHANGED:
-		return "what was saved has changed before it was copied";
+		return "the data changed before it was copied";
 	case IOSHAPE_E_UNUSABLE:
-		return "there are checkpoints, and none can be used";
+		return "checkpoints exist, but none can be used";
 	}
 	/*
 	 * In the C locale, strerror_l() neither translates nor shares a buffer between threads.
@@ -340,7 +340,7 @@ int base_missing(const char *operation)
 {
 	struct base_error error = { 0 };
 
-	base_refuse(&error, -EINVAL, "an argument that is needed is NULL");
+	base_refuse(&error, -EINVAL, "required argument is NULL");
 	return base_leave(-EINVAL, operation, NULL, &error);
 }
 

@@ -26,8 +26,8 @@ static int check_size(size_t size, const char *what, struct base_error *error)
 {
 	if (size >= sizeof(size_t) && size <= LARGEST_STRUCT_BYTES)
 		return 0;
-	return base_refuse_with(error, -EINVAL, "set its size field to sizeof it",
-				"struct %s says it has %zu bytes", what, size);
+	return base_refuse_with(error, -EINVAL, "set its size field to sizeof the struct",
+				"the size field of struct %s says %zu bytes", what, size);
 }
 
 int base_take_options(void *into, size_t known, const void *from, const char *what,
@@ -46,7 +46,7 @@ int base_take_options(void *into, size_t known, const void *from, const char *wh
 		return ret;
 	for (size_t i = known; i < size; i++) {
 		if (((const unsigned char *)from)[i])
-			return base_refuse_with(error, -EINVAL, "use the headers that belong to it",
+			return base_refuse_with(error, -EINVAL, "use the headers of this version",
 						"struct %s sets a field that this version of the "
 						"library (%s) does not know",
 						what, ioshape_version());
@@ -197,7 +197,7 @@ static int refuse_text(const struct setting *setting, const char *where, struct 
 
 	show_values(setting, values, sizeof(values));
 	return base_refuse_with(error, -EINVAL, BASE_WORDS("it takes %s", values),
-				"%s is too long, or has a character that it cannot have", where);
+				"%s is too long, or has a character that is not allowed", where);
 }
 
 /* ---- Fields ---------------------------------------------------------------------------------- */
