@@ -133,13 +133,13 @@ static int create_on_beegfs(int directory_fd, const char *name, mode_t mode,
 	hints.chunk = (uint32_t)part->stripe_bytes;
 	if (sizeof(hints) != 24 || ask->count != 1) {
 		errno = EOPNOTSUPP;
-		fs_refused(answer, "a file with hints");
+		fs_refused(answer, "creating a file with stripe hints");
 		return -EOPNOTSUPP;
 	}
 	/* Creates the name in the directory; fails if it exists. */
 	if (ioctl(directory_fd, BEEGFS_MKFILE_STRIPEHINTS, &hints)) {
 		code = -errno;
-		fs_refused(answer, "a file with hints");
+		fs_refused(answer, "creating a file with stripe hints");
 		return code;
 	}
 	fd = base_above_streams(
@@ -147,7 +147,7 @@ static int create_on_beegfs(int directory_fd, const char *name, mode_t mode,
 	if (fd < 0 || !is_ours_and_new(fd)) {
 		code = fd < 0 ? -errno : -EBUSY;
 		errno = -code;
-		fs_refused(answer, "opening a file with hints");
+		fs_refused(answer, "opening a file with stripe hints");
 		unlinkat(directory_fd, name, 0);
 		if (fd >= 0)
 			close(fd);

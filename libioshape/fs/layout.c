@@ -145,7 +145,7 @@ void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_byte
 #define MOST_TEXT 1024
 
 #define TAKES                                                                                      \
-	"it takes auto, directory, or such as stripe_count=8,stripe_size=4M,pool=flash, or "       \
+	"use auto, directory, a layout such as stripe_count=8,stripe_size=4M,pool=flash, or "      \
 	"components such as to=100M,stripe_count=1; stripe_count=8"
 
 enum key { KEY_TO, KEY_COUNT, KEY_SIZE, KEY_POOL, KEYS };
@@ -196,8 +196,8 @@ static int take_size(const struct parsing *parsing, const char *value, uint64_t 
 		     uint64_t *bytes)
 {
 	if (base_parse_bytes(value, bytes) || !*bytes || *bytes > most || *bytes % SIZE_UNIT)
-		return refuse(parsing, value, "is no size of a stripe or component",
-			      "give a multiple of 64K; stripes are smaller than 4G");
+		return refuse(parsing, value, "is not a valid size of a stripe or component",
+			      "give a multiple of 64K; stripes must be smaller than 4G");
 	return 0;
 }
 
@@ -213,7 +213,8 @@ static int take_count(const struct parsing *parsing, const char *value, uint32_t
 	errno = 0;
 	number = strtoul(value, &end, 10);
 	if (!isdigit((unsigned char)*value) || *end || errno || !number || number > MOST_STRIPES)
-		return refuse(parsing, value, "is no stripe_count", "give 1 to 2000, or all");
+		return refuse(parsing, value, "is not a valid stripe_count",
+			      "give 1 to 2000, or all");
 	*count = (uint32_t)number;
 	return 0;
 }
@@ -226,8 +227,8 @@ static int take_pool(const struct parsing *parsing, const char *value,
 	const size_t length = strlen(value);
 
 	if (!length || length >= FS_TARGET_POOL_BYTES || strspn(value, allowed) != length)
-		return refuse(parsing, value, "is no name of a pool",
-			      "give 1 to 15 letters, digits, and any of _.-");
+		return refuse(parsing, value, "is not a valid pool name",
+			      "use 1 to 15 letters, digits and the characters _.-");
 	memcpy(pool, value, length + 1);
 	return 0;
 }
@@ -239,14 +240,14 @@ static int take_pair(const struct parsing *parsing, char *pair, bool seen[KEYS],
 	int key;
 
 	if (!equals)
-		return refuse(parsing, pair, "is not understood", TAKES);
+		return refuse(parsing, pair, "is not a pair NAME=VALUE", TAKES);
 	*equals = 0;
 	name = trim(pair);
 	value = trim(equals + 1);
 	for (key = 0; key < KEYS && strcmp(name, key_names[key]) != 0; key++)
 		;
 	if (key == KEYS)
-		return refuse(parsing, name, "is not known",
+		return refuse(parsing, name, "is not a known key",
 			      "use to, stripe_count, stripe_size and pool");
 	if (seen[key])
 		return refuse(parsing, name, "occurs twice in a component", "give it once");
@@ -286,10 +287,10 @@ static int take_component(const struct parsing *parsing, char *component, bool l
 			      "leave it out, because files may be longer");
 	if (!last && !seen[KEY_TO])
 		return refuse(parsing, "to", "is missing in a component",
-			      "only the last one may leave it out");
+			      "only the last component may leave it out");
 	if (part->end <= part->begin)
-		return refuse(parsing, "to", "is not above that of the component before",
-			      "let the components rise");
+		return refuse(parsing, "to", "is not larger than in the previous component",
+			      "list the components in increasing order");
 	if (!last && part->stripe_bytes && part->end % part->stripe_bytes)
 		return refuse(parsing, "to", "is not at the end of a stripe",
 			      "give a multiple of the component's stripe_size");
@@ -316,7 +317,8 @@ int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
 	memset(request, 0, sizeof(*request));
 	if (strlen(text) >= sizeof(copy))
 		return base_refuse_with(error, -EINVAL, TAKES,
-					"a layout of %zu characters is too long", strlen(text));
+					"the layout has %zu characters, which is too long",
+					strlen(text));
 	strcpy(copy, text);
 	words = trim(copy);
 	if (!strcmp(words, "auto"))
@@ -399,8 +401,8 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
 		return 0;
 	}
 	if (had >= wanted) {
-		snprintf(why, why_bytes, "the directory's layout: %u stripe%s would do", wanted,
-			 wanted == 1 ? "" : "s");
+		snprintf(why, why_bytes, "the directory's layout: the file needs only %u stripe%s",
+			 wanted, wanted == 1 ? "" : "s");
 		return 0;
 	}
 	ask->count = ask->mirrors = 1;
@@ -411,7 +413,7 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
 		if (part->stripe_bytes && part->stripe_bytes < LEAST_STRIPE_BYTES)
 			ask->parts[0].stripe_bytes = GOOD_STRIPE_BYTES;
 	}
-	snprintf(why, why_bytes, "%u stripes by size: the directory gives %s%u", wanted,
+	snprintf(why, why_bytes, "%u stripes for this file size: the directory gives %s%u", wanted,
 		 part && part->stripe_count ? "" : "probably ", had);
 	return 1;
 }
@@ -486,10 +488,10 @@ static int choose_wished(const struct fs_layout_request *request, const struct f
 	for (uint32_t i = 0; i < ask->count; i++)
 		fill_in(&ask->parts[i], &facts->directory);
 	if (is_same(ask, &facts->directory)) {
-		snprintf(why, why_bytes, "as asked for, which is the directory's layout");
+		snprintf(why, why_bytes, "as requested, which is the directory's layout");
 		return 0;
 	}
-	snprintf(why, why_bytes, "as asked for");
+	snprintf(why, why_bytes, "as requested");
 	return 1;
 }
 
@@ -500,7 +502,7 @@ int fs_choose_layout(const struct fs_layout_request *request, const struct fs_fa
 	if (why_bytes)
 		*why = 0;
 	if (!fs_takes_layouts(facts->family)) {
-		snprintf(why, why_bytes, "no layouts to ask for on %s",
+		snprintf(why, why_bytes, "no support for layouts on %s",
 			 fs_family_name(facts->family));
 		return 0;
 	}
@@ -510,7 +512,7 @@ int fs_choose_layout(const struct fs_layout_request *request, const struct fs_fa
 	case FS_REQUEST_LAYOUT:
 		return choose_wished(request, facts, ask, why, why_bytes);
 	default:
-		snprintf(why, why_bytes, "the directory's layout, as asked for");
+		snprintf(why, why_bytes, "the directory's layout, as requested");
 		return 0;
 	}
 }

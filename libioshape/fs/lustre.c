@@ -440,7 +440,7 @@ static int create_file(int directory_fd, const char *name, mode_t mode, const st
 
 	if (fd < 0) {
 		if (fd != -EEXIST)
-			fs_refused(answer, "creating it without objects");
+			fs_refused(answer, "creating a file without objects");
 		return fd;
 	}
 	/* The attribute also sets composite layouts on older clients. */

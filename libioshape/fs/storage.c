@@ -847,7 +847,7 @@ static int compare(const struct fs_layout *ask, const struct fs_layout *got, cha
 		return 0;
 	fs_layout_text(ask, asked, sizeof(asked));
 	fs_layout_text(got, given, sizeof(given));
-	snprintf(text, text_bytes, "layout %s was asked for, %s was given", asked,
+	snprintf(text, text_bytes, "layout %s was requested, the filesystem gave %s", asked,
 		 got->count ? given : "none");
 	return another ? 2 : 1;
 }
@@ -859,7 +859,8 @@ static int ask_for(int directory_fd, const char *name, mode_t mode, enum fs_fami
 
 	if (product && product->create)
 		return product->create(directory_fd, name, mode, ask, answer);
-	snprintf(answer->why, sizeof(answer->why), "%s takes no layouts", fs_family_name(family));
+	snprintf(answer->why, sizeof(answer->why), "%s does not support layouts",
+		 fs_family_name(family));
 	return -EOPNOTSUPP;
 }
 
@@ -888,7 +889,7 @@ int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum 
 	fs_layout_text(ask, asked, sizeof(asked));
 	fs_layout_text(&answer.got, given, sizeof(given));
 	if (!*answer.why)
-		snprintf(answer.why, sizeof(answer.why), "%s was given",
+		snprintf(answer.why, sizeof(answer.why), "the filesystem gave %s",
 			 answer.got.count ? given : "none");
 	snprintf(note, note_bytes,
 		 "the file could not get the layout %s and has the directory's: %s", asked,

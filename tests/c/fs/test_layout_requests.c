@@ -120,8 +120,9 @@ TEST(pure, a_mistake_is_named_wording)
 	struct fs_layout_request request;
 
 	ck_assert_int_eq(fs_layout_request_parse("stripe_count=0", &request, &error), -EINVAL);
-	ck_assert_str_eq(error.sentence,
-			 "cannot use the layout \"stripe_count=0\": \"0\" is no stripe_count");
+	ck_assert_str_eq(
+		error.sentence,
+		"cannot use the layout \"stripe_count=0\": \"0\" is not a valid stripe_count");
 	ck_assert_str_eq(error.remedy, "give 1 to 2000, or all");
 }
 
