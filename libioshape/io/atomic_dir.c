@@ -90,10 +90,10 @@ int io_new_folder_commit(struct io_new_folder *made, struct base_error *error)
 	if (ret == -EEXIST || ret == -ENOTEMPTY || ret == -ENOTDIR)
 		return base_fail_with(
 			error, -EEXIST, "choose another name",
-			"cannot put \"%s/%s\" in place without replacing what is there",
+			"cannot rename \"%s/%s\" into place without replacing an existing entry",
 			made->above.path, made->name);
 	if (ret)
-		return base_fail(error, ret, "cannot put \"%s/%s\" in place", made->above.path,
+		return base_fail(error, ret, "cannot rename \"%s/%s\" into place", made->above.path,
 				 made->name);
 	ret = io_folder_sync(&made->above, error);
 	/* Restore the temporary name. */
@@ -116,13 +116,15 @@ static int hold_old(const struct io_new_folder *made, const char *first, int64_t
 	if (!ret)
 		ret = io_folder_look(old, ".", &entry, error);
 	if (!ret && entry.modified_ns > newest_ns)
-		ret = base_refuse(error, -EEXIST, "\"%s\" is newer than what was to replace it",
+		ret = base_refuse(error, -EEXIST,
+				  "cannot replace \"%s\": it is newer than its replacement",
 				  old->path);
 	if (!ret && first) {
 		ret = io_folder_claim(old, first, hold, error);
 		if (ret == -EBUSY)
 			base_refuse_with(error, ret, "try again later",
-					 "cannot replace \"%s\": a process reads it", old->path);
+					 "cannot replace \"%s\": a process is reading it",
+					 old->path);
 		ret = ret == -ENOENT ? 0 : ret;
 	}
 	return ret;
@@ -167,7 +169,7 @@ int io_new_folder_replace(struct io_new_folder *made, const char *first, int64_t
 		*made->temporary = 0;
 		ret = io_folder_sync(&made->above, error);
 	} else {
-		base_fail(error, ret, "cannot put \"%s/%s\" in place", made->above.path,
+		base_fail(error, ret, "cannot rename \"%s/%s\" into place", made->above.path,
 			  made->name);
 	}
 	/* A later removal of stale files removes what cannot be removed now. */
@@ -190,7 +192,9 @@ int io_folder_resemble(const struct io_folder *folder, const struct io_original 
 		ret = -errno;
 	if (!ret)
 		ret = io_set_time(folder->fd, original->modified_ns);
-	return !ret ? 0 : base_fail(error, ret, "cannot set the time of \"%s\"", folder->path);
+	return !ret ? 0 :
+		      base_fail(error, ret, "cannot set the modification time of \"%s\"",
+				folder->path);
 }
 
 void io_new_folder_close(struct io_new_folder *made, const struct base_log *log)

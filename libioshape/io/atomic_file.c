@@ -61,8 +61,8 @@ static const char *directory_remedy(const char *path, int code)
 	if (code != ENOENT)
 		return "";
 	if (!strncmp(path, "~", 1) || strstr(path, "/~"))
-		return "write the home directory out: only a shell knows what \"~\" is "
-		       "(in Python os.path.expanduser())";
+		return "give the full path, because only a shell expands \"~\" (in Python "
+		       "os.path.expanduser())";
 	return "create it first";
 }
 
@@ -113,11 +113,10 @@ static int refuse_planted(const struct io_destination *destination, const struct
 		return base_fail(error, ret, "cannot look at \"%s\"", destination->directory);
 	if ((directory.stx_mode & everybodys) != everybodys || found->stx_uid == directory.stx_uid)
 		return 0;
-	return base_refuse_with(
-		error, -EACCES, "remove it, or save elsewhere",
-		"cannot save to \"%s\": another user has put a %s there, in a directory "
-		"where everybody may",
-		destination->path, S_ISLNK(found->stx_mode) ? "link" : "file");
+	return base_refuse_with(error, -EACCES, "remove it, or save elsewhere",
+				"cannot save to \"%s\": another user owns the %s there, in a "
+				"directory that all users can write to",
+				destination->path, S_ISLNK(found->stx_mode) ? "link" : "file");
 }
 
 /* Reads the target of an open link, and checks its owner on that same link. */
@@ -262,7 +261,7 @@ static int check_old(struct io_destination *destination, const struct statx *old
 				      "cannot save to \"%s\"", destination->path);
 	if (!S_ISREG(old->stx_mode))
 		return base_refuse(error, -EBUSY,
-				   "cannot save to \"%s\": it is changing under our hands",
+				   "cannot save to \"%s\": another process is changing it",
 				   destination->path);
 	ret = refuse_planted(destination, old, error);
 	if (ret)
@@ -342,8 +341,8 @@ static bool must_ask(struct io_destination *destination)
 	facts.directory = info.layout;
 	facts.targets = fs_remembered_targets(directory_fd, memory);
 	ask = fs_choose_layout(request, &facts, &destination->asked, why, sizeof(why));
-	base_log(&destination->config->log, IOSHAPE_LOG_DEBUG, "new file in %s: %s", directory,
-		 why);
+	base_log(&destination->config->log, IOSHAPE_LOG_DEBUG, "layout of the new file in %s: %s",
+		 directory, why);
 	if (options->place)
 		ask |= fs_take_place(&facts, fs_even_targets(directory_fd, directory, memory),
 				     options->place, options->places, &destination->asked);
@@ -504,8 +503,8 @@ static int lock_temporary(struct io_destination *destination, struct statx *crea
 	if (flock(fd, LOCK_EX | LOCK_NB)) {
 		if (errno == EWOULDBLOCK)
 			return 1;
-		io_note(destination->notes, IOSHAPE_STEP_LOCK, "no file locks here: %s",
-			ioshape_strerror(-errno));
+		io_note(destination->notes, IOSHAPE_STEP_LOCK,
+			"no file locks on this filesystem: %s", ioshape_strerror(-errno));
 	}
 	if (statx(fd, "", at, WHAT_IT_IS | STATX_NLINK, created))
 		return -errno;
@@ -623,7 +622,7 @@ static void copy_access(struct io_destination *destination, const struct acl *ac
 		now = UNKNOWN_MODE; /* chown may clear some bits */
 		if (fchown(destination->fd, destination->old_user, destination->old_group)) {
 			io_note(notes, IOSHAPE_STEP_OWNER,
-				"owner of the replaced file not kept: %s",
+				"the owner of the replaced file was not kept: %s",
 				ioshape_strerror(-errno));
 			same_group = !fchown(destination->fd, (uid_t)-1, destination->old_group);
 			mode = same_group ? mode & 0777 : without_group(mode);
@@ -631,13 +630,14 @@ static void copy_access(struct io_destination *destination, const struct acl *ac
 	}
 	if (!copy_acl(destination, acl, same_group)) {
 		io_note(notes, IOSHAPE_STEP_OWNER,
-			"ACL of the replaced file not kept: only its owner may read it");
+			"the ACL of the replaced file was not kept: only the owner can read the "
+			"new file");
 		mode &= 0700;
 	}
 	if (acl->bytes >= 0)
 		now = UNKNOWN_MODE; /* an ACL also sets mode bits */
 	if (mode != now && fchmod(destination->fd, mode))
-		io_note(notes, IOSHAPE_STEP_OWNER, "mode of the replaced file not kept: %s",
+		io_note(notes, IOSHAPE_STEP_OWNER, "the mode of the replaced file was not kept: %s",
 			ioshape_strerror(-errno));
 }
 
@@ -679,7 +679,8 @@ static int make_new(struct io_destination *destination, struct base_error *error
 		return 0;
 	if (fchmod(destination->fd, mode))
 		io_note(destination->notes, IOSHAPE_STEP_OWNER,
-			"mode by the umask of the call not set: %s", ioshape_strerror(-errno));
+			"the mode from the caller's umask was not set: %s",
+			ioshape_strerror(-errno));
 	return 0;
 }
 
@@ -738,8 +739,8 @@ static int make_shared(struct io_destination *destination, struct base_error *er
 		remove_temporary(destination);
 	return !ret || ret == -EEXIST ?
 		       ret :
-		       base_fail_with(error, ret, "use mode=each", "cannot put \"%s\" in place",
-				      destination->path);
+		       base_fail_with(error, ret, "use mode=each",
+				      "cannot rename \"%s\" into place", destination->path);
 }
 
 /* Opens a file that several processes write, or creates it if this process is first. */
@@ -754,16 +755,15 @@ static int open_or_make(struct io_destination *destination, struct base_error *e
 		if (destination->fd >= 0)
 			return 0;
 		if (errno != ENOENT)
-			return base_fail(error, -errno, "cannot open \"%s\" to save a part of it",
+			return base_fail(error, -errno, "cannot open \"%s\" to write a part of it",
 					 destination->path);
 		ret = make_shared(destination, error);
 	}
-	return ret != -EEXIST ?
-		       ret :
-		       base_fail_with(error, ret, "save under another name",
-				      "cannot save a part of \"%s\": others make and remove it "
-				      "all the time",
-				      destination->path);
+	return ret != -EEXIST ? ret :
+				base_fail_with(error, ret, "save under another name",
+					       "cannot save a part of \"%s\": other processes keep "
+					       "creating and removing it",
+					       destination->path);
 }
 
 int io_destination_begin_again(struct io_destination *destination, struct base_error *error)
@@ -806,8 +806,8 @@ static int open_found(struct io_destination *destination, struct base_error *err
 	int ret = find(destination, error);
 
 	if (ret > 0 && options->part_bytes)
-		return base_refuse_with(error, -EINVAL, "give the name of one",
-					"cannot save a part of \"%s\": it is no regular file",
+		return base_refuse_with(error, -EINVAL, "give the name of a regular file",
+					"cannot save a part of \"%s\": it is not a regular file",
 					destination->path);
 	destination->shared = options->part_bytes > 0;
 	if (!ret)
@@ -875,8 +875,8 @@ int io_destination_resemble(struct io_destination *destination, struct base_erro
 		return 0;
 	if (!destination->replaces && has_other_umask(original) &&
 	    fchmod(destination->fd, original->mode & 0777))
-		io_note(destination->notes, IOSHAPE_STEP_OWNER, "mode of the original not kept: %s",
-			ioshape_strerror(-errno));
+		io_note(destination->notes, IOSHAPE_STEP_OWNER,
+			"the mode of the original was not kept: %s", ioshape_strerror(-errno));
 	ret = io_set_time(destination->fd, original->modified_ns);
 	return !ret ? 0 : base_fail(error, ret, "cannot set the time of \"%s\"", destination->path);
 }
@@ -965,7 +965,7 @@ static bool await_releases(void)
 static const char *remedy_of_sync(int code)
 {
 	return code == EINVAL || code == EOPNOTSUPP ?
-		       "the filesystem refuses how the file was written, set direct=off" :
+		       "the filesystem rejects the way the file was written, set direct=off" :
 		       "the storage failed or is full, save again or elsewhere";
 }
 
@@ -979,7 +979,7 @@ int io_destination_sync(struct io_destination *destination, struct base_error *e
 	 */
 	if (fsync(destination->fd))
 		return base_fail_with(error, -errno, remedy_of_sync(errno),
-				      "cannot bring \"%s\" to stable storage (fsync)",
+				      "cannot sync \"%s\" to stable storage (fsync)",
 				      destination->path);
 	return 0;
 }
@@ -1023,11 +1023,12 @@ static int put_in_place(struct io_destination *destination, struct base_error *e
 		return !ret ? 0 :
 			      base_fail_with(
 				      error, ret, ret == -EEXIST ? "choose another name" : "",
-				      "cannot put \"%s\" in place%s", destination->path,
-				      ret == -EEXIST ? " without replacing what is there" : "");
+				      "cannot rename \"%s\" into place%s", destination->path,
+				      ret == -EEXIST ? " without replacing an existing file" : "");
 	}
 	if (renameat(fd, destination->temporary, fd, destination->name))
-		return base_fail(error, -errno, "cannot put \"%s\" in place", destination->path);
+		return base_fail(error, -errno, "cannot rename \"%s\" into place",
+				 destination->path);
 	forget_temporary(destination);
 	return 0;
 }
@@ -1045,7 +1046,7 @@ static int sync_directory(const struct io_destination *destination, struct io_no
 		return 0;
 	/* Such filesystems make names durable by themselves. */
 	if (errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS) {
-		io_note(notes, IOSHAPE_STEP_SYNC, "directory not synced: %s",
+		io_note(notes, IOSHAPE_STEP_SYNC, "the directory was not synced: %s",
 			ioshape_strerror(-errno));
 		return 0;
 	}
@@ -1058,9 +1059,8 @@ static int sync_name(struct io_destination *destination, struct base_error *erro
 
 	return !ret ? 0 :
 		      base_fail(error, ret,
-				"\"%s\" is in place, but its directory could not be brought to "
-				"stable storage (fsync), so a power failure may bring the old file "
-				"back",
+				"\"%s\" is saved, but its directory could not be synced (fsync), "
+				"so a power failure may restore the old file",
 				destination->path);
 }
 

@@ -121,8 +121,8 @@ static void register_memory(struct uring *uring, const struct io_engine_params *
 		uring->memory = params->memory;
 		uring->memory_bytes = params->memory_bytes;
 	} else if (params->memory) {
-		snprintf(why, why_bytes, "buffers not registered: %s%s", ioshape_strerror(ret),
-			 remedy_for(ret));
+		snprintf(why, why_bytes, "the buffers were not registered: %s%s",
+			 ioshape_strerror(ret), remedy_for(ret));
 	}
 }
 
@@ -153,16 +153,16 @@ static int open_ring(void **engine, const struct io_engine_params *params, bool 
 	uring->untaken_end = &uring->untaken;
 	ret = set_up(uring, params->depth);
 	if (ret) {
-		snprintf(why, why_bytes, "io_uring refused: %s%s", ioshape_strerror(ret),
-			 remedy_for(ret));
+		snprintf(why, why_bytes, "io_uring could not be set up: %s%s",
+			 ioshape_strerror(ret), remedy_for(ret));
 		free(uring);
 		return ret;
 	}
 	io_uring_ring_dontfork(&uring->ring);
 	ret = round_trip(uring);
 	if (ret) {
-		snprintf(why, why_bytes, "io_uring cannot be entered: %s%s", ioshape_strerror(ret),
-			 remedy_for(ret));
+		snprintf(why, why_bytes, "io_uring could not run a request: %s%s",
+			 ioshape_strerror(ret), remedy_for(ret));
 		tear_down(uring);
 		free(uring);
 		return ret;

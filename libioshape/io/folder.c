@@ -126,7 +126,7 @@ static int fail_own(int code, const char *path, struct base_error *error)
 		return refuse_owner(path, stat.st_uid, error);
 	if (code == -ELOOP || code == -ENOTDIR)
 		return base_fail_with(error, code, "remove it",
-				      "cannot use \"%s\": it is no folder", path);
+				      "cannot use \"%s\": it is not a folder", path);
 	return base_fail_with(error, code,
 			      code == -EACCES ? "run all processes that share it as one user" : "",
 			      "cannot keep files in the folder \"%s\"", path);
@@ -184,15 +184,15 @@ int io_folder_make_own(const char *path, struct stat *ours, struct base_error *e
 		return fail_own(ret, path, error);
 	if (!base_is_one_user(ours->st_uid))
 		return base_refuse_with(
-			error, -EACCES, "give it a user with a number there",
-			"cannot keep files in the folder \"%s\": this process runs as "
-			"\"nobody\" of a user namespace, like others",
+			error, -EACCES, "map its user in the user namespace",
+			"cannot keep files in the folder \"%s\": this process runs as the unmapped "
+			"user \"nobody\" of a user namespace, as other users may",
 			path);
 	if (folder.st_uid != ours->st_uid)
 		return refuse_owner(path, folder.st_uid, error);
 	if (folder.st_mode & 022)
 		return base_refuse_with(error, -EACCES, "remove it, or chmod go-w",
-					"cannot use the folder \"%s\": others may write to it",
+					"cannot use the folder \"%s\": other users can write to it",
 					path);
 	return 0;
 }
@@ -503,7 +503,7 @@ int io_folder_sync(const struct io_folder *folder, struct base_error *error)
 	if (!fsync(folder->fd) || errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS)
 		return 0;
 	return base_fail_with(error, -errno, "the storage failed or is full",
-			      "cannot bring the directory \"%s\" to stable storage", folder->path);
+			      "cannot sync the directory \"%s\" to stable storage", folder->path);
 }
 
 int io_folder_rename(const struct io_folder *folder, const char *from, const char *to)
@@ -559,9 +559,8 @@ static int remove_inner(const struct removal *removal, const char *name, struct 
 
 	if (!removal->levels)
 		return base_refuse_with(
-			error, -ENOTEMPTY, "look at it, and remove it yourself",
-			"\"%s\" was not removed, because there is a directory in it "
-			"that does not belong there: %s",
+			error, -ENOTEMPTY, "check that directory, and remove it yourself",
+			"\"%s\" was not removed, because it contains an unexpected directory: %s",
 			removal->folder->path, name);
 	ret = io_folder_open_in(&inner, removal->folder, name, error);
 	if (!ret)
@@ -786,7 +785,7 @@ static int read_file(const struct io_folder *folder, const char *name, int fd, s
 		return base_fail(error, ret, "cannot read \"%s/%s\"", folder->path, name);
 	if ((uint64_t)status.st_size > into->bytes)
 		return base_refuse(error, IOSHAPE_E_DAMAGED,
-				   "\"%s/%s\" was cut short while it was read", folder->path, name);
+				   "\"%s/%s\" was truncated while it was read", folder->path, name);
 	return 0;
 }
 
@@ -841,8 +840,8 @@ int io_folder_put_text(const struct io_folder *folder, const char *name, const c
 		return 0;
 	if (errno == EEXIST)
 		return -EEXIST;
-	return base_fail(error, -errno, "cannot make the note \"%s/%s\" (a symbolic link)",
-			 folder->path, name);
+	return base_fail(error, -errno, "cannot create the symbolic link \"%s/%s\"", folder->path,
+			 name);
 }
 
 int io_folder_get_text(const struct io_folder *folder, const char *name, char into[PATH_MAX])
@@ -1175,8 +1174,8 @@ void io_remove_stale(int directory_fd, const char *directory, struct base_budget
 	io_folder_list(&tidying.parent, tidy, &tidying, NULL);
 	if (budget && base_budget_is_spent(budget))
 		base_log(log, IOSHAPE_LOG_WARNING,
-			 "removed a part of what dead processes left behind in %s: the next save "
-			 "removes more",
+			 "removed some of the files that dead processes left behind in %s: the "
+			 "next save removes more",
 			 directory);
 	free(tidying.parent.path);
 }

@@ -200,7 +200,7 @@ static void explain(const struct io_config *config, const struct fs_info *fs,
 	char blocks[64] = "";
 
 	if (config->block_bytes && config->depth)
-		snprintf(blocks, sizeof(blocks), "; blocks as asked for");
+		snprintf(blocks, sizeof(blocks), "; blocks as requested");
 	else if (part)
 		snprintf(blocks, sizeof(blocks), "; %u stripes of %llu%c",
 			 MIN(part->stripe_count, IO_MOST_DEPTH),
@@ -208,11 +208,11 @@ static void explain(const struct io_config *config, const struct fs_info *fs,
 				 (part->stripe_bytes % MIB ? KIB : MIB),
 			 part->stripe_bytes % MIB ? 'K' : 'M');
 	else if (config->block_bytes || config->depth)
-		snprintf(blocks, sizeof(blocks), "; blocks as asked for");
+		snprintf(blocks, sizeof(blocks), "; blocks as requested");
 	else if (fs_cuts_requests(fs->family))
-		snprintf(blocks, sizeof(blocks), "; requests as the kernel cuts them");
+		snprintf(blocks, sizeof(blocks), "; requests of the size that the kernel sends");
 	snprintf(why, why_bytes, "%s%s",
-		 config->engine != IOSHAPE_ENGINE_AUTO             ? "engine as asked for" :
+		 config->engine != IOSHAPE_ENGINE_AUTO             ? "engine as requested" :
 		 choose_engine(config, fs) == IOSHAPE_ENGINE_URING ? "local filesystem" :
 								     "network filesystem",
 		 blocks);
@@ -390,7 +390,7 @@ static int make_room(struct io_lane *lane, const struct io_shape *shape, struct 
 	if (shape->depth > lane->buffers_made) {
 		buffers = calloc(shape->depth, sizeof(*buffers));
 		if (!buffers)
-			return base_no_memory(error, "an I/O lane",
+			return base_no_memory(error, "an I/O queue",
 					      shape->depth * sizeof(*buffers));
 		free(lane->buffers);
 		lane->buffers = buffers;
@@ -483,9 +483,8 @@ int io_lane_start(struct io_lane *lane, struct base_error *error)
 		return start_any(lane, error);
 	ret = try_engine(lane, asked, why, sizeof(why));
 	if (ret)
-		return base_fail_with(
-			error, ret, "choose another or leave the choice to the library",
-			"cannot use the %s engine that was asked for (%s)", asked->id, why);
+		return base_fail_with(error, ret, "choose another engine or set engine=auto",
+				      "cannot use the requested %s engine (%s)", asked->id, why);
 	remember_step_down(lane, why);
 	return 0;
 }
@@ -501,7 +500,7 @@ int io_lane_open(struct io_lane **out, const struct io_config *config, struct ba
 	*out = NULL;
 	lane = calloc(1, sizeof(*lane));
 	if (!lane)
-		return base_no_memory(error, "an I/O lane", sizeof(*lane));
+		return base_no_memory(error, "an I/O queue", sizeof(*lane));
 	lane->config = *config;
 	lane->fd = -1;
 	ret = io_lane_shape(lane, &shape, error);
@@ -746,7 +745,7 @@ static int tell_failure(const struct io_lane *lane, const struct io_buffer *buff
 {
 	if (buffer->refused)
 		base_fail(error, buffer->failed,
-			  "cannot %s \"%s\" at offset %llu: the %s engine took no request",
+			  "cannot %s \"%s\" at offset %llu: the %s engine accepted no request",
 			  lane->verb, lane->path, (unsigned long long)buffer->op.offset,
 			  lane->ops->id);
 	else
@@ -849,7 +848,8 @@ static bool leave_direct(struct io_lane *lane, int code)
 	if (io_set_direct(lane->fd, false))
 		return false;
 	lane->direct = false;
-	io_note(lane->notes, IOSHAPE_STEP_DIRECT, "went on buffered: %s", ioshape_strerror(code));
+	io_note(lane->notes, IOSHAPE_STEP_DIRECT, "continued with buffered I/O: %s",
+		ioshape_strerror(code));
 	return true;
 }
 

@@ -111,11 +111,11 @@ static int take_part(struct io_input *input, const char *path, uint64_t base, ui
 	if (!base && !bytes)
 		return 0;
 	if (base > input->bytes || bytes > input->bytes - base)
-		return base_refuse_with(
-			error, IOSHAPE_E_DAMAGED, "use another copy",
-			"cannot load %s from offset %llu of \"%s\": it has only %s, so "
-			"that it was cut short or is another file",
-			BASE_SIZE(bytes), (unsigned long long)base, path, BASE_SIZE(input->bytes));
+		return base_refuse_with(error, IOSHAPE_E_DAMAGED, "use another copy",
+					"cannot load %s from offset %llu of \"%s\": it has only "
+					"%s, so it was truncated or is another file",
+					BASE_SIZE(bytes), (unsigned long long)base, path,
+					BASE_SIZE(input->bytes));
 	if (asprintf(&named, "%s (part at offset %llu)", path, (unsigned long long)base) < 0)
 		return base_no_memory(error, "a path", strlen(path));
 	free(input->path);
@@ -180,8 +180,8 @@ bool io_input_claim(struct io_input *input)
 static int cut_short(const struct io_input *input, uint64_t offset, struct base_error *error)
 {
 	return base_refuse(error, IOSHAPE_E_DAMAGED,
-			   "\"%s\" ends at offset %llu, before what was to be read: it was cut "
-			   "short while open",
+			   "\"%s\" ends at offset %llu, before the end of the requested data: it "
+			   "was truncated while open",
 			   input->path, (unsigned long long)(offset - input->base));
 }
 

@@ -135,7 +135,7 @@ static int check_limit(const struct io_writer *writer, uint64_t bytes, struct ba
 	const struct io_file_options *options = &writer->options;
 
 	if (options->part_bytes && bytes > options->part_bytes)
-		return base_refuse_with(error, -EFBIG, "give it a larger one",
+		return base_refuse_with(error, -EFBIG, "give it a larger part",
 					"cannot write \"%s\": this process has a part of %s",
 					writer->file.path, BASE_SIZE(options->part_bytes));
 	if (options->part_offset + bytes <= writer->most_bytes || writer->file.stream)
@@ -157,7 +157,7 @@ static int let_pass(struct io_writer *writer, uint64_t bytes, struct base_error 
 
 static int fail_again(const struct io_writer *writer, struct base_error *error)
 {
-	return base_refuse_with(error, -EIO, "save again", "\"%s\" failed before",
+	return base_refuse_with(error, -EIO, "save again", "writing \"%s\" failed before",
 				writer->file.path);
 }
 
@@ -381,7 +381,7 @@ static int settle_some(struct io_writer *writer, struct base_error *error)
 		return 0;
 	}
 	if (!lane->in_flight)
-		return base_refuse_with(error, -EIO, "save again", "requests for \"%s\" are lost",
+		return base_refuse_with(error, -EIO, "save again", "requests for \"%s\" were lost",
 					writer->file.path);
 	return io_lane_settle(lane, lane->in_flight + lane->ready_count - 1, error);
 }
@@ -488,7 +488,7 @@ static int prove_direct(struct io_writer *writer, const struct io_buffer *first,
 	if (!ret)
 		return 0;
 	io_note(writer->file.notes, IOSHAPE_STEP_DIRECT,
-		"written through the page cache: %s accepts direct writes, and fsync fails after "
+		"written through the page cache: %s accepts direct writes, but fsync fails after "
 		"them: %s",
 		writer->file.fs.type, ioshape_strerror(ret));
 	return write_again(writer, first, bytes, error);
@@ -848,7 +848,8 @@ static int cut(struct io_writer *writer, struct base_error *error)
 	    (uint64_t)status.st_size == writer->submitted)
 		return 0;
 	if (ret)
-		return base_fail(error, ret, "cannot cut \"%s\" to its length", writer->file.path);
+		return base_fail(error, ret, "cannot truncate \"%s\" to its length",
+				 writer->file.path);
 	return 0;
 }
 
@@ -895,7 +896,8 @@ int io_writer_commit(struct io_writer *writer, struct base_error *error)
 	int ret;
 
 	if (!writer->finished)
-		return base_refuse(error, -EIO, "cannot put \"%s\" in place before it is complete",
+		return base_refuse(error, -EIO,
+				   "cannot rename \"%s\" into place before it is complete",
 				   writer->file.path);
 	ret = tell(writer, IOSHAPE_PHASE_COMMIT, error);
 	/* Detach the lane before the descriptor is closed: an engine may keep the file open. */
@@ -1024,9 +1026,9 @@ const struct fs_layout *io_writer_layout(const struct io_writer *writer, bool *a
 
 const char *io_writer_choice(const struct io_writer *writer)
 {
-	return writer->file.stream    ? "no regular file" :
+	return writer->file.stream    ? "not a regular file" :
 	       writer->through_engine ? writer->shape_why :
-					"small file: one call";
+					"small file: one write call";
 }
 
 void io_writer_report(const struct io_writer *writer, struct ioshape_report *report)

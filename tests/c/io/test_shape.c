@@ -114,7 +114,7 @@ TEST(rules, the_filesystem_decides_which_engine_writes_and_reads)
 		ck_assert_int_eq(io_shape_to_read(&plain, &fs, GIB).engine, cases[i].engine);
 		ck_assert_int_eq(io_shape_for(&asked, &fs, GIB, why, sizeof(why)).engine,
 				 IOSHAPE_ENGINE_THREADS);
-		ck_assert_int_eq(strncmp(why, "engine as asked for", 19), 0);
+		ck_assert_int_eq(strncmp(why, "engine as requested", 19), 0);
 		ck_assert_int_eq(io_shape_to_read(&asked, &fs, GIB).engine, IOSHAPE_ENGINE_THREADS);
 	}
 }

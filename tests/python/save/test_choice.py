@@ -120,14 +120,14 @@ def test_the_log_tells_why_a_file_was_written_as_it_was(caplog: pytest.LogCaptur
         path = mount.path / "model.pt"
         try:
             ioshape.save(checkpoint(1, 1000), path)
-            assert "buffered engine (small file: one call)" in caplog.text
+            assert "buffered engine (small file: one write call)" in caplog.text
             report = ioshape.save(checkpoint(2, 17 * MIB), path)
             assert "direct I/O (network filesystem; 4 stripes of 1M)" in caplog.text
             assert report.engine == "uring-async"
             ioshape.configure(engine="threads")
             report = ioshape.save(checkpoint(3, 17 * MIB), path)
             assert report.engine == "threads"
-            assert "(engine as asked for; 4 stripes of 1M)" in caplog.text
+            assert "(engine as requested; 4 stripes of 1M)" in caplog.text
         finally:
             config.reset()
 
