@@ -56,7 +56,7 @@ static int check_attribute(const struct ioshape_attribute *attribute, uint64_t *
 	if (ret)
 		return ret;
 	if (!attribute->value)
-		return base_refuse_with(error, -EINVAL, "use \"\" for an empty one",
+		return base_refuse_with(error, -EINVAL, "use \"\" for an empty value",
 					"cannot save attribute \"%s\": it has no value",
 					FORMAT_SHOWN(attribute->name));
 	value_bytes = strnlen(attribute->value, IOSHAPE_MAX_METADATA_BYTES + 1);
@@ -89,7 +89,7 @@ static int check_attributes(const struct ioshape_metadata *metadata, struct form
 		ret = format_names_add(names, name, strlen(name), i);
 		if (ret)
 			return base_fail(error, ret == -EEXIST ? -EINVAL : ret,
-					 "attribute \"%s\" is there twice or cannot be noted",
+					 "attribute \"%s\" occurs twice or cannot be stored",
 					 FORMAT_SHOWN(name));
 	}
 	return 0;
@@ -102,21 +102,22 @@ int format_check_metadata(const struct ioshape_metadata *metadata, struct base_e
 
 	if (metadata->blob_bytes > IOSHAPE_MAX_METADATA_BYTES)
 		return base_refuse_with(error, IOSHAPE_E_LIMIT, "save it as a tensor",
-					"the metadata's blob has %s, more than %s",
+					"the metadata's blob has %s, the limit is %s",
 					BASE_SIZE(metadata->blob_bytes),
 					BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
 	if (metadata->blob_bytes && !metadata->blob)
-		return base_refuse(error, -EINVAL, "the metadata's blob is NULL and has %s",
+		return base_refuse(error, -EINVAL,
+				   "the metadata's blob is NULL, but its size is %s",
 				   BASE_SIZE(metadata->blob_bytes));
 	if (metadata->attribute_count > IOSHAPE_MAX_ATTRIBUTES)
 		return base_refuse_with(error, IOSHAPE_E_LIMIT, "use the blob",
-					"%zu attributes are more than %u",
+					"the metadata has %zu attributes, the limit is %u",
 					metadata->attribute_count, IOSHAPE_MAX_ATTRIBUTES);
 	if (!metadata->attribute_count)
 		return 0;
 	if (!metadata->attributes)
 		return base_refuse(error, -EINVAL,
-				   "the metadata's attributes are NULL and number %zu",
+				   "the metadata's attributes are NULL, but their number is %zu",
 				   metadata->attribute_count);
 
 	ret = format_names_new(&names, metadata->attribute_count);
@@ -320,14 +321,14 @@ struct decoder {
 static int damaged(const struct decoder *decoder, const char *what)
 {
 	return base_refuse_with(decoder->error, IOSHAPE_E_DAMAGED,
-				"torch.load may still read the tensors",
+				"torch.load can still read the tensors",
 				"record " FORMAT_INDEX_RECORD ": %s", what);
 }
 
 static int too_many(const struct decoder *decoder, const char *what, uint64_t count, uint64_t limit)
 {
 	return base_refuse(decoder->error, IOSHAPE_E_LIMIT,
-			   "record " FORMAT_INDEX_RECORD ": %llu %s are more than %llu",
+			   "record " FORMAT_INDEX_RECORD ": %llu %s exceed the limit of %llu",
 			   (unsigned long long)count, what, (unsigned long long)limit);
 }
 
@@ -361,21 +362,21 @@ static int find_sections(struct decoder *decoder, struct view rest)
 
 	for (uint64_t i = 0; i < decoder->section_count; i++) {
 		if (rest.bytes < SECTION_HEADER_BYTES)
-			return damaged(decoder, "a section ends too soon");
+			return damaged(decoder, "a section is truncated");
 		tag = next(&rest, 4);
 		next(&rest, 4);
 		bytes = next(&rest, 8);
 		if (!take(&rest, bytes, &payload) ||
 		    !take(&rest, base_round_up(bytes, SECTION_ALIGNMENT) - bytes, &padding))
-			return damaged(decoder, "a section ends too soon");
+			return damaged(decoder, "a section is truncated");
 		/* Sections of later versions are skipped. */
 		if (tag == 0 || tag >= SECTION_COUNT)
 			continue;
 		if (decoder->sections[tag].data)
-			return damaged(decoder, "a section is there twice");
+			return damaged(decoder, "a section occurs twice");
 		decoder->sections[tag] = payload;
 	}
-	return rest.bytes ? damaged(decoder, "it does not end where it should") : 0;
+	return rest.bytes ? damaged(decoder, "it has extra bytes at its end") : 0;
 }
 
 static int read_header(struct decoder *decoder, struct view *all)
@@ -384,15 +385,16 @@ static int read_header(struct decoder *decoder, struct view *all)
 	uint64_t version, check_bytes;
 
 	if (!take(all, INDEX_HEADER_BYTES, &header))
-		return damaged(decoder, "it ends too soon");
+		return damaged(decoder, "it is truncated");
 	if (memcmp(header.data, INDEX_MAGIC, INDEX_MAGIC_BYTES))
-		return damaged(decoder, "it does not begin as an index does");
+		return damaged(decoder, "it does not begin with the magic number of an index");
 	next(&header, INDEX_MAGIC_BYTES);
 	version = next(&header, 4);
 	if (version != INDEX_VERSION)
-		return base_refuse_with(decoder->error, IOSHAPE_E_FORMAT, "use a newer one",
+		return base_refuse_with(decoder->error, IOSHAPE_E_FORMAT,
+					"use a newer version of ioshape",
 					"record " FORMAT_INDEX_RECORD
-					" has version %llu and this library knows %u",
+					" has version %llu, but this library reads version %u",
 					(unsigned long long)version, INDEX_VERSION);
 	decoder->section_count = next(&header, 4);
 	decoder->index->directory_crc32 = (uint32_t)next(&header, 4);
@@ -400,9 +402,9 @@ static int read_header(struct decoder *decoder, struct view *all)
 	check_bytes = next(&header, 8);
 	if (check_bytes < FORMAT_LEAST_CHECK_BYTES || check_bytes > FORMAT_MOST_CHECK_BYTES ||
 	    (check_bytes & (check_bytes - 1)))
-		return damaged(decoder, "the size of its blocks is impossible");
+		return damaged(decoder, "its block size is not valid");
 	if (next(&header, 8) != decoder->entry_count)
-		return damaged(decoder, "it covers another number of records than precede it");
+		return damaged(decoder, "its number of records differs from the archive's");
 	decoder->index->check_bytes = check_bytes;
 	decoder->index->records = decoder->entry_count;
 	return 0;
@@ -427,11 +429,11 @@ static int size_records(struct decoder *decoder, uint64_t *room)
 	if (!decoder->sections[SECTION_OFFSETS].data ||
 	    decoder->sections[SECTION_OFFSETS].bytes % 8 ||
 	    decoder->sections[SECTION_OFFSETS].bytes / 8 != decoder->entry_count)
-		return damaged(decoder, "the number of data offsets is not that of the records");
+		return damaged(decoder, "the numbers of data offsets and of records differ");
 	if (!decoder->sections[SECTION_CHECKS].data ||
 	    decoder->sections[SECTION_CHECKS].bytes % 4 ||
 	    decoder->sections[SECTION_CHECKS].bytes / 4 != blocks)
-		return damaged(decoder, "the number of checksums is not that of the blocks");
+		return damaged(decoder, "the numbers of checksums and of blocks differ");
 	decoder->index->check_count = blocks;
 	*room += 2 * decoder->sections[SECTION_OFFSETS].bytes +
 		 decoder->sections[SECTION_CHECKS].bytes;
@@ -446,14 +448,14 @@ static int size_table(struct decoder *decoder, uint64_t *room)
 	if (!table->data)
 		return 0;
 	if (table->bytes < TABLE_HEADER_BYTES)
-		return damaged(decoder, "the tensor table ends too soon");
+		return damaged(decoder, "the tensor table is truncated");
 	decoder->tensors = next(table, 8);
 	decoder->dims = next(table, 8);
 	if (decoder->tensors > IOSHAPE_MAX_TENSORS)
 		return too_many(decoder, "tensors", decoder->tensors, IOSHAPE_MAX_TENSORS);
 	if (decoder->tensors > table->bytes / TABLE_ROW_BYTES ||
 	    decoder->dims > (table->bytes - decoder->tensors * TABLE_ROW_BYTES) / 16)
-		return damaged(decoder, "the tensor table ends too soon");
+		return damaged(decoder, "the tensor table is truncated");
 	names = table->bytes - decoder->tensors * TABLE_ROW_BYTES - decoder->dims * 16;
 	decoder->index->has_table = true;
 	decoder->index->tensor_count = decoder->tensors;
@@ -470,19 +472,19 @@ static int size_metadata(struct decoder *decoder, uint64_t *room)
 	if (!metadata->data)
 		return 0;
 	if (metadata->bytes < METADATA_HEADER_BYTES)
-		return damaged(decoder, "the metadata ends too soon");
+		return damaged(decoder, "the metadata is truncated");
 	decoder->index->metadata.step = (int64_t)next(metadata, 8);
 	decoder->blob_bytes = next(metadata, 8);
 	decoder->attributes = next(metadata, 8);
 	if (decoder->attributes > IOSHAPE_MAX_ATTRIBUTES)
 		return too_many(decoder, "attributes", decoder->attributes, IOSHAPE_MAX_ATTRIBUTES);
 	if (decoder->attributes > metadata->bytes / METADATA_PAIR_BYTES)
-		return damaged(decoder, "the metadata ends too soon");
+		return damaged(decoder, "the metadata is truncated");
 	text = metadata->bytes - decoder->attributes * METADATA_PAIR_BYTES;
 	if (text > IOSHAPE_MAX_METADATA_BYTES)
 		return too_many(decoder, "bytes of metadata", text, IOSHAPE_MAX_METADATA_BYTES);
 	if (decoder->blob_bytes > text)
-		return damaged(decoder, "the metadata ends too soon");
+		return damaged(decoder, "the metadata is truncated");
 	*room += decoder->attributes * (sizeof(struct ioshape_attribute) + 2) + text;
 	return 0;
 }
@@ -555,7 +557,7 @@ static int copy_rows(struct decoder *decoder, struct format_tensor_row *rows, in
 		 * number of tensors in the same bytes. */
 		if (rows[i].record >= decoder->entry_count ||
 		    (i && rows[i].record <= rows[i - 1].record))
-			return damaged(decoder, "a tensor is in no record of its own");
+			return damaged(decoder, "a tensor has no record of its own");
 		if (!format_dtype_of(rows[i].dtype))
 			return damaged(decoder, "a tensor has an unknown dtype");
 		if (rows[i].dims > IOSHAPE_MAX_DIMS || rows[i].dims > decoder->dims - dims)
@@ -565,7 +567,7 @@ static int copy_rows(struct decoder *decoder, struct format_tensor_row *rows, in
 		dims += rows[i].dims;
 	}
 	if (dims != decoder->dims)
-		return damaged(decoder, "the tensor table counts its dimensions wrongly");
+		return damaged(decoder, "the tensor table has a wrong number of dimensions");
 	for (uint64_t i = 0; i < 2 * decoder->dims; i++)
 		numbers[i] = (int64_t)next(table, 8);
 	return 0;
@@ -579,7 +581,7 @@ static int check_extent(const struct decoder *decoder, const struct format_tenso
 
 	if (!format_strides_dense(row->dims, row->shape, row->strides, &elements) ||
 	    bytes % element_bytes || elements != bytes / element_bytes)
-		return damaged(decoder, "the shape of a tensor is not that of its record");
+		return damaged(decoder, "the shape of a tensor does not fit its record");
 	return 0;
 }
 
@@ -593,7 +595,7 @@ static int copy_names(struct decoder *decoder, struct format_tensor_row *rows,
 	for (uint64_t i = 0; i < decoder->tensors; i++, encoded += TABLE_ROW_BYTES) {
 		if (!take(table, base_get_le(encoded + TABLE_ROW_NAME_BYTES_AT, 4), &name) ||
 		    !name_valid(&name))
-			return damaged(decoder, "a tensor has an impossible name");
+			return damaged(decoder, "a tensor has a name that is not valid");
 		rows[i].name = give_text(decoder, &name);
 		ret = format_names_add(decoder->index->names, rows[i].name, name.bytes, i);
 		if (ret == -EEXIST)
@@ -601,7 +603,7 @@ static int copy_names(struct decoder *decoder, struct format_tensor_row *rows,
 		if (ret)
 			return base_no_memory(decoder->error, "the names of tensors", name.bytes);
 	}
-	return table->bytes ? damaged(decoder, "the tensor table has bytes left over") : 0;
+	return table->bytes ? damaged(decoder, "the tensor table has extra bytes at its end") : 0;
 }
 
 static int copy_table(struct decoder *decoder, struct format_tensor_row *rows, int64_t *numbers)
@@ -626,18 +628,18 @@ static int copy_metadata(struct decoder *decoder, struct ioshape_attribute *attr
 	int ret;
 
 	if (!take(&text, decoder->attributes * METADATA_PAIR_BYTES, &lengths))
-		return damaged(decoder, "the metadata ends too soon");
+		return damaged(decoder, "the metadata is truncated");
 	for (uint64_t i = 0; i < decoder->attributes; i++) {
 		uint64_t name_bytes = next(&lengths, 4), value_bytes = next(&lengths, 4);
 
 		if (!take(&text, name_bytes, &name) || !take(&text, value_bytes, &value) ||
 		    !name_valid(&name) || !text_valid(&value))
-			return damaged(decoder, "an attribute is impossible");
+			return damaged(decoder, "an attribute is not valid");
 		attributes[i].name = give_text(decoder, &name);
 		attributes[i].value = give_text(decoder, &value);
 	}
 	if (text.bytes != decoder->blob_bytes)
-		return damaged(decoder, "the metadata's blob has another length");
+		return damaged(decoder, "the metadata's blob has the wrong length");
 	if (decoder->blob_bytes)
 		metadata->blob = memcpy(give(decoder, text.bytes), text.data, text.bytes);
 	metadata->blob_bytes = text.bytes;
@@ -647,7 +649,7 @@ static int copy_metadata(struct decoder *decoder, struct ioshape_attribute *attr
 	if (ret == -ENOMEM)
 		return base_no_memory(decoder->error, "the names of attributes",
 				      decoder->attributes);
-	return ret ? damaged(decoder, "an attribute is there twice") : 0;
+	return ret ? damaged(decoder, "an attribute occurs twice") : 0;
 }
 
 static int copy_all(struct decoder *decoder)

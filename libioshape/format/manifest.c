@@ -33,7 +33,7 @@ static const char *name_problem(const char *name)
 		return "the name of a file is empty, too long or not UTF-8";
 	if (strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, "..") ||
 	    !strcmp(name, FORMAT_MANIFEST_NAME))
-		return "a file is not one of the generation's own directory";
+		return "a file is not in the checkpoint's directory";
 	return NULL;
 }
 
@@ -53,7 +53,7 @@ static const char *attempt_problem(const char *attempt)
 {
 	return *attempt && !attempt[strspn(attempt, "0123456789abcdefABCDEF-")] ?
 		       NULL :
-		       "the attempt is not hexadecimal digits";
+		       "the attempt is not hexadecimal";
 }
 
 /* Checks a shard against its file. Returns NULL if it is valid, otherwise the problem. */
@@ -63,16 +63,16 @@ static const char *part_problem(const struct format_manifest *manifest,
 	const struct format_manifest_file *file;
 
 	if (part->file >= manifest->file_count)
-		return "a part is in a file that is not there";
+		return "a shard is in a file that is not listed";
 	/* Also because a reader takes 0 bytes for the whole file. */
 	if (!part->bytes)
-		return "a part is empty";
+		return "a shard is empty";
 	file = &manifest->files[part->file];
 	if (part->offset > file->bytes || part->bytes > file->bytes - part->offset)
-		return "a part leaves its file";
+		return "a shard extends past the end of its file";
 	if (!file->bundle &&
 	    (part->offset || part->bytes != file->bytes || part->crc32 != file->crc32))
-		return "a file that is no bundle is not the part of its rank";
+		return "a file with one shard differs from that shard";
 	return NULL;
 }
 
@@ -84,11 +84,11 @@ static const char *repeat_problem(const struct format_manifest *manifest, uint32
 	if (!part->repeats)
 		return NULL;
 	if (part->same >= rank || manifest->parts[part->same].repeats)
-		return "a part repeats one that is not of a lower rank, or that repeats another";
+		return "a shard does not repeat an original shard of a lower rank";
 	same = &manifest->parts[part->same];
 	return same->bytes == part->bytes && same->crc32 == part->crc32 ?
 		       NULL :
-		       "a part is not equal to the one that it repeats";
+		       "a shard differs from the shard that it repeats";
 }
 
 static uint32_t content_of(const struct format_manifest *manifest, uint32_t rank)
@@ -131,7 +131,7 @@ static int check_apart(const struct format_manifest *manifest, const char **prob
 		part->holder = before->holder;
 		if (part->offset != before->offset || part->bytes != before->bytes ||
 		    content_of(manifest, order[i]) != content_of(manifest, order[i - 1]))
-			*problem = "two parts overlap";
+			*problem = "two shards overlap";
 	}
 	free(order);
 	return 0;
@@ -165,7 +165,7 @@ static int check_manifest(const struct format_manifest *manifest, const char **p
 
 	*problem = attempt_problem(manifest->attempt);
 	if (!*problem && (!manifest->rank_count || !manifest->file_count))
-		*problem = "it has no files, or no parts";
+		*problem = "it has no files, or no shards";
 	if (!*problem && manifest->serial > FORMAT_MAX_SERIAL)
 		*problem = "the serial number is too large";
 	if (!*problem && is_too_large(manifest))
@@ -386,7 +386,8 @@ static int read_string(struct text *text, char *into, size_t room)
 		return malformed(text, "a string was expected");
 	for (; peek(text) != '"'; bytes++) {
 		if ((unsigned char)peek(text) < 0x20)
-			return malformed(text, "a string does not end, or has a control character");
+			return malformed(text,
+					 "a string is not terminated, or has a control character");
 		if (bytes + 1 == room)
 			return fail(text, IOSHAPE_E_LIMIT, "a string is too long");
 		into[bytes] = *text->at++;
@@ -484,7 +485,7 @@ static int skip_value(struct text *text, void *into)
 		else if (*text->at == ']' || *text->at == '}')
 			depth--;
 	}
-	return malformed(text, "a value does not end");
+	return malformed(text, "a value is not terminated");
 }
 
 /* Member of an object: `read` reads its value to this offset of the object's struct. */
@@ -592,7 +593,7 @@ static int read_version(struct text *text, void *into)
 
 	if (!ret && *version != FORMAT_MANIFEST_VERSION &&
 	    *version != FORMAT_MANIFEST_REPEATS_VERSION)
-		ret = fail(text, -EOPNOTSUPP, "it is of another version");
+		ret = fail(text, -EOPNOTSUPP, "its version is not supported");
 	return ret;
 }
 
@@ -688,7 +689,7 @@ static int read_part(struct text *text, void *user)
 		return ret;
 	/* This order ensures that each rank occurs exactly once. */
 	if (wide.rank != manifest->rank_count)
-		return malformed(text, "a rank is missing, there twice or out of order");
+		return malformed(text, "a rank is missing, duplicate or out of order");
 	/* check_manifest() compares it with the number of files, when all files are read. */
 	wide.part.file = (uint32_t)MIN(wide.file, UINT32_MAX);
 	wide.part.repeats = wide.same != NO_RANK;
@@ -736,10 +737,10 @@ static int decode(struct decoding *decoding, struct text *text)
 
 	skip_space(text);
 	if (!ret && text->at < text->end)
-		ret = malformed(text, "something follows the end");
+		ret = malformed(text, "it has extra text at its end");
 	fill_serial(&decoding->manifest);
 	if (!ret && decoding->version != version_of(&decoding->manifest))
-		text->problem = "its version is not that of what it says";
+		text->problem = "its version does not match its contents";
 	else if (!ret)
 		ret = check_manifest(&decoding->manifest, &text->problem);
 	return !ret && text->problem ? IOSHAPE_E_DAMAGED : ret;
@@ -752,35 +753,35 @@ static int check_frame(const char *text, size_t bytes, const char *path, struct 
 	char tail[TAIL_BYTES + 1];
 
 	if (bytes && memcmp(text, HEAD, MIN(bytes, head_bytes)) != 0)
-		return base_refuse_with(error, IOSHAPE_E_FORMAT, "give the directory of one",
-					"\"%s\" is not the manifest of a generation", path);
+		return base_refuse_with(error, IOSHAPE_E_FORMAT,
+					"give the directory of a checkpoint",
+					"\"%s\" is not the manifest of a checkpoint", path);
 	if (bytes >= head_bytes + TAIL_BYTES) {
 		snprintf(tail, sizeof(tail), TAIL, base_crc32(0, text, bytes - TAIL_BYTES));
 		if (!memcmp(text + bytes - TAIL_BYTES, tail, TAIL_BYTES))
 			return 0;
 	}
 	return base_refuse_with(
-		error, IOSHAPE_E_DAMAGED, "use another generation",
-		"\"%s\" is damaged or cut short: its checksum is not that of its %zu "
-		"bytes",
-		path, bytes);
+		error, IOSHAPE_E_DAMAGED, "use another checkpoint",
+		"\"%s\" is damaged or truncated: its checksum does not match its %zu bytes", path,
+		bytes);
 }
 
 static int tell(const struct decoding *decoding, size_t bytes, const struct text *text, int code,
 		const char *path, struct base_error *error)
 {
 	if (code == -ENOMEM)
-		return base_no_memory(error, "the manifest of a generation", bytes);
+		return base_no_memory(error, "the manifest of a checkpoint", bytes);
 	if (code == -EOPNOTSUPP)
-		return base_refuse_with(
-			error, code, "use that one",
-			"\"%s\" was written by another version of this library (manifest "
-			"version %" PRIu64 ", known are %u and %u)",
-			path, decoding->version, FORMAT_MANIFEST_VERSION,
-			FORMAT_MANIFEST_REPEATS_VERSION);
-	return base_fail_with(error, code, "use another generation",
-			      "\"%s\" does not hold: %s (at offset %zu)", path, text->problem,
-			      bytes - (size_t)(text->end - text->at));
+		return base_refuse_with(error, code, "use that version",
+					"\"%s\" was written by another version of this library "
+					"(manifest version %" PRIu64
+					", this library reads %u and %u)",
+					path, decoding->version, FORMAT_MANIFEST_VERSION,
+					FORMAT_MANIFEST_REPEATS_VERSION);
+	return base_fail_with(error, code, "use another checkpoint",
+			      "\"%s\" is not a valid manifest: %s (at offset %zu)", path,
+			      text->problem, bytes - (size_t)(text->end - text->at));
 }
 
 int format_manifest_decode(struct format_manifest *manifest, const char *text, size_t bytes,

@@ -109,7 +109,7 @@ int format_check_name(const char *what, const char *name, struct base_error *err
 	size_t bytes;
 
 	if (!name || !*name)
-		return base_refuse_with(error, -EINVAL, "give it one",
+		return base_refuse_with(error, -EINVAL, "give it a name",
 					"cannot save a %s without a name", what);
 	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
 	if (bytes > IOSHAPE_MAX_NAME_BYTES)
@@ -139,7 +139,7 @@ static int check_record_name(const char *name, const char *path, struct base_err
 		return base_refuse(
 			error, -EINVAL,
 			"cannot write record \"%s\" to \"%s\": the folder " RESERVED_FOLDER
-			" belongs to the library",
+			" is reserved for ioshape",
 			FORMAT_SHOWN(name), path);
 	return 0;
 }

@@ -65,7 +65,7 @@ static const struct {
 } known_beginnings[] = {
 	/* Pickles of protocol 2 to 5. torch.save() before 1.6 began with one, and still does so on
 	 * request. */
-	{ "\x80\x02", 2, "a torch file of the old kind, from before torch 1.6",
+	{ "\x80\x02", 2, "a torch file in the old format, from before torch 1.6",
 	  "load it with torch.load() and save it again" },
 	{ "\x80\x03", 2, "a plain pickle", AGAIN },
 	{ "\x80\x04", 2, "a plain pickle", AGAIN },
@@ -116,7 +116,7 @@ static int refuse_without_end(const struct format_source *source)
 						known_beginnings[i].what);
 	if (looks_like_safetensors(head, bytes, source->bytes))
 		return base_refuse_with(
-			source->error, IOSHAPE_E_FORMAT, "load it with that library",
+			source->error, IOSHAPE_E_FORMAT, "load it with the safetensors library",
 			"cannot load \"%s\": it looks like a safetensors file", source->path);
 	return base_refuse_with(
 		source->error, IOSHAPE_E_FORMAT,
@@ -136,9 +136,8 @@ static int refuse_end(const struct format_source *source, const char *what)
 
 static int refuse_disks(const struct format_source *source)
 {
-	return base_refuse_with(source->error, IOSHAPE_E_FORMAT, "join them first",
-				"cannot load \"%s\": it is one part of a zip split over several",
-				source->path);
+	return base_refuse_with(source->error, IOSHAPE_E_FORMAT, "join its files first",
+				"cannot load \"%s\": it is one file of a split zip", source->path);
 }
 
 /*
@@ -157,9 +156,7 @@ static int seek_end_record(const struct format_source *source, const uint8_t *ta
 	/* This also rejects a comment that contains the signature, because other readers would see
 	 * another archive. */
 	if (at + FORMAT_END_BYTES + base_get_le(tail + at + FORMAT_END_COMMENT, 2) != bytes)
-		return refuse_end(source,
-				  "its end record does not end where the file ends, so bytes were "
-				  "appended or are missing");
+		return refuse_end(source, "its end record is not at the end of the file");
 	*position = at;
 	return 0;
 }
@@ -184,14 +181,13 @@ static int read_zip64_end(const struct format_source *source, const uint8_t *loc
 	    base_get_le(locator + ZIP64_LOCATOR_DISKS, 4) > 1)
 		return refuse_disks(source);
 	if (begin > offset || offset - begin < ZIP64_END_BYTES)
-		return refuse_end(source, "its zip64 locator points to a wrong place");
+		return refuse_end(source, "its zip64 locator points to a wrong offset");
 	ret = get(source, begin, zip64, sizeof(zip64));
 	if (ret)
 		return ret;
 	if (base_get_le(zip64, 4) != ZIP64_END_SIGNATURE ||
 	    base_get_le(zip64 + ZIP64_END_LENGTH, 8) != offset - begin - ZIP64_END_LENGTH_STARTS)
-		return refuse_end(source,
-				  "there is no zip64 end record where its locator points to");
+		return refuse_end(source, "its zip64 locator does not point to a zip64 end record");
 	if (base_get_le(zip64 + ZIP64_END_DISK, 4) ||
 	    base_get_le(zip64 + ZIP64_END_DIRECTORY_DISK, 4))
 		return refuse_disks(source);
@@ -212,7 +208,7 @@ static int check_end(const struct format_source *source, const struct format_end
 		     uint64_t directory_end)
 {
 	if (end->offset > directory_end || directory_end - end->offset != end->bytes)
-		return refuse_end(source, "its directory does not lie where its end record says");
+		return refuse_end(source, "its directory is not at the offset in its end record");
 	if (!end->count)
 		return base_refuse(
 			source->error, IOSHAPE_E_FORMAT,
@@ -221,8 +217,8 @@ static int check_end(const struct format_source *source, const struct format_end
 	if (end->count > FORMAT_MAX_RECORDS || end->bytes > FORMAT_MAX_DIRECTORY_BYTES)
 		return base_refuse(
 			source->error, IOSHAPE_E_LIMIT,
-			"cannot load \"%s\": it says to have %" PRIu64
-			" records in a directory of %s, and at most %u in %s are supported",
+			"cannot load \"%s\": it claims %" PRIu64
+			" records in a directory of %s, but at most %u in %s are supported",
 			source->path, end->count, BASE_SIZE(end->bytes), FORMAT_MAX_RECORDS,
 			BASE_SIZE(FORMAT_MAX_DIRECTORY_BYTES));
 	if (end->count * FORMAT_CENTRAL_BYTES > end->bytes)
@@ -272,7 +268,8 @@ static int find_end(const struct format_source *source, struct format_end *end)
 	int ret;
 
 	if (source->bytes > FORMAT_MAX_FILE_BYTES)
-		return base_refuse(source->error, IOSHAPE_E_LIMIT, "cannot load \"%s\": it has %s",
+		return base_refuse(source->error, IOSHAPE_E_LIMIT,
+				   "cannot load \"%s\": it has %s, which is above the limit",
 				   source->path, BASE_SIZE(source->bytes));
 	tail = malloc(MAX(bytes, 1));
 	if (!tail)
@@ -478,7 +475,7 @@ static int check_features(const struct format_source *source, const struct raw_e
 	/* A reader that trusts the method decompresses garbage, and torch would not notice. */
 	if (numbers.size && numbers.size == numbers.packed)
 		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
-			      "is said to be compressed and has its full size; the directory is "
+			      "is marked as compressed but has its full size; the directory is "
 			      "damaged: use another copy");
 	return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
 		      "is compressed; torch zips are stored: repack the archive without "
@@ -500,23 +497,22 @@ static int read_place(const struct walk *walk, const struct raw_entry *raw,
 		return ret;
 	if (numbers.disk)
 		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
-			      "lies in another part of a split zip; join the parts first");
+			      "is in another file of a split zip; join the files first");
 	/* torch reads nothing for a folder, and returns uninitialized memory. */
 	if (numbers.size &&
 	    base_get_le(raw->head + FORMAT_CENTRAL_ATTRIBUTES, 4) & FORMAT_ATTRIBUTE_FOLDER)
 		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
-			      "is said to be a folder and has contents; the directory is damaged: "
+			      "is marked as a folder but has contents; the directory is damaged: "
 			      "use another copy");
 	if (numbers.size != numbers.packed)
-		return refuse(
-			source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
-			"is stored in another size than its own; the directory is damaged: use "
-			"another copy");
+		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			      "is stored but has two different sizes; the directory is damaged: "
+			      "use another copy");
 	if (numbers.offset > end || least > end - numbers.offset ||
 	    numbers.size > end - numbers.offset - least)
 		return refuse(
 			source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
-			"lies outside the file; it is truncated or damaged: use another copy");
+			"is outside the file; the file is truncated or damaged: use another copy");
 	entry->crc32 = (uint32_t)base_get_le(raw->head + FORMAT_CENTRAL_CRC, 4);
 	entry->bytes = numbers.size;
 	entry->header_offset = numbers.offset;
@@ -533,11 +529,11 @@ static int take_folder(const struct format_source *source, const struct raw_entr
 
 	if (!slash || slash == raw->name)
 		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
-			      "lies in no folder, so this is a zip but not a torch zip");
+			      "is not in a folder, so this is a zip but not a torch zip");
 	store->folder_bytes = (size_t)(slash - raw->name) + 1;
 	if (store->folder_bytes > sizeof(store->folder))
 		return refuse(source, IOSHAPE_E_LIMIT, raw->name, raw->name_bytes,
-			      "lies in a folder with too long a name");
+			      "is in a folder whose name is too long");
 	memcpy(store->folder, raw->name, store->folder_bytes);
 	return 0;
 }
@@ -547,14 +543,15 @@ static int check_name(const struct format_source *source, const struct raw_entry
 {
 	if (raw->name_bytes > store->folder_bytes + IOSHAPE_MAX_NAME_BYTES)
 		return refuse(source, IOSHAPE_E_LIMIT, raw->name, raw->name_bytes,
-			      "has too long a name");
+			      "has a name that is too long");
 	if (!format_utf8_valid(raw->name, raw->name_bytes))
 		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
 			      "has a name that is not UTF-8");
 	if (raw->name_bytes < store->folder_bytes ||
 	    memcmp(raw->name, store->folder, store->folder_bytes))
-		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
-			      "lies in another folder than the first; a torch zip has one folder");
+		return refuse(
+			source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			"is in another folder than the first record; a torch zip has one folder");
 	return 0;
 }
 
@@ -628,7 +625,7 @@ static int walk_entry(struct walk *walk, struct format_directory *directory)
 		return ret;
 	if (raw.name_bytes == store->folder_bytes)
 		return refuse(&walk->source, IOSHAPE_E_DAMAGED, raw.name, raw.name_bytes,
-			      "is a folder and yet holds bytes; the directory is damaged");
+			      "is a folder but has contents; the directory is damaged");
 	entry.name_bytes = raw.name_bytes - (uint32_t)store->folder_bytes;
 	return keep_entry(walk, directory, &raw, &entry);
 }
@@ -676,7 +673,7 @@ static int index_names(const struct format_source *source, struct format_directo
 		if (ret == -EEXIST)
 			return refuse(
 				source, IOSHAPE_E_DAMAGED, entry->name, entry->name_bytes,
-				"is there twice; the archive cannot be trusted: use another copy");
+				"occurs twice; the archive cannot be trusted: use another copy");
 	}
 	if (ret)
 		return base_no_memory(source->error, "an index of names", directory->count);
@@ -755,7 +752,7 @@ static int check_overlaps(const struct format_source *source, struct format_dire
 		entry = &directory->entries[i];
 		if (least_end(directory, i) > limit_of(directory, i))
 			return refuse(source, IOSHAPE_E_DAMAGED, entry->name, entry->name_bytes,
-				      "overlaps what follows it; the directory is damaged: use "
+				      "overlaps the data after it; the directory is damaged: use "
 				      "another copy");
 	}
 	return 0;
@@ -839,9 +836,8 @@ int format_locate(struct format_directory *directory, uint64_t position, format_
 	    !local_agrees(head, entry) || !format_data_fits(directory, position, data_offset))
 		return base_refuse_with(
 			error, IOSHAPE_E_DAMAGED, "use another copy",
-			"cannot load \"%s\": what lies at offset %" PRIu64
-			" is not the record that the directory places there, so the "
-			"file is damaged",
+			"cannot load \"%s\": the data at offset %" PRIu64
+			" is not the record that the directory lists, so the file is damaged",
 			path, entry->header_offset);
 	entry->data_offset = data_offset;
 	return 0;

@@ -62,13 +62,12 @@ static int read_index(struct opening *opening, const struct format_entry *entry,
 		return base_no_memory(opening->error, "the index of an archive", entry->bytes);
 	ret = fetch(opening, entry->data_offset, data, entry->bytes);
 	if (!ret && base_crc32(0, data, entry->bytes) != entry->crc32)
-		ret = base_refuse_with(
-			opening->error, IOSHAPE_E_DAMAGED,
-			"use another copy, or torch.load(), which does without the index "
-			"and verifies nothing",
-			"cannot load \"%s\": its index (record '" FORMAT_INDEX_RECORD
-			"' at offset %" PRIu64 ") is damaged",
-			opening->path, entry->data_offset);
+		ret = base_refuse_with(opening->error, IOSHAPE_E_DAMAGED,
+				       "use another copy, or torch.load(), which ignores the index "
+				       "and verifies nothing",
+				       "cannot load \"%s\": its index (record '" FORMAT_INDEX_RECORD
+				       "' at offset %" PRIu64 ") is damaged",
+				       opening->path, entry->data_offset);
 	if (ret)
 		free(data);
 	else
@@ -110,11 +109,10 @@ static int decode_index(struct opening *opening, const uint8_t *data, uint64_t b
 	reader->has_index = index_fits(reader);
 	if (!reader->has_index) {
 		format_index_free(&reader->index);
-		base_refuse(
-			&reader->index_problem, IOSHAPE_E_DAMAGED,
-			"record '" FORMAT_INDEX_RECORD
-			"' of %s does not fit the directory: another tool has changed the archive",
-			opening->path);
+		base_refuse(&reader->index_problem, IOSHAPE_E_DAMAGED,
+			    "record '" FORMAT_INDEX_RECORD "' of %s does not match the directory: "
+			    "another tool has changed the archive",
+			    opening->path);
 	}
 	return 0;
 }
@@ -163,7 +161,7 @@ static int check_header(const struct format_reader *reader, const struct format_
 		return 0;
 	base_refuse_with(error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
 			 "\"%s\" is damaged: the header of record '%s' at offset %" PRIu64
-			 " of the file does not lead to its data",
+			 " of the file does not point to its data",
 			 reader->input.path,
 			 format_show_name(shown, entry->name, entry->name_bytes),
 			 entry->header_offset);
@@ -324,12 +322,11 @@ int format_reader_add_checksums(struct format_reader *reader, struct format_chec
 	static const uint64_t from_first_block;
 
 	if (checksums->file_bytes != reader->input.bytes)
-		return base_refuse_with(
-			error, IOSHAPE_E_DAMAGED, "use another copy",
-			"\"%s\" has %s, and its checksums are of %s: it was cut short, or "
-			"is another file",
-			reader->input.path, BASE_SIZE(reader->input.bytes),
-			BASE_SIZE(checksums->file_bytes));
+		return base_refuse_with(error, IOSHAPE_E_DAMAGED, "use another copy",
+					"\"%s\" has %s, but its checksums are for %s: it was "
+					"truncated, or is another file",
+					reader->input.path, BASE_SIZE(reader->input.bytes),
+					BASE_SIZE(checksums->file_bytes));
 	/* Index of the archive with one record: the record has all blocks. */
 	reader->index = (struct format_index){
 		.check_bytes = checksums->block_bytes,
@@ -757,7 +754,7 @@ static int check_range(const struct job *job, const struct format_range *range)
 	if (range->record >= directory->count)
 		return base_refuse(job->error, -ENOENT,
 				   "cannot read record number %" PRIu64
-				   " of \"%s\": it has %" PRIu64,
+				   " of \"%s\": it has %" PRIu64 " records",
 				   range->record, job->reader->input.path, directory->count);
 	entry = &directory->entries[range->record];
 	format_show_name(shown, entry->name, entry->name_bytes);
@@ -971,7 +968,7 @@ int format_reader_read_file(const struct format_reader *reader, struct io_lane *
 	int ret;
 
 	if (divide(&stretch))
-		ret = base_no_memory(error, "the ranges of a stretch", stretch.ranges.bytes);
+		ret = base_no_memory(error, "ranges of records", stretch.ranges.bytes);
 	else
 		/* malloc() allocates the buffer, so it is aligned for any struct. */
 		ret = format_reader_read(reader, lane, stream, (void *)stretch.ranges.data,

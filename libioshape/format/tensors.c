@@ -143,10 +143,10 @@ static int check_shape(const struct ioshape_tensor *tensor, const struct format_
 				   FORMAT_SHOWN(tensor->name), (int)tensor->dtype);
 	if (tensor->dims > IOSHAPE_MAX_DIMS)
 		return base_refuse_with(error, IOSHAPE_E_LIMIT, "reshape it",
-					"tensor \"%s\" has %u dimensions and torch allows %u",
+					"tensor \"%s\" has %u dimensions, but torch allows %u",
 					FORMAT_SHOWN(tensor->name), tensor->dims, IOSHAPE_MAX_DIMS);
 	if (tensor->dims && !tensor->shape)
-		return base_refuse(error, -EINVAL, "tensor \"%s\" has %u dimensions and no shape",
+		return base_refuse(error, -EINVAL, "tensor \"%s\" has %u dimensions, but no shape",
 				   FORMAT_SHOWN(tensor->name), tensor->dims);
 	for (uint32_t i = 0; i < tensor->dims; i++) {
 		if (tensor->shape[i] < 0)
@@ -156,7 +156,7 @@ static int check_shape(const struct ioshape_tensor *tensor, const struct format_
 				FORMAT_SHOWN(tensor->name), (long long)tensor->shape[i], i);
 		if (tensor->strides && tensor->strides[i] < 0)
 			return base_refuse_with(
-				error, -EINVAL, "save a copy that runs forward",
+				error, -EINVAL, "save a contiguous copy",
 				"tensor \"%s\" has the negative stride %lld in dimension "
 				"%u",
 				FORMAT_SHOWN(tensor->name), (long long)tensor->strides[i], i);
@@ -206,17 +206,16 @@ int format_layout_tensor(const struct ioshape_tensor *tensor, struct format_layo
 
 	if (!count_elements(tensor->dims, tensor->shape, &elements, &span) ||
 	    span > INT64_MAX / dtype->bytes)
-		return base_refuse(
-			error, IOSHAPE_E_LIMIT,
-			"the shape of tensor \"%s\" has more bytes than 63 bits can count",
-			FORMAT_SHOWN(tensor->name));
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "the size of tensor \"%s\" does not fit into 63 bits",
+				   FORMAT_SHOWN(tensor->name));
 	if (elements && tensor->strides && !reach_fits(tensor, dtype->bytes))
 		return base_refuse(
 			error, IOSHAPE_E_LIMIT,
-			"the strides of tensor \"%s\" reach further than 63 bits can count",
+			"the extent of tensor \"%s\" by its strides does not fit into 63 bits",
 			FORMAT_SHOWN(tensor->name));
 	if (elements && !tensor->data)
-		return base_refuse(error, -EINVAL, "tensor \"%s\" has %llu elements and no data",
+		return base_refuse(error, -EINVAL, "tensor \"%s\" has %llu elements, but no data",
 				   FORMAT_SHOWN(tensor->name), (unsigned long long)elements);
 
 	layout->bytes = elements * dtype->bytes;
@@ -719,15 +718,14 @@ static int check_tensor(const struct ioshape_tensor *tensor, struct base_error *
 			"hold",
 			FORMAT_SHOWN(tensor->name), format_dtype_of(dtype)->name);
 	if (tensor->dtype == IOSHAPE_FLOAT4_E2M1FN_X2 && !tensor->dims)
-		return base_refuse_with(
-			error, -EINVAL, "give it a dimension",
-			"tensor \"%s\" is one byte of two values, for which safetensors "
-			"files have no shape",
-			FORMAT_SHOWN(tensor->name));
+		return base_refuse_with(error, -EINVAL, "give it a dimension",
+					"tensor \"%s\" has no dimension and packs two values, "
+					"which safetensors files cannot hold",
+					FORMAT_SHOWN(tensor->name));
 	if (!strcmp(tensor->name, METADATA_NAME))
 		return base_refuse_with(error, -EINVAL, "rename it",
-					"a tensor is called \"" METADATA_NAME
-					"\", which safetensors files use otherwise");
+					"a tensor is named \"" METADATA_NAME
+					"\", which safetensors files reserve");
 	return 0;
 }
 
@@ -825,8 +823,7 @@ int format_safetensors_header(struct base_buffer *out, const struct ioshape_tens
 	if (metadata && (metadata->step || metadata->blob_bytes))
 		return base_refuse_with(
 			error, -EINVAL, "write them as attributes",
-			"safetensors files hold attributes, and neither a step nor a "
-			"blob");
+			"safetensors files hold attributes, but neither a step nor a blob");
 	ret = base_buffer_append(out, length, sizeof(length));
 	if (!ret)
 		ret = put_json(out, tensors, count, metadata);

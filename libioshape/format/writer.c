@@ -426,13 +426,13 @@ static int check_state(const struct format_writer *writer, bool open, struct bas
 {
 	if (writer->failed)
 		return base_fail_with(error, writer->failed, "begin a new file",
-				      "cannot write on to \"%s\" after an earlier failure",
+				      "cannot continue \"%s\" after an earlier failure",
 				      writer->path);
 	if (writer->finished)
-		return base_refuse_with(error, -EINVAL, "begin a new file for more",
+		return base_refuse_with(error, -EINVAL, "begin a new file for more records",
 					"\"%s\" is complete", writer->path);
 	if (open && !writer->open)
-		return base_refuse_with(error, -EINVAL, "begin one first",
+		return base_refuse_with(error, -EINVAL, "begin a record first",
 					"no record of \"%s\" is open", writer->path);
 	if (!open && writer->open)
 		return base_refuse_with(error, -EINVAL, "end it first",
@@ -452,13 +452,13 @@ static int check_record(const struct format_writer *writer, const char *name, ui
 		return ret;
 	if (format_names_find(writer->names, name, strlen(name), &position))
 		return base_refuse_with(error, -EEXIST, "names must be unique",
-					"record \"%s\" is in \"%s\" already", FORMAT_SHOWN(name),
+					"record \"%s\" is already in \"%s\"", FORMAT_SHOWN(name),
 					writer->path);
 	/* One entry is reserved for the index, which the reader also counts. */
 	if (writer->count + 1 >= FORMAT_MAX_RECORDS)
 		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "record \"%s\" of \"%s\" is one above %u", FORMAT_SHOWN(name),
-				   writer->path, FORMAT_MAX_RECORDS);
+				   "record \"%s\" of \"%s\" exceeds the limit of %u records",
+				   FORMAT_SHOWN(name), writer->path, FORMAT_MAX_RECORDS);
 	return 0;
 }
 
@@ -650,11 +650,12 @@ static int check_bytes(const struct format_writer *writer, const void *data, siz
 	if (ret)
 		return ret;
 	if (bytes && !data)
-		return base_refuse(error, -EINVAL, "cannot write %zu bytes at NULL to \"%s\"",
-				   bytes, writer->path);
+		return base_refuse(error, -EINVAL,
+				   "cannot write %zu bytes from a NULL pointer to \"%s\"", bytes,
+				   writer->path);
 	/* A record of unknown length may grow to the largest file. */
 	if (bytes > MIN(writer->announced, (uint64_t)INT64_MAX) - writer->done)
-		return base_refuse_with(error, -EINVAL, "announce all of it",
+		return base_refuse_with(error, -EINVAL, "announce its full size",
 					"record \"%s\" of \"%s\" was announced with %llu bytes and "
 					"would get %llu",
 					FORMAT_SHOWN(last_name(writer)), writer->path,
@@ -782,7 +783,7 @@ static int write_directory(struct format_writer *writer, struct base_error *erro
 	/* The library must not write a file that it could not read again. */
 	if (directory_bytes(writer->entries, writer->count) > FORMAT_MAX_DIRECTORY_BYTES)
 		return base_refuse_with(error, IOSHAPE_E_LIMIT, "use fewer or shorter names",
-					"the directory of \"%s\" would pass %s", writer->path,
+					"the directory of \"%s\" would exceed %s", writer->path,
 					BASE_SIZE(FORMAT_MAX_DIRECTORY_BYTES));
 	ret = encode_directory(&bytes, writer->entries, writer->count, offset_of(writer));
 	if (ret)

@@ -699,8 +699,8 @@ TEST(ends_case, a_pickle_of_old_torch_is_explained_wording)
 	struct base_error error = { 0 };
 
 	format_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes, "test.pt", &error);
-	ck_assert_str_eq(error.sentence, "cannot load \"test.pt\": it is a torch file of the old "
-					 "kind, from before torch 1.6");
+	ck_assert_str_eq(error.sentence, "cannot load \"test.pt\": it is a torch file in the old "
+					 "format, from before torch 1.6");
 	ck_assert_str_eq(error.remedy, "load it with torch.load() and save it again");
 }
 
