@@ -123,23 +123,24 @@ static const char *parse_host(struct slots_node *node, struct part text, uint16_
 
 	if (brackets) {
 		if (!cut(after(text, 1), ']', &host, &port))
-			return "has no ] behind its [";
+			return "has no ] after its [";
 		has_port = port.bytes > 0;
 		if (has_port && *port.at != ':')
-			return "has something else than a port behind its ]";
+			return "has text other than a port after its ]";
 		if (has_port)
 			port = after(port, 1);
 	} else {
 		has_port = cut(text, ':', &host, &port);
 	}
 	if (!is_host(host, brackets))
-		return "is missing, too long, or no name or number of a host; IPv6 goes in []";
+		return "is missing, too long, or not a host name or IP address; write IPv6 "
+		       "addresses in []";
 	set_host(node, host);
 	node->port = usual_port;
 	if (!has_port)
 		return NULL;
 	if (parse_number(port, UINT16_MAX, &number) || !number)
-		return "has a port that is no number from 1 to 65535";
+		return "has a port that is not a number from 1 to 65535";
 	node->port = (uint16_t)number;
 	return NULL;
 }
@@ -197,7 +198,7 @@ static int parse_database(struct slots_address *address, struct part text, struc
 		return 0;
 	if (parse_number(text, MOST_DATABASE, &address->database))
 		return base_refuse(error, -EINVAL,
-				   "the database at the end of the coordinator's address is no "
+				   "the database at the end of the coordinator's address is not a "
 				   "number from 0 to %u (in a password, write %%2F for /)",
 				   MOST_DATABASE);
 	return 0;
@@ -217,7 +218,7 @@ static int parse_servers(struct slots_address *address, struct part text, struct
 	if (!ret && address->node_count > 1 && address->database)
 		return base_refuse(error, -EINVAL,
 				   "the coordinator's address names several hosts and a database: "
-				   "clusters have database 0 only");
+				   "clusters have only database 0");
 	return ret;
 }
 
@@ -236,7 +237,7 @@ static int parse_sentinels(struct slots_address *address, struct part text,
 		return ret;
 	if (!is_host(service, true))
 		return base_refuse(error, -EINVAL,
-				   "the coordinator's address lacks the service's name behind the "
+				   "the coordinator's address lacks the service's name after the "
 				   "sentinels: sentinel://host,host/service");
 	memcpy(address->service, service.at, service.bytes);
 	return parse_database(address, database, error);
@@ -259,8 +260,8 @@ static int parse_socket(struct slots_address *address, struct part text, struct 
 	if (cut(path, '?', &path, &query) && query.bytes) {
 		if (query.bytes < 3 || memcmp(query.at, "db=", 3))
 			return base_refuse(error, -EINVAL,
-					   "the coordinator's address may have ?db=N behind the "
-					   "socket's path, and nothing else");
+					   "the coordinator's address can have only ?db=N after "
+					   "the socket's path");
 		ret = parse_database(address, after(query, 3), error);
 		if (ret)
 			return ret;

@@ -231,7 +231,7 @@ static int connect_any(const struct addrinfo *found, uint64_t until_ns)
 
 static int fail_to_connect(int code, const char *name, struct base_error *error)
 {
-	return base_fail_with(error, code, "check that it runs, and that this host may reach it",
+	return base_fail_with(error, code, "check that it runs, and that this host can reach it",
 			      "cannot connect to %s", name);
 }
 
@@ -248,7 +248,7 @@ static int connect_host(const struct slots_node *node, uint64_t until_ns, const 
 		code = look_up(node->host, port, until_ns, &found);
 	if (code)
 		return base_refuse_with(error, code == EAI_AGAIN ? -ETIMEDOUT : -EHOSTUNREACH,
-					"check its name, and this host's name service",
+					"check its name, and this host's name resolution",
 					"the host of %s cannot be found (%s)", name,
 					gai_strerror(code));
 	fd = connect_any(found, until_ns);
@@ -327,11 +327,11 @@ static int tls_refused(SSL *session, const char *name, struct base_error *error)
 
 	if (verdict != X509_V_OK)
 		reason = X509_verify_cert_error_string(verdict);
-	return base_refuse_with(
-		error, -EPROTO,
-		"check that it speaks TLS on this port, that its certificate is for "
-		"this name, and that SSL_CERT_FILE names who signed it",
-		"no TLS with %s (%.100s)", name, reason ? reason : "the connection ended");
+	return base_refuse_with(error, -EPROTO,
+				"check that it uses TLS on this port, that its certificate is for "
+				"this name, and that SSL_CERT_FILE has the CA that signed it",
+				"cannot start TLS with %s (%.100s)", name,
+				reason ? reason : "the connection ended");
 }
 
 /* Does one step of the handshake. Returns 0 when it is complete; -EAGAIN with the events to wait
@@ -362,7 +362,7 @@ static int shake_hands(SSL *session, int fd, uint64_t until_ns, const char *name
 	while ((ret = step(session, &ready.events)) == -EAGAIN) {
 		if (base_now_ns() >= until_ns)
 			return base_refuse_with(error, -ETIMEDOUT,
-						"check that it speaks TLS on this port",
+						"check that it uses TLS on this port",
 						"%s does not answer in time", name);
 		/* The loop checks the clock, so the result of poll() does not matter. */
 		(void)poll(&ready, 1, link_time_left_ms(until_ns));
@@ -378,7 +378,7 @@ static int start_tls(redisContext *context, const char *host, uint64_t until_ns,
 	int ret;
 
 	if (!session)
-		return base_refuse(error, -ENOMEM, "TLS cannot be set up for %s", name);
+		return base_refuse(error, -ENOMEM, "cannot set up TLS for %s", name);
 	/* With a non-blocking socket this only starts the handshake. On success the context owns
 	 * the session. */
 	base_hold_sigpipe(&held);
@@ -397,7 +397,7 @@ static int start_tls(redisContext *context, const char *host, uint64_t until_ns,
 		     struct base_error *error)
 {
 	(void)context, (void)host, (void)until_ns;
-	return base_refuse(error, -ENOTSUP, "%s cannot be spoken to with TLS", name);
+	return base_refuse(error, -ENOTSUP, "cannot connect to %s with TLS", name);
 }
 
 #endif
@@ -450,8 +450,8 @@ static int lost(struct slots_link *link, struct base_error *error)
 		return is_closed(link, error);
 	if (link->context->err == REDIS_ERR_IO)
 		return is_cut(link, code, error);
-	return base_refuse(error, -EPROTO, "%s does not answer as a Redis does (%.100s)",
-			   link->name, link->context->errstr);
+	return base_refuse(error, -EPROTO, "%s does not answer like a Redis (%.100s)", link->name,
+			   link->context->errstr);
 }
 
 static int no_memory(const struct slots_link *link, struct base_error *error)
@@ -566,8 +566,8 @@ static int pull(struct slots_link *link, struct base_error *error)
 	link->reply_bytes += link->context->reader->len - before;
 	if (link->reply_bytes <= link->most_reply_bytes)
 		return 0;
-	return base_refuse(error, -EPROTO,
-			   "%s does not answer as a Redis does (a reply has no end)", link->name);
+	return base_refuse(error, -EPROTO, "%s does not answer like a Redis (a reply is too long)",
+			   link->name);
 }
 
 static int take_parsed(struct slots_link *link, redisReply **reply, struct base_error *error)
@@ -645,7 +645,7 @@ static int refuse_password(const redisReply *reply, const char *name, struct bas
 		if (!strncmp(reply->str, harmless[i], strlen(harmless[i])))
 			link_words(reply, words, sizeof(words));
 	}
-	return base_refuse(error, -EACCES, "%s does not take the user or the password%s%s", name,
+	return base_refuse(error, -EACCES, "%s rejects the user or the password%s%s", name,
 			   *words ? ": " : "", words);
 }
 
@@ -680,7 +680,7 @@ static int select_database(struct slots_link *link, uint32_t database, uint64_t 
 	ret = link_ask(link, &command, &reply, until_ns, error);
 	if (!ret && reply->type == REDIS_REPLY_ERROR) {
 		link_words(reply, words, sizeof(words));
-		ret = base_refuse(error, -EACCES, "%s does not give database %u: %s", link->name,
+		ret = base_refuse(error, -EACCES, "%s refuses database %u: %s", link->name,
 				  database, words);
 	}
 	freeReplyObject(reply);

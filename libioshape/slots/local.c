@@ -336,7 +336,7 @@ static int read_or_make_head(const struct local_pool *pool, struct slots_file_he
 	if (!read_head(pool->fd, head) || strcmp(head->pool, pool->config.pool) != 0) {
 		if (!fstat(pool->fd, &stat) && stat.st_size)
 			base_log(&pool->config.log, IOSHAPE_LOG_WARNING,
-				 "the pool's file \"%s/%s\" was damaged; it begins anew",
+				 "the pool's file \"%s/%s\" was damaged; ioshape starts a new one",
 				 pool->folder, pool->name);
 		ret = write_head(pool, head);
 	}
@@ -348,9 +348,9 @@ static int read_or_make_head(const struct local_pool *pool, struct slots_file_he
 
 static int refuse(const struct local_pool *pool, const char *what, struct base_error *error)
 {
-	return base_refuse_with(error, IOSHAPE_E_COORDINATOR, "have it removed",
-				"cannot use the pool's file \"%s/%s\": it is %s", pool->folder,
-				pool->name, what);
+	return base_refuse_with(
+		error, IOSHAPE_E_COORDINATOR, "remove it, or ask its owner to remove it",
+		"cannot use the pool's file \"%s/%s\": it is %s", pool->folder, pool->name, what);
 }
 
 /* Rejects anything but a regular file with one name. Where the kernel does not protect hard links,
@@ -359,7 +359,7 @@ static int check_kind(const struct local_pool *pool, const struct stat *stat,
 		      struct base_error *error)
 {
 	if (!S_ISREG(stat->st_mode))
-		return refuse(pool, "no regular file", error);
+		return refuse(pool, "not a regular file", error);
 	if (stat->st_nlink > 1)
 		return refuse(pool, "a link to another file", error);
 	return stat->st_nlink ? 0 : -EAGAIN;
@@ -473,7 +473,7 @@ static int open_file(struct local_pool *pool, struct slots_file_head *head,
 	if (ret == -EAGAIN)
 		return base_refuse_with(
 			error, IOSHAPE_E_COORDINATOR,
-			"find that process, in /proc/locks, and end it",
+			"find that process in /proc/locks, and end it",
 			"cannot use the pool's file \"%s/%s\": another process keeps it "
 			"locked, or removes it again and again",
 			pool->folder, pool->name);
@@ -987,8 +987,8 @@ static int find_folder(const char *address, char folder[LOCAL_FOLDER_BYTES],
 	if (*given && (strncmp(given, ":/", 2) || strlen(given) > LOCAL_FOLDER_BYTES))
 		return base_refuse_with(
 			error, -EINVAL,
-			"say \"local\", or \"local:/FOLDER\" with a path of at most 500 bytes",
-			"the coordinator's address begins with \"local\"");
+			"use \"local\", or \"local:/FOLDER\" with a path of at most 500 bytes",
+			"the coordinator's address begins with \"local\", but is not valid");
 	if (*given)
 		given++;
 	else
@@ -1224,7 +1224,7 @@ static int ask(struct local_pool *pool, struct local_member *member, uint32_t ca
 	free_member(pool, member);
 	if (ret == -E2BIG)
 		return base_refuse(error, IOSHAPE_E_COORDINATOR,
-				   "cannot queue in pool \"%s\": %u requests wait already",
+				   "cannot queue in pool \"%s\": %u requests are already waiting",
 				   pool->config.pool, LOCAL_WAITERS);
 	return local_unreachable(pool, "take a slot in", ret, error);
 }

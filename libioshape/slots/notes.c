@@ -31,10 +31,11 @@ int slots_notes_open(struct slots_notes **out, const struct slots_config *config
 	*out = NULL;
 	if (!config || !config->address || slots_coordinator_of(config->address) != &slots_redis)
 		return base_refuse(error, -EINVAL,
-				   "ranks cannot meet through the coordinator: it is no Redis");
+				   "ranks cannot exchange messages through the coordinator: it is "
+				   "not a Redis");
 	notes = calloc(1, sizeof(*notes));
 	if (!notes)
-		return base_no_memory(error, "notes", sizeof(*notes));
+		return base_no_memory(error, "a message store", sizeof(*notes));
 	ret = client_open(&notes->client, config, error);
 	notes->client.most_reply_bytes = SLOTS_NOTES_REPLY_BYTES;
 	if (ret)
@@ -83,9 +84,9 @@ int slots_notes_put(struct slots_notes *notes, const char *list, const char *nam
 
 static int not_understood(const char *key, struct base_error *error)
 {
-	return base_refuse_with(
-		error, IOSHAPE_E_COORDINATOR, "is it a Redis?",
-		"the coordinator's answer about the notes in %s cannot be understood", key);
+	return base_refuse_with(error, IOSHAPE_E_COORDINATOR, "check that it is a Redis",
+				"the coordinator's answer about the messages in %s is not valid",
+				key);
 }
 
 static int read_notes(const redisReply *reply, size_t count, const char *key,

@@ -63,11 +63,10 @@ static ssize_t read_beginning(const char *path, char *text, size_t room)
 
 static int refuse_file(const struct redis_client *client, const char *why, struct base_error *error)
 {
-	return base_refuse_with(
-		error, IOSHAPE_E_COORDINATOR,
-		"have its first line hold the password, and let this user read it (chgrp "
-		"GROUP, chmod 440)",
-		"the password file \"%s\" %s", client->config.password_file, why);
+	return base_refuse_with(error, IOSHAPE_E_COORDINATOR,
+				"write the password on its first line, and let this user read it "
+				"(chgrp GROUP, chmod 440)",
+				"the password file \"%s\" %s", client->config.password_file, why);
 }
 
 /* Reads the first line of the password file into the address. The caller holds the lock. If that
@@ -97,12 +96,11 @@ static int read_password(struct redis_client *client, struct base_error *error)
 		address->password[bytes] = 0;
 		address->has_password = true;
 	} else if (!address->has_password) {
-		ret = refuse_file(
-			client,
-			bytes < 0 ? why :
-			!bytes    ? "is empty" :
-				    "begins with a line that is longer than a password can be",
-			error);
+		ret = refuse_file(client,
+				  bytes < 0 ? why :
+				  !bytes    ? "is empty" :
+					      "has a first line that is too long for a password",
+				  error);
 	}
 	explicit_bzero(text, sizeof(text));
 	return ret;
@@ -138,7 +136,7 @@ static int read_master(const struct slots_link *link, const struct slots_address
 		return base_refuse(error, -EACCES, "the sentinel (%s) says: %s", link->name, words);
 	}
 	if (reply->type == REDIS_REPLY_NIL)
-		return base_refuse_with(error, -ENOENT, "check the name in the address",
+		return base_refuse_with(error, -ENOENT, "check the service name in the address",
 					"the sentinel (%s) knows no service \"%s\"", link->name,
 					address->service);
 	if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
@@ -222,7 +220,8 @@ static int find_server(struct redis_client *client, struct slots_link **out, uin
 	}
 	client->next = (client->next + 1) % count;
 	if (count > 1)
-		base_rephrase(&why, ret, "none of the %zu hosts in the address helps; the last: %s",
+		base_rephrase(&why, ret,
+			      "none of the %zu hosts in the address can be used; the last: %s",
 			      count, why.sentence);
 	base_pass_on(error, &why);
 	return ret;
@@ -242,10 +241,9 @@ static int take_address(struct redis_client *client, struct base_error *error)
 	if (address->tls)
 		return base_refuse_with(
 			error, -EINVAL,
-			"install hiredis 1.0 or newer with hiredis_ssl (Debian 13: "
-			"libhiredis-dev and libssl-dev) and build it again",
-			"this library was built without TLS, so that rediss:// cannot "
-			"be used");
+			"install hiredis 1.0 or newer with hiredis_ssl (Debian 13: libhiredis-dev "
+			"and libssl-dev) and rebuild ioshape",
+			"this library was built without TLS, so rediss:// cannot be used");
 #endif
 	/* A password in the address takes precedence. */
 	if (address->has_password)
@@ -497,8 +495,8 @@ static bool heal(struct attempt *attempt, const redisReply *broken)
 	link_words(broken, words, sizeof(words));
 	if (attempt->heals == 1)
 		base_log(&client->config.log, IOSHAPE_LOG_WARNING,
-			 "pool \"%s\" had keys in %s that could not be read (%s); it begins "
-			 "anew, with what operators have set as far as that can be read",
+			 "pool \"%s\" had unreadable keys in %s (%s); ioshape starts it again with "
+			 "the operator's settings that are readable",
 			 client->config.pool, client->commands->name, words);
 	return !ret;
 }
@@ -526,7 +524,7 @@ static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 	if (sequel == REDIRECTED && ++attempt->redirects > MOST_REDIRECTS) {
 		base_refuse_with(
 			&attempt->why, IOSHAPE_E_COORDINATOR, "check that the cluster is complete",
-			"%s and other nodes send us to each other", client->commands->name);
+			"%s and other nodes redirect to each other", client->commands->name);
 		note_failure(client, &attempt->why);
 		sequel = LOST;
 	}
@@ -825,8 +823,8 @@ static int not_understood(const struct redis_pool *pool, const char *operation,
 {
 	return base_refuse_with(
 		error, IOSHAPE_E_COORDINATOR,
-		"is it a Redis, and do all jobs use the same version of this library?",
-		"the coordinator's answer to \"%s\" for pool %s cannot be understood", operation,
+		"check that it is a Redis, and that all jobs use the same version of ioshape",
+		"the coordinator's answer to \"%s\" for pool %s is not valid", operation,
 		pool->client.config.pool);
 }
 
@@ -1047,8 +1045,8 @@ static void tell_refused(struct redis_pool *pool, const struct base_error *error
 {
 	if (!pool->told_refused)
 		base_log(&pool->client.config.log, IOSHAPE_LOG_WARNING,
-			 "processes cannot be woken in pool \"%s\", so that slots come seconds "
-			 "later than they could: %s",
+			 "the coordinator cannot wake processes in pool \"%s\", so they get slots "
+			 "seconds late: %s",
 			 pool->client.config.pool, error->text);
 	pool->told_refused = true;
 }

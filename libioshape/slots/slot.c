@@ -136,9 +136,8 @@ static int open_open(void **coordinator, const struct slots_config *config,
 {
 	*coordinator = NULL;
 	if (strcmp(config->address, "open"))
-		return base_refuse(
-			error, -EINVAL,
-			"the coordinator's address begins with \"open\", which takes no more");
+		return base_refuse(error, -EINVAL,
+				   "the coordinator's address has text after \"open\"");
 	return 0;
 }
 
@@ -292,7 +291,7 @@ static void note_reachable(struct slots_pool *pool)
 static void note_unreachable(struct slots_pool *pool, const struct base_error *error)
 {
 	static const char *const until[] = {
-		"saves go on without slots, each after a delay of its own",
+		"saves continue without slots, each after its own delay",
 		"saves wait until it can be reached",
 		"saves fail until it can be reached",
 	};
@@ -372,7 +371,7 @@ static void lose(struct slots_slot *slot, const char *why)
 	watch_leases(pool);
 	snprintf(slot->info.note, sizeof(slot->info.note), "the slot was lost: %s", why);
 	base_log(&pool->config.log, IOSHAPE_LOG_WARNING,
-		 "a slot of pool \"%s\" was lost: %s; its writer goes on without it",
+		 "a slot of pool \"%s\" was lost: %s; its writer continues without it",
 		 pool->config.pool, why);
 	if (!slot->wanted.lost)
 		return;
@@ -418,8 +417,8 @@ static void send_heartbeat(struct slots_slot *slot)
 		note_reachable(pool);
 		take_answer(slot, &answer, sent_ns);
 		if (held && slot->stage != STAGE_HELD)
-			lose(slot, "its lease had ended, an operator took it away, or the "
-				   "coordinator lost its data");
+			lose(slot, "its lease ended, an operator revoked it, or the coordinator "
+				   "lost its data");
 	}
 	pthread_cond_broadcast(&pool->change);
 }
@@ -488,7 +487,7 @@ static bool look_after(struct slots_slot *slot, uint64_t now)
 	const bool held = slot->stage == STAGE_HELD;
 
 	if (held && now >= slot->lease_end_ns)
-		lose(slot, "the coordinator has not answered for as long as its lease lasts");
+		lose(slot, "the coordinator did not answer before the lease ended");
 	else if (held && is_stalled(slot, now))
 		give_up_stalled(slot);
 	else if ((held || slot->stage == STAGE_QUEUED) && now >= slot->beat_due_ns)
@@ -541,8 +540,8 @@ static void wait_in_coordinator(struct slots_pool *pool, uint32_t wait_ms)
 	pool->no_wakes = ret != 0;
 	if (ret)
 		base_log(&pool->config.log, IOSHAPE_LOG_DEBUG,
-			 "wakes of pool \"%s\" cannot be waited for: %s; heartbeats alone tell of "
-			 "a grant",
+			 "cannot wait for wake-ups of pool \"%s\": %s; only heartbeats report a "
+			 "granted slot",
 			 pool->config.pool, error.text);
 	/* The wake-up may be for any of these slots, or the coordinator may be unreachable. The
 	 * answers to the heartbeats will tell. */
@@ -676,8 +675,8 @@ static int ask(struct attempt *attempt, struct base_error *error)
 	pthread_mutex_lock(&pool->lock);
 	if (!ret && answer.state == SLOTS_NONE && !request.never_wait)
 		ret = base_refuse_with(&why, IOSHAPE_E_COORDINATOR,
-				       "check that it is of this version",
-				       "the coordinator of pool \"%s\" does not keep a request",
+				       "check that all jobs use the same version of ioshape",
+				       "the coordinator of pool \"%s\" did not store a request",
 				       pool->config.pool);
 	if (ret) {
 		note_unreachable(pool, &why);
@@ -725,7 +724,7 @@ static int ask_caller(struct attempt *attempt, struct base_error *error)
 	    (wanted->timeout_ms < 0 || waited_ms >= (uint64_t)wanted->timeout_ms))
 		return base_fail_with(error, wanted->timeout_ms < 0 ? -EAGAIN : -ETIMEDOUT,
 				      "give it more time, or ask the operator for more slots",
-				      "no slot of pool \"%s\" came free in %.1f s", pool,
+				      "no slot of pool \"%s\" became free in %.1f s", pool,
 				      (double)waited_ms / 1e3);
 	/* News of the slot can wake this thread more often than the caller wants to be asked. */
 	if (!wanted->waiting ||
@@ -735,7 +734,7 @@ static int ask_caller(struct attempt *attempt, struct base_error *error)
 	describe_place(attempt, &place);
 	if (wanted->waiting(wanted->waiting_user, &place))
 		return base_refuse(error, -ECANCELED,
-				   "waiting for a slot of pool \"%s\" was given up", pool);
+				   "the caller stopped waiting for a slot of pool \"%s\"", pool);
 	return 0;
 }
 
@@ -964,8 +963,8 @@ static void note_ignored_share(struct slots_pool *pool, struct ioshape_slot_info
 		return;
 	pool->told_ignored = true;
 	snprintf(info->note, sizeof(info->note),
-		 "the share was not obeyed: the processes of one host write in the order in which "
-		 "they ask; use a Redis as coordinator");
+		 "the share had no effect: the processes of one host write in the order of their "
+		 "requests; use a Redis as coordinator");
 	base_log(&pool->config.log, IOSHAPE_LOG_WARNING, "%s", info->note);
 }
 
@@ -991,10 +990,9 @@ static void fill_info(const struct attempt *attempt)
 		memcpy(info->pool, pool->config.pool, sizeof(info->pool));
 	if (without)
 		snprintf(info->note, sizeof(info->note),
-			 unreachable ?
-				 "no slot was acquired, the writer waited %.1f s for a time "
-				 "of its own: %.180s" :
-				 "no slot was acquired in %.1f s, and the deadline comes near",
+			 unreachable ? "no slot was acquired, the save wrote after a delay of %.1f "
+				       "s: %.180s" :
+				       "no slot was acquired in %.1f s, and the deadline was near",
 			 info->waited_s, pool->unreachable_why.text);
 	else
 		note_ignored_share(slot->pool, info);
