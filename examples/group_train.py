@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small language model on several nodes; all ranks together make one checkpoint.
+"""Train a small language model on several nodes. All ranks together save one checkpoint.
 
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
         --rdzv-id NAME examples/group_train.py FOLDER
 
-on each of two nodes that share FOLDER; HOST is one of them. On a single one:
+runs on each of two nodes that share FOLDER. HOST is one of the two nodes. On a single node:
 
     torchrun --standalone --nproc-per-node 4 examples/group_train.py FOLDER
 
-All that the ranks of training.py have to save is one generation, a folder FOLDER/step-0000000010
-with one file for each node (--mode says otherwise), which is there as a whole or not at all.
-Started again, the training goes on from the newest one.
+A checkpoint holds the state of all ranks. It is a folder such as FOLDER/step-0000000010 with one
+file for each node; --mode chooses other files. A checkpoint is complete or does not exist. When you
+start the script again, the training resumes from the newest checkpoint.
 
-In examples/train.py each rank has files of its own; `diff` shows what changes.
+In examples/train.py each rank writes its own files. `diff` shows the differences.
 """
 
 import argparse
@@ -23,23 +23,23 @@ from training import KEEP, Training, command_line, train
 
 
 class Rank(Training):
-    """How it saves, with all other ranks, and resumes."""
+    """A rank that saves and resumes together with all other ranks."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
-        # The cluster wants its node back: after the next step all ranks save and end.
+        # The cluster wants its node back: after the next step all ranks save and exit.
         self.notice = ioshape.on_preemption(options.deadline, file=options.stop_file)
 
     def told_to_stop(self) -> bool:
-        """Whether this rank was told."""
+        """Return whether this rank received a preemption notice."""
         return bool(self.notice)
 
     def time_left(self) -> float:
-        """For the last save, in seconds: also on a rank that was not told itself."""
+        """Return the seconds left for the last save, also on a rank that received no notice."""
         return self.options.deadline if self.notice.left is None else self.notice.left
 
     def save(self) -> None:
-        """This rank's part of a generation, written while the training goes on, but the last."""
+        """Save this rank's share of a checkpoint, in the background except for the last save."""
         generation = (self.state(), self.options.folder, self.step)
         how: dict[str, Any] = {"mode": self.options.mode, "keep_last": KEEP}
         if self.stopping:
@@ -49,7 +49,7 @@ class Rank(Training):
         self.saving = ioshape.save_group_async(*generation, **how)
 
     def resume(self) -> None:
-        """Takes up the newest generation, if there is one: the same on all ranks."""
+        """Resume from the newest checkpoint, if there is one. All ranks load the same step."""
         try:
             state = ioshape.load_group(self.options.folder)
         except FileNotFoundError:

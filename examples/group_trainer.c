@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A trainer for MPI whose ranks save together. Each fits its own rows of a matrix; every few steps
- * all of them make one generation in the background, which is there with the rows of all ranks or
- * not at all. Started again, they go on from the newest one.
+ * A trainer for MPI whose ranks save together. Each rank fits its own rows of a matrix. Every few
+ * steps all ranks save one checkpoint in the background. The checkpoint holds the rows of all ranks
+ * or does not exist. When you start the trainer again, it resumes from the newest checkpoint.
  *
  *	meson setup build -Dmpi=enabled -Dexamples=true && meson compile -C build
  *	mpirun -n 8 build/examples/group_trainer DIRECTORY [STEPS]
  *
- * or, against an installed library,
+ * or, with an installed library,
  *
  *	mpicc group_trainer.c $(pkg-config --cflags --libs ioshape-mpi) -o group_trainer
  *
- * STEPS are trained in this run, beyond those of the checkpoint.
- * IOSHAPE_MODE=rank0 has rank 0 write one file for all, IOSHAPE_MODE=each every rank its own.
+ * This run trains STEPS steps beyond those of the checkpoint. With IOSHAPE_MODE=rank0, rank 0
+ * writes one file for all ranks. With IOSHAPE_MODE=each, every rank writes its own file.
  */
 #include <ioshape/group.h>
 #include <ioshape/ioshape.h>
@@ -23,10 +23,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define ROWS 64 /* of a rank */
+#define ROWS 64 /* rows of one rank */
 #define COLUMNS 1024
 #define SAVE_EVERY 10
-#define KEEP 2 /* generations */
+#define KEEP 2 /* complete checkpoints that stay on disk */
 
 static const char usage[] = "usage: %s DIRECTORY [STEPS]\n"
 			    "Trains STEPS steps in this run (default: 30), beyond those of the "
@@ -46,7 +46,7 @@ static void train_one_step(struct model *model)
 
 	for (int r = 0; r < ROWS; r++) {
 		for (int c = 0; c < COLUMNS; c++) {
-			/* Any fixed pattern will do for something to learn. */
+			/* Any fixed pattern is good enough as a target. */
 			float wanted = (float)(((model->rank * ROWS + r) * 7 + c * 3) % 11) / 11.0f;
 			float error = model->weights[r][c] - wanted;
 
@@ -56,7 +56,7 @@ static void train_one_step(struct model *model)
 		}
 	}
 	model->step++;
-	/* As a training does, while a save is under way. */
+	/* Data-parallel training communicates, too, while a background save runs. */
 	MPI_Allreduce(&loss, &model->loss, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
 }
 
@@ -83,7 +83,8 @@ static int load_tensor(struct ioshape_reader *reader, const char *name, void *in
 	return ret ? ret : ioshape_reader_load(reader, &request, 1);
 }
 
-/* Takes up the newest generation: the same for all ranks. -ENOENT if there is none. */
+/* Loads the newest checkpoint, which is the same for all ranks. Returns -ENOENT if there is
+ * none. */
 static int resume(struct ioshape_context *context, struct ioshape_group *group,
 		  const char *directory, struct model *model)
 {
@@ -113,7 +114,7 @@ static int resume(struct ioshape_context *context, struct ioshape_group *group,
 	return ret;
 }
 
-/* Waits for a save begun earlier, if any, and says what it did. */
+/* Waits for the background save, if there is one, and prints its report on rank 0. */
 static int end_save(struct ioshape_save **save, int rank)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -224,7 +225,7 @@ int main(int argc, char **argv)
 	if (!model)
 		MPI_Abort(MPI_COMM_WORLD, 1);
 	MPI_Comm_rank(MPI_COMM_WORLD, &model->rank);
-	/* Without it there are still the modes each and node. */
+	/* Without a comm the modes "each" and "node" still work. */
 	if (ioshape_comm_of_mpi(MPI_COMM_WORLD, &comm, message, sizeof(message)) && !model->rank)
 		fprintf(stderr, "group_trainer: no bytes between nodes: %s\n", message);
 	ret = ioshape_context_open(&context, NULL);
@@ -234,7 +235,8 @@ int main(int argc, char **argv)
 		ret = run(context, comm, argv[1], model,
 			  argc > 2 ? strtoull(argv[2], NULL, 10) : 30);
 	ioshape_context_free(context);
-	/* What failed here did so on all ranks; but one that MPI has lost would be waited for. */
+	/* A failed call of the group failed on all ranks. MPI may have lost a rank, though, and
+	 * MPI_Finalize would then wait for it forever. */
 	if (ret)
 		MPI_Abort(MPI_COMM_WORLD, 1);
 	ioshape_comm_mpi_free(comm);

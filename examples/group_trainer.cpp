@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A trainer of four processes on one host, which save together: each has a quarter of the weights,
-// and a generation is there with all four quarters or not at all. It goes on from the newest one
-// when it is started again.
+// A trainer of four processes on one host that save together. Each process owns a quarter of the
+// weights. A checkpoint holds all four quarters or does not exist. When you start the trainer
+// again, it resumes from the newest checkpoint.
 //
 //	group_trainer_cpp DIRECTORY [STEPS]
 //
-// STEPS are trained in this run, beyond those of the checkpoint.
-// It needs neither MPI nor a server: the ranks find each other in the memory of the host.
-// With `unzip DIRECTORY/step-0000000030/node-00000.zip` torch.load("rank-00002.pt") gives a dict
-// with the "weights" and the "momentum" of rank 2.
+// This run trains STEPS steps beyond those of the checkpoint. The trainer needs neither MPI nor a
+// server: the ranks find each other through shared memory of the host. After `unzip
+// DIRECTORY/step-0000000030/node-00000.zip`, torch.load("rank-00002.pt") returns a dict with the
+// "weights" and the "momentum" of rank 2.
 #include <ioshape/ioshape.hpp>
 
 #include <cerrno>
@@ -21,9 +21,9 @@ namespace
 {
 
 constexpr std::uint32_t ranks = 4;
-constexpr std::int64_t rows = 128, columns = 1024; // of a rank
+constexpr std::int64_t rows = 128, columns = 1024; // of one rank
 constexpr std::uint64_t save_every = 10;
-constexpr std::uint32_t keep = 2; // generations
+constexpr std::uint32_t keep = 2; // complete checkpoints that stay on disk
 
 constexpr char usage[] = "usage: %s DIRECTORY [STEPS]\n"
 			 "Trains STEPS steps in this run (default: 30), beyond those of the "
@@ -35,7 +35,7 @@ struct rank_model {
 	std::vector<float> weights = std::vector<float>(rows * columns);
 	std::vector<float> momentum = std::vector<float>(rows * columns);
 
-	// Any fixed pattern will do for something to learn. The mean loss of this rank.
+	// Trains one step towards a fixed pattern and returns the mean loss of this rank.
 	double train_one_step()
 	{
 		const std::int64_t first = rank * rows;
@@ -54,7 +54,7 @@ struct rank_model {
 		step++;
 		return loss / (rows * columns);
 	}
-	// What this rank brings to a generation.
+	// Returns the tensors that this rank adds to a checkpoint.
 	std::vector<ioshape_tensor> tensors() const
 	{
 		static const std::int64_t shape[] = { rows, columns };
@@ -64,7 +64,7 @@ struct rank_model {
 	}
 };
 
-// All ranks take up the newest generation, if there is one.
+// Loads the newest checkpoint on all ranks. Returns false if there is none.
 bool resume(ioshape::context &context, ioshape::group &group, const std::string &directory,
 	    rank_model &model)
 {
@@ -72,7 +72,7 @@ bool resume(ioshape::context &context, ioshape::group &group, const std::string 
 
 	if (!step)
 		return false;
-	// While it is open nothing removes it.
+	// While the checkpoint is open, retention does not remove it.
 	const ioshape::generation generation(context, directory, *step);
 	const ioshape::reader reader = generation.part_reader(model.rank);
 
@@ -91,7 +91,7 @@ void train(std::uint32_t rank, const std::string &job, const std::string &direct
 
 	options.rank = rank;
 	options.ranks = options.local_ranks = ranks;
-	options.token = job.c_str(); // so that two of these jobs do not take each other's ranks
+	options.token = job.c_str(); // ranks of another such job do not join
 	options.keep_last = keep;
 	options.deadline_ms = 10000;
 	ioshape::group group(context, directory, options);
@@ -106,7 +106,7 @@ void train(std::uint32_t rank, const std::string &job, const std::string &direct
 		if (model.step % save_every)
 			continue;
 		if (saving)
-			saving.wait(); // the one before: there for good, or an exception
+			saving.wait(); // the previous save is durable now, or this throws
 		saving = group.save_tensors_async(model.step, model.tensors());
 		if (rank == 0)
 			std::printf("step %llu, loss %.6f\n",
@@ -121,7 +121,7 @@ void train(std::uint32_t rank, const std::string &job, const std::string &direct
 		std::printf("saved %s\n", ioshape::text(report).c_str());
 }
 
-// Of one process: what main() is elsewhere.
+// Runs one rank and returns the exit status of its process.
 int run(std::uint32_t rank, const std::string &job, const std::string &directory,
 	std::uint64_t steps)
 {
@@ -145,7 +145,7 @@ int main(int argc, char **argv)
 	const std::uint64_t steps = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 30;
 	const std::string job = "group_trainer " + std::to_string(getpid());
 
-	// Contexts are opened behind fork(): they are not inherited.
+	// Each child opens its own context, because contexts are not inherited by fork().
 	for (std::uint32_t rank = 0; rank < ranks; rank++) {
 		const pid_t child = fork();
 

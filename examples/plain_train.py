@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small language model (training.py) on several ranks, with checkpoints by torch.save.
+"""Train a small language model (training.py) on several ranks and save by torch.save.
 
     torchrun --nproc-per-node 4 examples/plain_train.py FOLDER
 
-Started again, the training goes on from the newest checkpoint that all ranks have.
+A second run resumes from the newest common checkpoint.
 
-This script knows nothing of ioshape. It has it nevertheless, if it is started as
+This script does not use ioshape itself. The same saves go through ioshape if you start it with
 
     torchrun --nproc-per-node 4 -m ioshape run examples/plain_train.py FOLDER
 
@@ -20,7 +20,7 @@ from training import TrainingWithFiles, command_line, train
 
 
 class Rank(TrainingWithFiles):
-    """How it saves and resumes."""
+    """A rank that saves and resumes with torch."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
@@ -28,20 +28,20 @@ class Rank(TrainingWithFiles):
         signal.signal(signal.SIGTERM, self.on_sigterm)
 
     def on_sigterm(self, _signal: int, _frame: object) -> None:
-        """The cluster wants its node back: after the next step all ranks save and end."""
+        """Note that the cluster wants its node back. After the next step all ranks save."""
         self.told = True
 
     def told_to_stop(self) -> bool:
-        """Whether this rank was told."""
+        """Return whether this rank received SIGTERM."""
         return self.told
 
     def save(self) -> None:
-        """One file of each rank."""
+        """Save one file for this rank."""
         torch.save(self.state(), self.file(self.step, self.rank))
         self.finish_save()
 
     def resume(self) -> None:
-        """Takes up the newest checkpoint that all ranks have, if there is one."""
+        """Resume from the newest checkpoint that all ranks have, if there is one."""
         step = self.newest()
         if step is not None:
             state = torch.load(self.file(step, self.rank))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the files of the two trainers with torch alone, and checks what is in them.
+"""Open the files of trainer.c and trainer.cpp with torch alone, and check their contents.
 
 python examples/read_back.py DIRECTORY
 """
@@ -11,7 +11,7 @@ import torch
 
 
 def show(path: Path) -> dict[str, torch.Tensor]:
-    """Loads a file as anybody would, safely and without copying, and lists it."""
+    """Load a file with stock torch, safely and without copying, and list its tensors."""
     tensors: dict[str, torch.Tensor] = torch.load(path, weights_only=True, mmap=True)
     print(f"{path.name}:")
     for name, tensor in tensors.items():
@@ -28,7 +28,7 @@ def expect(what: str, holds: bool) -> None:
 def main(folder: Path) -> None:
     trained = show(folder / "model.pt")
     rows, columns = trained["weights"].shape
-    # What examples/trainer.c sets out to learn.
+    # This is the pattern that examples/trainer.c trains towards.
     pattern = (7 * torch.arange(rows)[:, None] + 3 * torch.arange(columns)) % 11 / 11
     expect("the weights have learned the pattern", torch.allclose(trained["weights"], pattern))
     expect("the loss that was saved is near 0", 0 <= trained["loss"].item() < 1e-9)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens checkpoints with torch alone, safely and without copying, and says what is in them.
+"""Open checkpoints with torch alone, safely and without copying, and list their contents.
 
 python examples/stock_load.py FILE...
 """
@@ -13,7 +13,7 @@ import torch
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All of them, however deep."""
+    """Yield all tensors in a nested value."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (dict, list, tuple)):
@@ -26,7 +26,7 @@ def main(paths: list[str]) -> None:
         state = torch.load(path, weights_only=True, mmap=True)
         found = list(tensors(state))
         elements = sum(tensor.numel() for tensor in found)
-        # Somebody read them all, not only their names.
+        # This reads the data of all tensors, not only their names.
         finite = all(bool(tensor.isfinite().all()) for tensor in found)
         print(
             f"{Path(path).name}: {', '.join(state)}; {len(found)} tensors, {elements:,} elements, "

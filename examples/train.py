@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small language model (training.py), with checkpoints by ioshape in the background.
+"""Train a small language model (training.py), with background checkpoints by ioshape.
 
     torchrun --nproc-per-node 4 examples/train.py FOLDER
 
-Started again, the training goes on from the newest checkpoint that all ranks have.
+A later run resumes from the newest checkpoint that all ranks have.
 
 `diff examples/plain_train.py examples/train.py` shows what ioshape changes in a script.
 """
@@ -15,29 +15,30 @@ from training import TrainingWithFiles, command_line, train
 
 
 class Rank(TrainingWithFiles):
-    """How it saves and resumes."""
+    """A rank that saves and resumes with ioshape."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
-        # The cluster wants its node back: after the next step all ranks save and end.
+        # The cluster wants its node back: after the next step all ranks save and exit.
         self.notice = ioshape.on_preemption(options.deadline, file=options.stop_file)
 
     def told_to_stop(self) -> bool:
-        """Whether this rank was told."""
+        """Return whether this rank received a preemption notice."""
         return bool(self.notice)
 
     def save(self) -> None:
-        """One file of each rank, written while the training goes on, but the last."""
+        """Save one file for this rank, in the background except for the last save."""
         file = self.file(self.step, self.rank)
         if self.stopping:
-            left = self.notice.left or self.options.deadline  # this rank may not have been told
+            # this rank may have received no notice
+            left = self.notice.left or self.options.deadline
             self.say(f"  {ioshape.save(self.state(), file, deadline=left)}")
             return
         self.finish_save()
         self.saving = ioshape.save_async(self.state(), file)
 
     def resume(self) -> None:
-        """Takes up the newest checkpoint that all ranks have, if there is one."""
+        """Resume from the newest checkpoint that all ranks have, if there is one."""
         step = self.newest()
         if step is not None:
             state = ioshape.load(self.file(step, self.rank))

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A small trainer in C: fits a line of many variables by gradient descent, saves a checkpoint in
- * the background every few steps, and goes on from the last one when it is started again.
+ * A small trainer in C. It fits a linear model by gradient descent and saves a checkpoint in the
+ * background every few steps. When you start it again, it resumes from the last checkpoint.
  *
  *	trainer DIRECTORY [STEPS]
  *
- * STEPS are trained in this run, beyond those of the checkpoint.
+ * This run trains STEPS steps beyond those of the checkpoint.
  *
- * In Python, torch.load("DIRECTORY/model.pt") gives a dict with "weights", "bias", "momentum" and
+ * In Python, torch.load("DIRECTORY/model.pt") returns a dict with "weights", "bias", "momentum" and
  * "loss".
  */
 #include <ioshape/ioshape.h>
@@ -36,7 +36,7 @@ struct model {
 	int64_t step;
 };
 
-/* Any fixed pattern will do for something to learn. */
+/* Returns the target of a weight. Any fixed pattern is good enough. */
 static float true_weight(int output, int input)
 {
 	return (float)((output * 7 + input * 3) % 11) / 11.0f;
@@ -67,7 +67,7 @@ static const int64_t vector_shape[] = { OUTPUTS };
 
 #define TENSORS 4
 
-/* What a checkpoint holds; the same list serves saving and loading. */
+/* Lists the tensors of a checkpoint. Saving and loading use the same list. */
 static void describe(struct model *model, struct ioshape_tensor tensors[TENSORS])
 {
 	tensors[0] = (struct ioshape_tensor){ "weights", IOSHAPE_FLOAT32, 2, matrix_shape,
@@ -80,7 +80,8 @@ static void describe(struct model *model, struct ioshape_tensor tensors[TENSORS]
 		(struct ioshape_tensor){ "loss", IOSHAPE_FLOAT64, 0, NULL, NULL, &model->loss };
 }
 
-/* Takes up the state of an earlier run. 0, -ENOENT if there is none, or another negative code. */
+/* Loads the state of an earlier run. Returns 0, -ENOENT if there is none, or another negative
+ * code. */
 static int resume(struct ioshape_context *context, const char *path, struct model *model)
 {
 	struct ioshape_load_request requests[TENSORS];
@@ -105,8 +106,8 @@ static int resume(struct ioshape_context *context, const char *path, struct mode
 			ret = ioshape_reader_get_tensor(reader, requests[i].tensor, &info);
 		requests[i].offset = 0;
 		requests[i].bytes = info.bytes;
-		/* The memory is described as const for saving; here it is the same model's, to be
-		 * filled. */
+		/* `data` is const because saving only reads it. It points into `model`, which
+		 * loading fills. */
 		requests[i].into = (char *)model + ((const char *)tensors[i].data - (char *)model);
 	}
 	if (!ret)
@@ -143,7 +144,7 @@ static int begin_save(struct ioshape_context *context, const char *path, struct 
 	return ret;
 }
 
-/* Waits for a save begun earlier, if any, and says what it did. */
+/* Waits for the background save, if there is one, and prints its report. */
 static int end_save(struct ioshape_save **save)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same from C++: handles that clean up after themselves, failures as exceptions.
+// The C++ interface: handles clean up after themselves, and failures are exceptions.
 //
 //	trainer_cpp DIRECTORY
 #include <ioshape/ioshape.hpp>
@@ -23,7 +23,8 @@ int main(int argc, char **argv)
 			{ "weights", IOSHAPE_FLOAT32, 2, shape.data(), nullptr, weights.data() }
 		};
 
-		// In the background: `weights` may change as soon as the call returns.
+		// The save runs in the background: `weights` may change as soon as the call
+		// returns.
 		ioshape::save save = context.save_tensors_async(path, tensors);
 		const std::vector<float> expected = weights;
 		weights.assign(weights.size(), -1.0f);

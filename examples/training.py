@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples have in common: a small language model, trained on several ranks.
+"""The common code of the examples: a small language model that is trained on several ranks.
 
-Each rank learns from data of its own, and is the only one to keep optimizer state for its share of
-the parameters. So every rank has something to save, all in the same second: rank 0 the model, each
-rank its share of the optimizer and its random numbers.
+Each rank trains on its own data. Each rank keeps the optimizer state of its share of the
+parameters, and no other rank has that state. So every rank has something to save in the same
+second: rank 0 the model, each rank its share of the optimizer and its random numbers.
 
 The examples differ in how they save and resume: plain_train.py, train.py, group_train.py.
 """
@@ -21,20 +21,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# The optimizer would import it when there is a group already, which would then be the default of
-# its functions, and live as long as they: its threads could meet the end of Python, and abort.
+# Import this before there is a process group. Otherwise the optimizer imports it later, and its
+# functions take the group as their default and keep it alive. The threads of the group could then
+# run into the end of Python, which aborts.
 import torch.distributed.nn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 WORDS = 1000
-LENGTH = 16  # words of a sentence
-SENTENCES = 4  # for a rank and a step
-KEEP = 2  # checkpoints
+LENGTH = 16  # words in a sentence
+SENTENCES = 4  # for one rank and one step
+KEEP = 2  # checkpoints of each rank that stay on disk
 
 
 class Model(nn.Module):
-    """Guesses the next word."""
+    """A language model that predicts the next word."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -46,67 +47,67 @@ class Model(nn.Module):
         self.head = nn.Linear(width, WORDS)
 
     def forward(self, words: Tensor) -> Tensor:
-        """The logits of each position's next word."""
+        """Return the logits of the next word for each position."""
         mask = nn.Transformer.generate_square_subsequent_mask(words.shape[1])
         logits: Tensor = self.head(self.blocks(self.embedding(words), mask=mask, is_causal=True))
         return logits
 
 
 def sentences(seed: int) -> Tensor:
-    """Something that can be learned: the first word tells all the others."""
+    """Return sentences that can be learned: the first word determines all others."""
     first = torch.randint(WORDS, (SENTENCES, 1), generator=torch.Generator().manual_seed(seed))
     return (first + 17 * torch.arange(LENGTH + 1)) % WORDS
 
 
 def joined(tensors: Iterable[Tensor]) -> Tensor:
-    """One long vector: one message instead of many."""
+    """Return all tensors as one long vector, so that one message replaces many."""
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def spread(vector: Tensor, tensors: list[Tensor]) -> None:
-    """The way back."""
+    """Copy a vector made by joined() back into its tensors."""
     parts = torch.split(vector, [tensor.numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         tensor.copy_(part.view_as(tensor))
 
 
 class Training(ABC):
-    """One rank's part, without the checkpoints."""
+    """A training on one rank, without the checkpoints."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.step = 0
-        self.stalls: list[float] = []  # seconds, one for each save
-        self.saving: Any = None  # the handle of a save in the background
-        self.stopping = False  # all ranks are
-        torch.manual_seed(0)  # the same model everywhere
+        self.stalls: list[float] = []  # seconds of each save
+        self.saving: Any = None  # the handle of a background save
+        self.stopping = False  # true if any rank was told to stop; equal on all ranks
+        torch.manual_seed(0)  # all ranks begin with the same model
         self.model = Model(options.width, options.layers)
-        # Dealt out by size, so that all ranks get about as much.
+        # Sorted by size, so that all ranks get about as many elements.
         self.parameters: list[Tensor] = sorted(self.model.parameters(), key=Tensor.numel)
         self.shares = [self.parameters[rank :: self.ranks] for rank in range(self.ranks)]
-        torch.manual_seed(1 + self.rank)  # but not the same dropout
+        torch.manual_seed(1 + self.rank)  # each rank has its own dropout
         self.optimizer = torch.optim.AdamW(self.shares[self.rank], lr=1e-3)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, options.steps)
 
-    # ---- What an example adds -----------------------------------------------------------------
+    # ---- Methods that the examples add ---------------------------------------------------------
 
     @abstractmethod
     def told_to_stop(self) -> bool:
-        """Whether this rank was told that the cluster wants its node back."""
+        """Return whether this rank was told that the cluster wants its node back."""
 
     @abstractmethod
     def save(self) -> None:
-        """Saves state(). If self.stopping, it is the last save."""
+        """Save state(). If self.stopping is set, this is the last save."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Takes up the newest checkpoint, if there is one."""
+        """Load the newest checkpoint, if there is one."""
 
     # ---- The training -------------------------------------------------------------------------
 
     def learn(self) -> float:
-        """One step. All ranks' mean loss."""
+        """Train one step and return the mean loss of all ranks."""
         words = sentences(self.step * self.ranks + self.rank)
         logits = self.model(words[:, :-1])
         loss = cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
@@ -130,7 +131,7 @@ class Training(ABC):
         return sums[0].item() / self.ranks
 
     def state(self) -> dict[str, Any]:
-        """What this rank saves."""
+        """Return the state that this rank saves."""
         state = {
             "step": self.step,
             "optimizer": self.optimizer.state_dict(),
@@ -142,7 +143,7 @@ class Training(ABC):
         return state
 
     def restore(self, state: dict[str, Any], of_rank_0: dict[str, Any]) -> None:
-        """The way back: what this rank has saved, and what rank 0 has."""
+        """Restore the saved state of this rank and the model, which is in the state of rank 0."""
         self.model.load_state_dict(of_rank_0["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
@@ -151,13 +152,13 @@ class Training(ABC):
         self.say(f"going on from step {self.step}")
 
     def finish_save(self) -> None:
-        """The one before: there for good, as a rule long ago. If it failed, this raises why."""
+        """Wait for the background save, if there is one, and raise its exception if it failed."""
         if self.saving is not None:
             self.say(f"  {self.saving.result()}")
             self.saving = None
 
     def run(self) -> None:
-        """Trains to the last step."""
+        """Train to the last step, or until a rank is told to stop."""
         self.resume()
         while self.step < self.options.steps and not self.stopping:
             loss = self.learn()
@@ -172,21 +173,21 @@ class Training(ABC):
         self.finish_save()
         self.tell_stalls()
 
-    # ---- What it tells ------------------------------------------------------------------------
+    # ---- Output -------------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        """Once for all ranks."""
+        """Print text on rank 0 only."""
         if self.rank == 0:
             print(text, flush=True)
 
     def note(self, loss: float) -> None:
-        """Every loss with all its digits, those of steps done again, too."""
+        """Append the loss to losses.txt with all its digits, also of steps that are repeated."""
         if self.rank == 0:
             with Path(self.options.folder, "losses.txt").open("a", encoding="utf-8") as file:
                 file.write(f"{self.step} {loss!r}\n")
 
     def tell_stalls(self) -> None:
-        """How long training stood still for saves, on the rank where that was longest."""
+        """Print how long saves blocked the training, on the rank where they blocked longest."""
         if self.stalls:
             first, *others = self.stalls
             stalls = torch.tensor([first, sum(others) / max(len(others), 1)])
@@ -197,32 +198,35 @@ class Training(ABC):
 
 
 class TrainingWithFiles(Training):
-    """Each rank saves to files of its own."""
+    """A training in which each rank saves its own files."""
 
     def file(self, step: int, rank: int) -> Path:
-        """Where a rank's checkpoint lies."""
+        """Return the path of a rank's checkpoint."""
         return Path(self.options.folder) / f"step-{step:06}-rank-{rank}.pt"
 
     def mine(self) -> list[int]:
-        """The steps of which this rank has a checkpoint."""
+        """Return the steps for which this rank has a checkpoint, in order."""
         files = Path(self.options.folder).glob(f"step-*-rank-{self.rank}.pt")
         return sorted(int(file.name.split("-")[1]) for file in files)
 
     def finish_save(self) -> None:
-        """Leaves the newest. No rank is more than one save ahead, so all ranks have one of them."""
+        """Finish the background save, then remove all but the newest checkpoints of this rank.
+
+        No rank is more than one save ahead, so all ranks still have one checkpoint in common.
+        """
         super().finish_save()
         for step in self.mine()[:-KEEP]:
             self.file(step, self.rank).unlink()
 
     def newest(self) -> int | None:
-        """The newest step of which all ranks have a checkpoint."""
+        """Return the newest step for which all ranks have a checkpoint."""
         steps: list[Any] = [None] * self.ranks
         dist.all_gather_object(steps, self.mine())
         return max(set.intersection(*map(set, steps)), default=None)
 
 
 def command_line() -> argparse.ArgumentParser:
-    """What all examples can be told."""
+    """Return a parser with the options that all examples share."""
     parser = argparse.ArgumentParser(description="Trains a small language model.")
     parser.add_argument("folder", help="of the checkpoints")
     parser.add_argument("--steps", type=int, default=60)
@@ -236,14 +240,15 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def train(way: type[Training], options: argparse.Namespace) -> None:
-    """The whole life of a rank."""
+    """Run one rank from the start of its process group to its end."""
     Path(options.folder).mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo")
     training = way(options)
     training.run()
-    # gloo lets go of the last message here.
+    # gloo still sends the last message here.
     dist.monitored_barrier()
     dist.destroy_process_group()
     if training.step < options.steps:
-        # As if it had died of the signal: whoever started it knows that there is more to do.
+        # This is the exit status of a process that died of the signal. It tells the launcher that
+        # steps remain.
         sys.exit(128 + signal.SIGTERM)
