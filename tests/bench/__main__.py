@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver behind tests/bench.sh, which says what it does and prepares what it needs."""
+"""Run the benchmarks. tests/bench.sh starts this driver, describes the benchmarks and installs
+their packages.
+"""
 
 import argparse
 import json
@@ -47,7 +49,7 @@ from .setting import Outcome, Setting
 from .worker import Worker, WorkerError
 
 SETUP = Path(__file__).resolve().parents[1] / "support" / "setup.sh"
-# Servers that fail over, and networks of their own.
+# The chaos campaigns need Redis servers that fail over, and network namespaces.
 CHAOS_NEEDS = ("test",)
 CLUSTER_NEEDS = ("realfs",)
 
@@ -58,66 +60,67 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 class Benchmark:
     measure: Callable[[Setting], Outcome]
     size: int = 4 << 30
-    # Tensors, a copy of them, and the page cache or staging memory.
+    # Multiples of `size` in memory: tensors, a copy of them, and the page cache or staging memory.
     copies_in_memory: int = 3
     copies_on_disk: int = 2
-    # Purposes of tests/support/setup.sh beside "bench", which tests/bench.sh has prepared.
+    # Purposes of tests/support/setup.sh in addition to "bench", which tests/bench.sh prepares.
     needs: tuple[str, ...] = ()
 
 
-# A new benchmark is a module, a line here and a paragraph in the usage of tests/bench.sh.
+# To add a benchmark, add a module, a line here and a paragraph in the usage of tests/bench.sh.
 BENCHMARKS = {
     "save": Benchmark(save.measure),
     "load": Benchmark(load.measure),
     "async": Benchmark(background.measure),
-    # Four processes hold tensors, and one of them a copy; and the page cache.
+    # Four processes hold tensors, one of them also a copy. The rest is page cache.
     "torch": Benchmark(torch_figures.measure, size=2 << 30, copies_in_memory=6),
-    # Eight processes that hold tensors, a copy and what is staged, and one with as much as all of
-    # them. What one writer writes when its memory is measured is on the disk as well.
+    # Eight processes hold tensors, a copy and staging memory. One process holds as many bytes as
+    # all eight. The output of one writer, whose memory is measured, is also on disk.
     "gather": Benchmark(gather.measure, size=2 << 30, copies_in_memory=5, copies_on_disk=5),
     "slots": Benchmark(slots.measure, size=slots.TENSOR_BYTES, copies_in_memory=2),
-    # A gigabyte at a time on the disk.
+    # One gigabyte is on the disk at a time.
     "fs": Benchmark(fs.measure, size=2 << 30, copies_in_memory=1, copies_on_disk=1),
-    # Ranks with tensors, staging and shared memory; and what lies in stripefs, which is memory.
+    # Ranks hold tensors, staging and shared memory. The files in stripefs are in memory, too.
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
-    # Tensors, what is staged of them without slots and with them, and the caches of servers.
+    # Tensors, staging memory for runs with and without slots, and the caches of servers.
     "tenants": Benchmark(
         tenants.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=4, needs=CLUSTER_NEEDS
     ),
-    # Tensors, a copy of them and the caches of clients and servers; three files, and their copies.
+    # Tensors, a copy of them and the caches of clients and servers. On disk: three files and their
+    # copies.
     "realfs": Benchmark(
         realfs.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=8, needs=CLUSTER_NEEDS
     ),
-    # As storm, and on clusters.
+    # The benchmark combines the needs of storm with those of clusters.
     "ablation": Benchmark(
         ablation.measure, size=512 << 20, copies_in_memory=12, copies_on_disk=8, needs=CLUSTER_NEEDS
     ),
-    # Tensors and the page cache. What lies in stripefs is memory, and less.
+    # Tensors and the page cache. The files in stripefs are in memory, and smaller.
     "tier": Benchmark(tier.measure),
-    # Four ranks with tensors, and what is staged of them. strace watches some.
+    # Four ranks hold tensors and staging memory. strace traces some of them.
     "frameworks": Benchmark(frameworks.measure, size=2 << 30, copies_in_memory=3, needs=("test",)),
     # Tensors on their way to the GPU, and the page cache.
     "gpu": Benchmark(gpu.measure),
-    # It simulates.
+    # The benchmark is a simulation and needs neither memory nor disk.
     "simulate": Benchmark(simulate.measure, size=1, copies_in_memory=0, copies_on_disk=0),
-    # A rank's states, for each side, and what is loaded. DLIO imports MPI.
+    # Each side holds the states of a rank and a loaded copy. DLIO imports MPI.
     "dlio": Benchmark(
         dlio.measure, size=2 << 30, copies_in_memory=4, copies_on_disk=1, needs=("test",)
     ),
-    # A file and what arrives of it, which lies in the page cache and, in parts, in the server.
+    # A file and its downloaded copy are in the page cache. The server holds parts of the file.
     "objects": Benchmark(objects.measure, size=1 << 30, copies_in_memory=4, copies_on_disk=2),
-    # These read the tree.
+    # These benchmarks only read the source tree.
     "house": Benchmark(house.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     "english": Benchmark(english.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     "campaign": Benchmark(campaign.measure, size=1, copies_in_memory=0, copies_on_disk=0),
-    # It builds the site, and a clone.
+    # The benchmark builds the documentation and a clone of the repository.
     "launch": Benchmark(
         launch.measure, size=1, copies_in_memory=0, copies_on_disk=0, needs=("launch", "long")
     ),
 }
 
 
-#: What --on can say, by the benchmark.
+#: Values of --on for each benchmark that takes it.
 CLUSTERS = (*PROGRAMS, *IN_MACHINE)
 PLACES = {"storm": CLUSTERS, "tenants": CLUSTERS, "ablation": tuple(ablation.SCENES)}
 
@@ -174,7 +177,7 @@ def install(purposes: Iterable[str]) -> None:
 
 
 def end_on_signal(number: int, frame: FrameType | None) -> NoReturn:
-    """As an exception, so that fio and the worker have ended when we do."""
+    """Exit by an exception, so that fio and the worker end before this process."""
     del frame
     sys.exit(128 + number)
 
@@ -186,7 +189,7 @@ def main() -> int:
     for name, size in sizes.items():
         refuse_if_too_large(name, size, given.folder)
     if given.json:
-        given.json.touch()  # better now than after minutes
+        given.json.touch()  # fail now rather than after minutes
     needs = [purpose for name in given.names for purpose in BENCHMARKS[name].needs]
     more = [*(CHAOS_NEEDS if given.chaos else ()), *(CLUSTER_NEEDS if given.on else ())]
     install(dict.fromkeys([*needs, *more]))

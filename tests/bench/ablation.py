@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each contested mechanism is worth: it is left out alone, and users' times are compared.
+"""Measure what each contested mechanism is worth: run without it and compare the users' times.
 
-A switch is a setting, what an operator can set, or IOSHAPE_TEST_WITHOUT, which only a build of its
-own heeds (build/ablation, made here). "tests/bench.sh ablation --on SCENE" measures a scene alone.
+A switch is a setting, an operator's command, or IOSHAPE_TEST_WITHOUT. Only a build with
+-Dablation=true reads that variable; build() makes it in build/ablation. The command "tests/bench.sh
+ablation --on SCENE" measures one scene.
 """
 
 import contextlib
@@ -30,30 +31,30 @@ from .setting import Figure, Outcome, Setting
 MIB = 1 << 20
 SITE = ROOT / "build" / "ablation" / "site"
 LIMIT_S = 900
-#: What a mechanism must be worth to be kept.
+#: Ratio of the times without and with a mechanism from which on the mechanism is kept.
 WORTH = 1.05
 AS_IT_IS = "as it is"
 
-#: Seconds, by what users feel; fewer are better.
+#: Seconds for each time that users feel. Fewer are better.
 Times = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Switch:
-    """What leaves something out: variables of the environment, and what an operator sets."""
+    """A way to disable a mechanism: environment variables, or arguments of `ioshape slots set`."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     operator: tuple[str, ...] = ()
-    #: what the small files' program begins with
+    #: Python code that is put before the program of the scene small_files
     prelude: str = ""
 
 
 @dataclass(frozen=True)
 class Mechanism:
     name: str
-    #: files that would go with it; parts of others are not counted
+    #: files that would be deleted with it; code in other files is not counted
     files: tuple[str, ...]
-    #: what takes its place, by the name of that
+    #: replacements that are compared with the mechanism, by their names
     instead: Mapping[str, Switch]
     scenes: tuple[str, ...]
 
@@ -128,13 +129,13 @@ MECHANISMS = (
 
 # ---- Scenes -------------------------------------------------------------------------------------
 
-#: Leaves out what the switch says, and measures.
+#: Applies the switch and measures one scene.
 Measure = Callable[[Switch], Times]
 
 
 @contextmanager
 def variables_of(switch: Switch, address: str = "") -> Iterator[dict[str, str]]:
-    """Return no settings but the switch, and a coordinator in a folder of its own."""
+    """Yield an environment with no settings but the switch, and with its own coordinator."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("IOSHAPE_")}
     with tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm") as folder:
         yield {
@@ -149,7 +150,7 @@ def variables_of(switch: Switch, address: str = "") -> Iterator[dict[str, str]]:
 def answer(
     variables: Mapping[str, str], given: Mapping[str, object], prefix: Sequence[str] = ()
 ) -> Times:
-    """What a process of ablation_process.py measures."""
+    """Return the times that a process of ablation_process.py measures."""
     done = subprocess.run(
         [*prefix, sys.executable, "-m", f"{__package__}.ablation_process", json.dumps(given)],
         cwd=ROOT,
@@ -165,7 +166,7 @@ def answer(
 
 
 def alone(setting: Setting, switch: Switch, **given: object) -> Times:
-    """One process, on the disk."""
+    """Measure in one process, on the disk of the benchmark's folder."""
     with variables_of(switch) as variables:
         return answer(variables, {"path": str(setting.folder / "alone.pt"), **given})
 
@@ -206,7 +207,7 @@ def times_of(found: storm.Found) -> Times:
 
 @contextmanager
 def storms(setting: Setting, *, part: storm.Part) -> Iterator[Measure]:
-    """On a model of storage, which each of them has for itself."""
+    """Run a storm on modelled storage. Each measurement has a mount of its own."""
     del setting
 
     def measure(switch: Switch) -> Times:
@@ -239,7 +240,7 @@ def storms_on(setting: Setting, *, kind: str) -> Iterator[Measure]:
 def ranks_of_a_node(
     setting: Setting, *, ranks: int, n_bytes: int, parent: Path | None = None
 ) -> Iterator[Measure]:
-    """Ranks that save one file together."""
+    """Let ranks of one node save one file together."""
     part = storm.Part({"slow": 1}, (), ("node",), ranks, n_bytes, nodes=1, rounds=3, blind=True)
 
     def measure(switch: Switch) -> Times:
@@ -252,7 +253,7 @@ def ranks_of_a_node(
 
 @contextmanager
 def jobs(setting: Setting, *, what: str) -> Iterator[Measure]:
-    """Several jobs on spinning disks, with a Redis."""
+    """Run several jobs on modelled spinning disks, with a Redis."""
     del setting
     part = replace(storm.PARTS["hdd"], nodes=1)
 
@@ -274,7 +275,7 @@ def jobs(setting: Setting, *, what: str) -> Iterator[Measure]:
 def operate(
     path: Path, variables: Mapping[str, str], client: Sequence[str], words: Sequence[str]
 ) -> None:
-    """As an operator does."""
+    """Run `ioshape slots set` on the pool of the path, as an operator would."""
 
     def run(*command: str | Path) -> str:
         return subprocess.run(
@@ -301,7 +302,7 @@ def smaller(name: str, rounds: int = 2) -> storm.Part:
     )
 
 
-#: By name.
+#: The scenes by name.
 SCENES: dict[str, Callable[[Setting], contextlib.AbstractContextManager[Measure]]] = {
     "save": saves,
     "load_small_tensors": partial(loads, each=MIB // 2, is_cached=True),
@@ -320,12 +321,13 @@ SCENES: dict[str, Callable[[Setting], contextlib.AbstractContextManager[Measure]
 }
 
 
-# ---- What a mechanism is worth -----------------------------------------------------------------
+# ---- Worth of a mechanism
+# --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Worth:
-    """How many times as long something takes without the mechanism."""
+    """The factor by which an operation takes longer without the mechanism."""
 
     mechanism: str
     instead: str
@@ -339,7 +341,7 @@ class Worth:
 
     @property
     def sure(self) -> float:
-        """The ratio, or 1 where some round shows the opposite."""
+        """The ratio, or 1 if rounds disagree on its direction."""
         return self.ratio if self.least > 1 or self.most < 1 else 1.0
 
 
@@ -353,7 +355,7 @@ def measure_scene(setting: Setting, name: str, measure: Measure) -> list[Worth]:
     taken: dict[tuple[str, str], list[Times]] = {key: [] for key in switches}
     keys = list(switches)
     for number in range(setting.rounds):
-        first = number % len(keys)  # another one begins each round
+        first = number % len(keys)  # each round begins with another switch
         for key in keys[first:] + keys[:first]:
             os.sync()
             taken[key].append(measure(switches[key]))
@@ -373,7 +375,7 @@ def measure_scene(setting: Setting, name: str, measure: Measure) -> list[Worth]:
 
 
 def build() -> None:
-    """The package that heeds IOSHAPE_TEST_WITHOUT."""
+    """Build and install the package that heeds IOSHAPE_TEST_WITHOUT."""
     folder = SITE.parent / "build"
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(
@@ -402,7 +404,7 @@ def row(worth: Worth) -> str:
 
 
 def table(found: Sequence[Worth]) -> Iterator[str]:
-    """For docs/performance.md."""
+    """Yield the lines of the table for docs/performance.md."""
     yield "| mechanism (lines of code) | instead | felt | with, s | without, s | ratio |"
     yield "|---|---|---|---|---|---|"
     for mechanism in MECHANISMS:
@@ -415,7 +417,7 @@ def table(found: Sequence[Worth]) -> Iterator[str]:
 
 
 def worth_of(found: Sequence[Worth]) -> Figure:
-    """What users lose most by the best replacement."""
+    """Return what users lose most with the best replacement."""
     by_instead: dict[str, list[Worth]] = {}
     for one in found:
         by_instead.setdefault(one.instead, []).append(one)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measurement of the ablation: a process of its own, so that nothing is warm from another one.
+"""Make one measurement of the ablation. Each has a new process, so that no caches are warm.
 
     python -m tests.bench.ablation_process '{"what": "load", "path": …}'
 
-Prints its times as JSON, in seconds. It must not have started a thread: ranks are forked from it.
+prints the times in seconds as JSON. This process must not start a thread before it forks ranks.
 """
 
 import json
@@ -21,7 +21,7 @@ from ioshape._cli.bench_crowd import Crowd, Member, now_ns, slow_down
 MIB = 1 << 20
 TIMEOUT_S = 600.0
 SAVES = 3
-#: of the clock of a model, until all processes have heard when to begin
+#: Delay in nanoseconds of the model's clock, in which all processes receive the order to begin.
 LEAD_NS = 100_000_000
 
 Times = dict[str, float]
@@ -36,7 +36,7 @@ def state_of(n_bytes: int, each: int) -> dict[str, Any]:
 
 
 def save(path: str, n_bytes: int) -> Times:
-    """The first save to a mount of which nothing is known, and those that follow."""
+    """Time the first save to a mount, which the process knows nothing of, and later saves."""
     import ioshape  # noqa: PLC0415
 
     state = state_of(n_bytes, 64 * MIB)
@@ -57,7 +57,7 @@ def save(path: str, n_bytes: int) -> Times:
 
 
 def prepare(path: str, n_bytes: int, each: int) -> Times:
-    """A file for those that load."""
+    """Save a file for later calls of load()."""
     import ioshape  # noqa: PLC0415
 
     ioshape.save(state_of(n_bytes, each), path)
@@ -79,11 +79,12 @@ def load(path: str, is_cached: bool) -> Times:
     return {"load": time.perf_counter() - begin}
 
 
-# ---- Jobs beside each other ---------------------------------------------------------------------
+# ---- Concurrent jobs
+# -------------------------------------------------------------------------------
 
 
 class Job:
-    """Ranks that save at the same moment, in one way."""
+    """A job whose ranks save at the same moment in the same way."""
 
     def __init__(self, crowd: Crowd, name: str, count: int, n_bytes: int, way: str, folder: Path):
         token = f"{name}-{uuid.uuid4().hex[:8]}"
@@ -105,7 +106,7 @@ def await_all(crowd: Crowd, jobs: list[Job]) -> list[list[bench_members.Saved]]:
 
 
 def three_jobs(folder: str, slow: float) -> Times:
-    """One whose training stands still while it saves; two larger ones save in the background."""
+    """Time a job with blocking saves beside two larger jobs with background saves."""
     slow_down(slow)
     with Crowd() as crowd:
         jobs = [
@@ -114,7 +115,7 @@ def three_jobs(folder: str, slow: float) -> Times:
             Job(crowd, "large", 4, 64 * MIB, "async", Path(folder)),
         ]
         await_all(crowd, jobs)
-        for step in range(2):  # the first does not count
+        for step in range(2):  # the first step is a warm-up
             at_ns = now_ns() + LEAD_NS
             for job in jobs:
                 job.begin(step, at_ns)
@@ -128,7 +129,7 @@ def three_jobs(folder: str, slow: float) -> Times:
 
 
 def small_beside_large(folder: str, slow: float) -> Times:
-    """Small saves that come while others save large files."""
+    """Time small saves that start while other ranks save large files."""
     slow_down(slow)
     small_saves = 8
     with Crowd() as crowd:

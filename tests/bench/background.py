@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves in the background: how long the tensors may not change."""
+"""Measure background saves: how long the call blocks, during which tensors must not change."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from .setting import Figure, Outcome, Setting
 
 MIB = 1 << 20
 
-# Staging is handed out in chunks; this much more than the tensors is surely enough for all of them.
+# Staging is allocated in chunks. This many extra bytes are enough for all tensors.
 STAGING_SLACK = 64 * MIB
 
 OURS = "ioshape"
@@ -16,7 +16,7 @@ PLAIN = "memcpy"
 
 
 def stage(setting: Setting) -> Sample:
-    """The sample is about the call; when the file is durable is a detail of it."""
+    """Return a sample of the call. The time until the file is durable is one of its details."""
     staged = setting.worker.ask("async", path=setting.folder / "ours.pt")
     durable = setting.worker.ask("wait")
     details = {**durable, "cpu_seconds": staged["cpu_seconds"], "durable_s": durable["seconds"]}

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The process in which the benchmarks happen: it holds tensors and a context and does what the
- * driver asks, one command at a time, timing the thing itself and nothing around it.
+ * Interface between the files of bench-worker, the process that runs the benchmarks. It holds
+ * tensors and a context. It runs one command of the driver (worker.py) at a time, and measures the
+ * operation alone.
  *
- * A command is a line of words parted by tabs: a verb, then key=value. The answer is one line of
- * JSON.
+ * A command is one line of words that are separated by tabs: a verb, then key=value. The answer is
+ * one line of JSON.
  */
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
@@ -17,8 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* ---- Commands and answers (talk.c)
- * ------------------------------------------------------------------ */
+/* ---- Commands and answers (talk.c) ----------------------------------------------------------- */
 
 #define MAX_WORDS 32
 
@@ -29,82 +29,81 @@ struct command {
 	size_t count;
 };
 
-/* Cuts the line into words, in place. */
+/* Splits the line into words, in place. The command points into the line. */
 void parse_command(struct command *command, char *line);
-/* NULL if it was not given. */
+/* Returns the value of the key, or NULL if it was not given. */
 const char *command_text(const struct command *command, const char *key);
-/* Ends the process with an answer that says so if the value is missing. */
+/* Returns the value of the key. If it is missing, ends the process with an answer that says so. */
 const char *command_need(const struct command *command, const char *key);
 uint64_t command_number(const struct command *command, const char *key, uint64_t otherwise);
 
-/* The answer grows by these, and leaves with answer_send(). */
+/* Adds a field to the answer, which answer_send() prints. */
 void answer_number(const char *name, double value);
 void answer_text(const char *name, const char *value);
 void answer_send(void);
-/* The only way in which a command fails: the answer is {"error": ...} and the process ends. */
+/* Answers {"error": ...} and ends the process. A command fails in no other way. */
 void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
-/* ---- What a command costs (cost.c)
- * ------------------------------------------------------------------- */
+/* ---- Cost of a command (cost.c) -------------------------------------------------------------- */
 
-/* Begin right before the thing to be measured, end right after it; answers in seconds. */
+/* Call cost_begin() right before the operation and cost_end() right after it. */
 struct cost {
 	uint64_t began_ns;
 	double began_cpu_s;
 };
 
 void cost_begin(struct cost *cost);
-/* Adds "seconds", "cpu_seconds" (all threads, user and kernel) and, on the clock of this machine,
- * "began_s" and "ended_s" to the answer. */
+/* Adds "seconds" and "cpu_seconds" (all threads, user and kernel) to the answer, and "began_s" and
+ * "ended_s", which are CLOCK_MONOTONIC seconds. */
 void cost_end(const struct cost *cost);
 double seconds_since(uint64_t began_ns);
 uint64_t now_ns(void);
 
-/* Sets the peak of resident memory back to what there is now, in bytes. */
+/* Resets the peak of resident memory. Returns the current resident memory in bytes. */
 uint64_t memory_reset_peak(void);
-/* Adds "extra_bytes" (peak less what there was) and "pinned_bytes" to the answer. */
+/* Adds "extra_bytes" (peak minus `before`) and "pinned_bytes" to the answer. */
 void memory_answer(uint64_t before);
 
-/* ---- Tensors (workload.c)
- * ------------------------------------------------------------------------------ */
+/* ---- Tensors (workload.c) -------------------------------------------------------------------- */
 
 struct workload {
 	struct ioshape_tensor *tensors;
 	size_t count;
 	uint64_t bytes;
-	/* As many bytes in one piece, warm: what baselines copy to, read into and write from. */
+	/* memory with as many bytes in one piece, warm; baselines copy to it, read into it and
+	 * write from it */
 	uint8_t *twin;
 	size_t twin_bytes;
 };
 
-/* Torch aligns its tensors to this. */
+/* Torch aligns its tensors to this many bytes. */
 #define TENSOR_ALIGNMENT 64
 
-/* A checkpoint's mix: about 300 tensors, from a few bytes to a tenth of all, `bytes` together. */
+/* Makes tensors like those of a checkpoint: about 300, from a few bytes to a tenth of `bytes`,
+ * which is their total size. */
 void workload_make_mixed(struct workload *workload, uint64_t bytes);
-/* `count` tensors of `each` bytes. */
+/* Makes `count` tensors of `each` bytes. */
 void workload_make_equal(struct workload *workload, uint64_t count, uint64_t each);
 void workload_free(struct workload *workload);
 uint64_t tensor_bytes(const struct ioshape_tensor *tensor);
-/* Makes the twin hold at least so many bytes, and touches them. */
+/* Makes the twin hold at least `bytes`, and touches its pages. */
 void workload_need_twin(struct workload *workload, uint64_t bytes);
-/* A number that stands for every byte of every tensor, and a way to spoil them all. */
+/* Returns a digest of every byte of every tensor. workload_spoil() overwrites all tensors. */
 uint64_t workload_digest(const struct workload *workload);
 void workload_spoil(struct workload *workload);
 
-/* ---- Subjects: the library (ours.c) and what it is compared with (plain.c)
- * ---------------------------------- */
+/* ---- Subjects: the library (ours.c) and its baselines (plain.c) ------------------------------ */
 
 struct bench {
 	struct workload workload;
 	struct ioshape_context *context;
 	struct ioshape_group *group;
-	struct ioshape_save *save; /* in the background */
+	struct ioshape_save *save; /* the background save, or NULL */
 	uint64_t save_began_ns;
-	struct ioshape_slot *slot; /* that is held */
+	struct ioshape_slot *slot; /* the slot that is held, or NULL */
 };
 
-/* With the settings that the command names. */
+/* Opens a context with the settings that the command names. */
 struct ioshape_context *open_context(const struct command *command);
 void run_context(struct bench *bench, const struct command *command);
 void run_save(struct bench *bench, const struct command *command);
@@ -113,22 +112,22 @@ void run_wait(struct bench *bench, const struct command *command);
 void run_load(struct bench *bench, const struct command *command);
 void end_ours(struct bench *bench);
 
-/* Adds what it says to the answer (ours.c). */
+/* Adds the fields of the report to the answer (ours.c). */
 void answer_report(const struct bench *bench, const struct ioshape_report *report);
 
-/* Groups (group.c), and their ways between nodes (comm.c): sockets to the others, by their rank. */
+/* Groups (group.c). Ranks on different "nodes" are connected by sockets (comm.c). */
 void run_group(struct bench *bench, const struct command *command);
 void run_group_save(struct bench *bench, const struct command *command);
 void run_group_async(struct bench *bench, const struct command *command);
 void run_group_end(struct bench *bench, const struct command *command);
 void end_group(struct bench *bench);
-/* NULL for NULL. */
+/* Returns the comm that uses these sockets, or NULL if `fds` is NULL. */
 const struct ioshape_comm *comm_of(const char *fds, uint32_t rank);
 
-/* Bytes that were copied since the last time it was asked (copied.c, or uncounted.c). */
+/* Answers the bytes that were copied since the last call (copied.c, or uncounted.c). */
 void run_copied(struct bench *bench, const struct command *command);
 
-/* Slots (slots.c, handover.c), and what they are compared with. */
+/* Slots (slots.c, handover.c) and their baselines. */
 void run_acquire(struct bench *bench, const struct command *command);
 void run_release(struct bench *bench, const struct command *command);
 void run_turns(struct bench *bench, const struct command *command);

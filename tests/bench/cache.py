@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page cache, brought into the state that is to be measured."""
+"""Put the page cache into the state that a benchmark needs."""
 
 import os
 from collections.abc import Iterable
@@ -7,18 +7,18 @@ from pathlib import Path
 
 from .setting import Setting
 
-# What may be left of a file in the page cache for it to count as cold, and missing for warm.
+# A file is cold if at most this fraction of it is cached, and warm if at most this fraction is not.
 STRAY = 0.005
 WARM_TRIES = 5
 WARM_CHUNK = 1 << 20
 
 
 class CacheError(Exception):
-    """The page cache is not in that state."""
+    """The page cache is not in the required state."""
 
 
 def cached(setting: Setting, path: Path) -> float:
-    """How much of the file, from 0 to 1."""
+    """Return the fraction of the file that is in the page cache, from 0 to 1."""
     return float(setting.worker.ask("cached", path=path)["cached"])
 
 
@@ -35,7 +35,7 @@ def require_cold(setting: Setting, paths: Iterable[Path]) -> None:
 
 
 def make_warm(setting: Setting, path: Path) -> None:
-    """Some kernels take back pages that have just been read: they are read again."""
+    """Read the file until it is cached. Some kernels reclaim pages that were just read."""
     for _ in range(WARM_TRIES):
         if cached(setting, path) >= 1 - STRAY:
             return

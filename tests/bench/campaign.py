@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the campaign has tried and found: read from its ledger, and from the table of coverage."""
+"""Report results of the fault campaign, read from its ledger and from the table of coverage."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,8 @@ from tests.campaign import ledger
 from .setting import Figure, Outcome, Setting
 
 TESTING = Path(__file__).resolve().parents[2] / "docs/testing.md"
-# The rows of tests/tools/branch_coverage.py about the whole library, and its lowest file.
+# Rows that tests/tools/branch_coverage.py writes: the whole library, and the file with the least
+# coverage.
 BRANCHES = {
     "branch_percent": (re.compile(r"^\| all of `libioshape` \| ([\d,]+) \| (\d+) % \|$", re.M), 90),
     "branch_percent_lowest": (
@@ -32,7 +33,7 @@ def branch_figures(outcome: Outcome) -> Iterator[Figure]:
 
 
 def measure(setting: Setting) -> Outcome:
-    del setting  # nothing here depends on where or how much
+    del setting  # reading the ledger depends on no setting
     outcome = Outcome()
     slices, mended = ledger.read(), ledger.read_mended()
     found = ledger.figures(slices, mended)

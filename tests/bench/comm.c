@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ways for bytes between "nodes" of this machine: a socket from every rank to rank 0. */
+/* A comm between the "nodes" of this machine: one socket between each rank and rank 0. */
 #define _GNU_SOURCE
 #include "bench.h"
 
@@ -15,10 +15,10 @@
 
 static struct {
 	struct ioshape_comm functions;
-	int fds[MOST_RANKS]; /* by the other rank; 0: there is none */
+	int fds[MOST_RANKS]; /* indexed by the other rank; 0 if there is no socket */
 } comm;
 
-/* -ETIMEDOUT, or -ECONNRESET: the sockets are in no other trouble. */
+/* Returns 0, -EPIPE without a socket, -ETIMEDOUT, or -ECONNRESET for any failure of the socket. */
 static int move(uint32_t rank, void *into, const void *from, size_t bytes, uint32_t timeout_ms)
 {
 	const int fd = rank < MOST_RANKS ? comm.fds[rank] : 0;
@@ -41,7 +41,7 @@ static int move(uint32_t rank, void *into, const void *from, size_t bytes, uint3
 	return 0;
 }
 
-/* Streams follow each other, and each of them is in order: nothing depends on tags. */
+/* Ignores tags: a rank sends one stream after the other, and a socket keeps the order of bytes. */
 static int send_bytes(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
 		      uint32_t timeout_ms)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Counts the bytes that this process copies. The linker leads every call of the library's objects
- * (and of ours) to a function that copies here first (--wrap). What a socket takes or gives is
- * copied by the kernel, and counts as well. What is written to a file does not: whether the kernel
- * copies it is what reports say ("direct").
+ * Counts the bytes that this process copies. The linker (--wrap) redirects every call in the
+ * library's objects and in the benchmark's to a function here, which counts first. Bytes of socket
+ * calls count because the kernel copies them. Bytes written to files do not count: whether the
+ * kernel copies them is in the report ("direct").
  */
 #include "bench.h"
 

@@ -24,8 +24,8 @@ double seconds_since(uint64_t began_ns)
 	return (double)(now_ns() - began_ns) / 1e9;
 }
 
-/* Of all threads: those of io_uring's own workers count too, as the kernel makes them threads of
- * ours. */
+/* Returns the processor time of all threads. Workers of io_uring count because the kernel makes
+ * them threads of this process. */
 static double cpu_s(void)
 {
 	struct rusage usage;
@@ -71,7 +71,7 @@ uint64_t memory_reset_peak(void)
 {
 	int fd = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
 
-	/* 5 is the kernel's number for the peak of resident memory. */
+	/* Writing 5 makes the kernel reset the peak of resident memory. */
 	if (fd < 0 || write(fd, "5", 1) != 1)
 		fail("cannot reset the peak of resident memory (/proc/self/clear_refs)");
 	close(fd);

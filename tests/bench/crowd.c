@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crowd SOCKET POOL COUNT: so many clients that wait for a slot of a pool in the Redis behind this
- * socket, until its standard input ends.
+ * crowd SOCKET POOL COUNT: runs COUNT clients that wait for a slot of a pool in the Redis behind
+ * this socket, until standard input ends.
  *
- * To the server they are what processes with this library are: each asks and gives signs of life
- * through the library's own code, on a connection of its own, and waits with BLPOP on a second one.
- * What they lack is threads, so that thousands fit on one machine beside what is measured. Whoever
- * is given the slot gives it back at once and queues again.
+ * For the server each client looks like a process with this library. It asks for slots and sends
+ * heartbeats through the library's code on its own connection, and waits with BLPOP on a second
+ * one. The clients share one thread, so that thousands of them fit on one machine beside the
+ * measured processes. A client that gets the slot releases it at once and queues again.
  */
 #define _GNU_SOURCE
 #include "bench.h"
@@ -35,7 +35,7 @@ struct client {
 
 struct crowd {
 	struct client *clients;
-	size_t count, next; /* whose sign of life is due */
+	size_t count, next; /* `next`: client whose heartbeat is due */
 	uint64_t began_ns, beats, grants;
 	char address[256];
 	const char *socket;
@@ -94,7 +94,7 @@ static void join(struct crowd *crowd, uint32_t number, const char *pool)
 	config->identity.rank = number;
 	snprintf(config->identity.client, sizeof(config->identity.client), "c%015x", number);
 	snprintf(config->pool, sizeof(config->pool), "%s", pool);
-	/* So much that those who are measured, with little, are always before them. */
+	/* So many bytes that the measured clients, which ask for few, are always granted first. */
 	client->request.weight = 1;
 	client->request.bytes = 1ull << 40;
 	if (slots_redis.open(&client->pool, config, &error))
@@ -131,7 +131,8 @@ static void be_woken(struct crowd *crowd, struct client *client)
 	wait_for_wake(client);
 }
 
-/* Spread over time, as they would be. */
+/* Sends the heartbeats that are due. They are spread evenly over time, as those of real
+ * processes. */
 static void beat_in_time(struct crowd *crowd)
 {
 	const uint64_t due = (base_now_ns() - crowd->began_ns) / (BEAT_NS / crowd->count);

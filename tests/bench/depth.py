@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in flight: the controller on modelled storages, in their time, not the machine's."""
+"""Measure the in-flight controller on modelled storages. Their clock is simulated."""
 
 import json
 import subprocess
@@ -11,14 +11,14 @@ from tree import build_folder
 from .setting import Figure
 
 LIMIT_S = 300
-#: Storages have noise. Of each figure the median over these counts.
+#: The models are noisy, so each figure is the median over these seeds.
 SEEDS = (1, 2, 3, 4, 5)
 
 Found = dict[str, dict[str, Any]]
 
 
 def run(seed: int) -> Found:
-    """What tests/c/support/depth.c finds, by storage."""
+    """Return what tests/c/support/depth.c measures, by storage."""
     done = subprocess.run(
         [build_folder() / "tests" / "c" / "depth", str(seed)],
         capture_output=True,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLIO's checkpoint workload, with torch.save and with ours side by side.
+"""Compare torch.save and ioshape in DLIO's checkpoint workload.
 
-Its configuration has a setting `fsync` that newer versions read into one field, while saving reads
-another: a baseline that seems to be durable is not. Here neither side relies on it: both sync each
+DLIO has a setting `fsync` that newer versions read into one field while saving reads another one.
+So a baseline that looks durable is not. Neither side relies on the setting here: both sync each
 file before it counts as saved.
 """
 
@@ -20,8 +20,8 @@ from .worker import Worker
 
 OURS, THEIRS = "ioshape", "torch"
 
-#: What its checkpoints need of DLIO. Without their dependencies, which are TensorFlow and DALI;
-#: those that it does import stand here.
+#: The packages that DLIO's checkpoints need, with the dependencies that they import. The other
+#: dependencies of DLIO, TensorFlow and DALI, are left out.
 PACKAGES = (
     "dlio-benchmark==2.0.0",
     "pydftracer==1.0.2",
@@ -35,17 +35,17 @@ PACKAGES = (
 
 
 class DlioError(Exception):
-    """It could not be installed."""
+    """DLIO could not be installed."""
 
 
 def install(folder: Path) -> None:
-    """Beside the tree's own packages, for this benchmark alone; once."""
+    """Install DLIO once, in a folder that only this benchmark uses."""
     if (folder / "dlio_benchmark").is_dir():
         return
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
     if subprocess.run([*command, str(folder), *PACKAGES], check=False).returncode:
         raise DlioError(f"{', '.join(PACKAGES)} cannot be installed")
-    # Its own, which would hide ours.
+    # DLIO's package "tests" would hide the one of this repository.
     shutil.rmtree(folder / "tests", ignore_errors=True)
 
 
@@ -85,7 +85,7 @@ def measure(setting: Setting) -> Outcome:
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        # Its tensors are zeros, the same ones each time.
+        # DLIO's tensors are zeros and never change.
         "IOSHAPE_UNCHANGED": "ignore",
     }
     command = (sys.executable, "-m", f"{__package__}.dlio_process")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of DLIO's workload megatron_deepspeed, which saves and loads by DLIO's own classes.
+"""Run one rank of DLIO's workload megatron_deepspeed, which saves and loads by DLIO's classes.
 
-It speaks as torch_process.py does. DLIO must be importable. It asks a base class for what a
-checkpoint is made of, and a derived one for how a state is saved: `checkpoint_mechanism_classname`
-of a workload names such a class.
+The process speaks the protocol of torch_process.py. DLIO must be importable. A base class of DLIO
+makes the state, and a derived class saves it. The setting `checkpoint_mechanism_classname` of a
+workload names the derived class.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .gather_process import Moment
 from .torch_process import serve
 from .worker import Answer
 
-#: configs/workload/megatron_deepspeed.yaml of DLIO 2.0.0, in bytes, for each of 32 ranks
+#: Sizes of configs/workload/megatron_deepspeed.yaml of DLIO 2.0.0, in bytes, for each of 32 ranks.
 MODEL = 30102
 OPTIMIZER = (1009254400, 865075200, 793600)
 LAYERS = 44
 LAYER = (129761280, 20971520)
 
-#: Of an optimizer's groups DLIO makes two tensors each, and one of all together.
+#: Total bytes. For an optimizer DLIO makes two tensors for each group and one of all groups.
 WHOLE = MODEL + 3 * sum(OPTIMIZER) + LAYERS * sum(LAYER)
 
 
 class Torch(PyTorchCheckpointing):  # type: ignore[misc]
-    """torch.save as DLIO calls it, and durable, as ours is."""
+    """Saving by torch.save as DLIO calls it, with an fsync so that it is as durable as ioshape."""
 
     def save_state(self, suffix: str, state: Any) -> None:
         with Path(self.get_name(suffix)).open("wb") as file:
@@ -58,13 +58,13 @@ class Rank:
         self.folder = Path()
 
     def make(self, size: str, folder: str) -> Answer:
-        """The workload, scaled to a size."""
+        """Make the workload, scaled to a size in bytes."""
         share = min(int(size) / WHOLE, 1)
         self.folder = Path(folder)
-        # One rank of one: no MPI is begun.
+        # With a single rank, MPI is not initialized.
         DLIOMPI.get_instance().set_parent_values(0, 1)
         arguments = ConfigArguments.get_instance()
-        # The one that is named would be imported, with its readers of data.
+        # DLIO would import the named framework with its data readers.
         arguments.framework = None
         arguments.my_rank = 0
         arguments.checkpoint_folder = folder
@@ -82,7 +82,7 @@ class Rank:
         return {**cost.answer, "bytes": float(sum(file.stat().st_size for file in self._files()))}
 
     def load(self, way: str) -> Answer:
-        """What a restart reads: DLIO 2.0.0 saves only."""
+        """Read the files back as a restart would. DLIO 2.0.0 itself only saves."""
         read = WAYS[way][1]
         with Moment() as cost:
             for file in self._files():

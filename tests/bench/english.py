@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How plainly the product explains itself: counted from its comments, docstrings and pages."""
+"""Count prose that is hard to read in comments, docstrings and pages of the product."""
 
 import claims
 import english
@@ -24,7 +24,7 @@ def lines_of(*patterns: str) -> list[int]:
 
 
 def measure(setting: Setting) -> Outcome:
-    del setting  # counting does not depend on where or how much
+    del setting  # counting depends on no setting
     outcome = Outcome()
     found = english.figures()
     for name, most in MOST.items():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fio as the yardstick: what the storage gives to a program that only writes or reads.
+"""Run fio as the yardstick: the speed of the storage for a program that only writes or reads.
 
-It gets what makes it faster: registered buffers and files, as ours are, and memory in huge pages,
-without which a large request falls into thousands of small segments (seen here: half the speed).
+Every option that makes fio faster is set: registered buffers and files, as ioshape has, and memory
+in huge pages. Without huge pages a large request falls into thousands of small segments, which
+halved the speed on the test machine.
 """
 
 import json
@@ -58,7 +59,7 @@ def version() -> str:
 def arguments(
     tuning: Tuning, direction: Direction, path: Path, size: int, offset: int = 0
 ) -> list[str]:
-    """All else is fio's default: it preallocates the file, before its clock starts."""
+    """Return fio's command line. By default fio preallocates before its clock starts."""
     given = {
         "name": "bench",
         "filename": str(path).replace(":", r"\:"),
@@ -79,12 +80,12 @@ def arguments(
 
 
 def environment(tuning: Tuning) -> dict[str, str]:
-    """fio has no option for transparent huge pages; its allocator does (from glibc 2.35 on)."""
+    """Return variables for huge pages. fio has no option for them, but malloc of glibc 2.35."""
     return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if tuning.huge_pages else {}
 
 
 def run(tuning: Tuning, direction: Direction, path: Path, size: int, offset: int = 0) -> Sample:
-    """fio's own clock counts: from the first request to the end of the fsync, without its start."""
+    """Run fio and return its own time: from the first request to the end of the fsync."""
     command = arguments(tuning, direction, path, size, offset)
     done = subprocess.run(
         command,
@@ -96,7 +97,7 @@ def run(tuning: Tuning, direction: Direction, path: Path, size: int, offset: int
     )
     if done.returncode:
         raise FioError(f"{' '.join(command)}: {done.stderr or done.stdout}")
-    # Notices may stand before the JSON.
+    # fio may print notices before the JSON.
     job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
     part = job[direction]
     if job["error"] or not part["io_bytes"]:
@@ -111,10 +112,11 @@ def calibrate(
     before_each: Callable[[], None],
     best: int = 2,
 ) -> tuple[list[Tuning], dict[str, float]]:
-    """The fastest settings, each tried once with a part of the bytes, and what all of them gave.
+    """Return the fastest settings, and the speeds of all settings.
 
-    Reading takes another part of the file each time: caches below us shall not favour the last. The
-    fastest of all comes once more with small pages, so that one sees what those cost.
+    Each setting is tried once with a part of the bytes. Reads take another part of the file each
+    time, so that caches in the storage do not favour the last ones. The fastest setting is also
+    returned with small pages, to show what those cost.
     """
     parts = 4
     part = max(size // parts // (16 * MIB), 1) * 16 * MIB

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training frameworks get from ioshape: `tests/bench.sh frameworks`."""
+"""Measure what training frameworks gain from ioshape (`tests/bench.sh frameworks`)."""
 
 import sys
 from importlib import metadata
@@ -15,8 +15,8 @@ from . import (
 )
 from .setting import Outcome, Setting
 
-# Each is measure(setting, outcome) of a module of its own, which appends its figures and samples.
-# The folder is empty when it begins, and whatever it leaves there is removed.
+# Each entry is measure(setting, outcome) of one module, which appends its figures and samples. The
+# folder is empty when it begins, and the files that it leaves there are removed.
 PARTS = (
     frameworks_small.measure,
     frameworks_dcp.measure,
@@ -27,7 +27,7 @@ PARTS = (
     frameworks_upstream.measure,
 )
 
-# Those that are installed are named in the results.
+# The results name the versions of those that are installed.
 PACKAGES = ("ioshape", "torch", "safetensors", "lightning", "transformers", "deepspeed")
 
 

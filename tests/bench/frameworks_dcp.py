@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.checkpoint with our writer and reader, and with its own; four ranks."""
+"""Compare torch.distributed.checkpoint with ioshape's and its own writer and reader; four ranks."""
 
 import shutil
 import sys

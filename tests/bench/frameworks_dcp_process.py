@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a job that saves and loads with torch.distributed.checkpoint.
+"""Run one rank of a job that saves and loads with torch.distributed.checkpoint.
 
-It speaks as torch_process.py does. Who it is, it learns from the environment, as under torchrun.
+The process speaks the protocol of torch_process.py. As under torchrun, the environment has its
+rank.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Rank:
         return {}
 
     def make(self, size: str) -> Answer:
-        """Tensors that no other rank has, so that each rank writes its own."""
+        """Make tensors that no other rank has, so that each rank writes its own."""
         rank, count = dist.get_rank(), int(size) // TENSORS // 4
         self.state = {
             f"{rank}.{number}": torch.randn(count, generator=torch.Generator().manual_seed(number))
@@ -51,7 +52,7 @@ class Rank:
         return cost.answer
 
     def save_async(self, how: str, path: str) -> Answer:
-        """What training waits for; then the rest, which is not counted."""
+        """Measure how long dcp.async_save() blocks. Finishing the save is not counted."""
         with Moment() as cost:
             future: Any = dcp.async_save(self.state, storage_writer=self._writer(how, path))
         future.result()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many files 64 ranks on 8 nodes leave: with a file for each node, and with DCP's own writer.
+"""Count the files that 64 ranks on 8 nodes write: one for each node, and with DCP's own writer.
 
-All ranks are processes of this machine, joined by gloo, which save what they have through
-torch.distributed.checkpoint. What is played is the nodes' names alone.
+All ranks are processes of this machine, joined by gloo, and save through
+torch.distributed.checkpoint. Only the names of the nodes are simulated.
 """
 
 import json

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that save through DCP, by us with a file for each node, and by stock.
+"""Save through DCP, by ioshape with one file for each node and by stock.
 
     frameworks_files_process FOLDER RANKS NODES
 
-prints how many data files each has left. Stock DCP loads what we have saved, all of it.
+prints how many data files each of the two wrote. Stock DCP must load everything that ioshape saved.
 """
 
 import json
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-# 3 MiB of each rank, in tensors of several sizes that no other rank has.
+# 3 MiB for each rank, in tensors of several sizes that no other rank has.
 SIZES = (1000, 260_000, 520_000)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safetensors: files saved and loaded by ioshape.safetensors and by the original."""
+"""Compare saving and loading files by ioshape.safetensors and by the original safetensors."""
 
 import subprocess
 import sys
@@ -17,7 +17,8 @@ TENSORS = 48
 FIO_TUNINGS = 2
 OURS, ORIGINAL, PREAD = "ioshape", "original + fsync", "original, pread"
 
-# Answers each line with seconds. The original maps a file: who has loaded it has not read it.
+# The program answers each line with seconds. The original only maps a file when it loads, so load()
+# also reads its pages.
 PROGRAM = f"""\
 import os
 import sys
@@ -109,7 +110,7 @@ def measure_saves(setting: Setting, outcome: Outcome, child: "subprocess.Popen[s
 
 
 def measure_loads(setting: Setting, outcome: Outcome, child: "subprocess.Popen[str]") -> None:
-    """Of files that are on the disk, and not in the page cache."""
+    """Measure loads of files that are on disk and not in the page cache."""
     setting.settle()
     path = setting.folder / "ioshape"
     ask(child, setting.size, "save", path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many small files: preprocessing that nobody wrote with durable saves in mind."""
+"""Measure many small saves, as in preprocessing scripts that were not written for durable saves."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from .rounds import Sample, median_seconds, time_ratio
 from .setting import Figure, Outcome, Setting
 
 COUNT = 1000
-VALUES = 1024  # float32 each: 4 KiB
+VALUES = 1024  # float32 values in each file: 4 KiB
 
 PROGRAM = f"""\
 import sys
@@ -33,7 +33,7 @@ for number, tensor in enumerate(tensors):
 def save_all(
     setting: Setting, *command: str, prelude: str = "", variables: Mapping[str, str] = os.environ
 ) -> Sample:
-    """From the first save to the end of the process, which waits for what is in the background."""
+    """Time from the first save to the end of the process, which waits for background saves."""
     folder = setting.folder / "small"
     folder.mkdir()
     program = Path(setting.folder, "program.py")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long training waits for a checkpoint of a framework: for us, and for theirs."""
+"""Compare how long checkpoints of training frameworks block training, with and without ioshape."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from .rounds import Sample, median_seconds, time_ratio
 from .setting import Figure, Outcome, Setting
 from .worker import Worker
 
-#: where they are installed, and what theirs is
+#: For each framework, the environment it is installed in (None: this one), and the baseline.
 FRAMEWORKS = {
     "lightning": (None, "its AsyncCheckpointIO, not durable"),
     "trainer": ("transformers", "its own checkpoint, which it waits for and which is not durable"),
@@ -40,7 +40,7 @@ def measure(setting: Setting, outcome: Outcome) -> None:
         except frameworks.CannotInstall as problem:
             setting.say(f"not measured: {problem}")
             continue
-        # Nothing trains: the tensors are the same ones each time.
+        # No training runs, so the tensors never change.
         variables = {**os.environ, "IOSHAPE_UNCHANGED": "ignore"}
         command = (python, "-m", f"{__package__}.frameworks_stall_process", name)
         with Worker(*command, environment=variables) as worker:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training that a framework saves, in two ways. It speaks as torch_process.py does."""
+"""Save checkpoints of a framework in two ways, by the protocol of torch_process.py."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ STEPS = 10
 
 
 def tensors(size: str) -> dict[str, Any]:
-    """A state of some large tensors."""
+    """Return a state of eight large tensors."""
     count = 8
     return {f"{number}": torch.rand(int(size) // 4 // count) for number in range(count)}
 
 
 class Lightning:
-    """Its plug-ins, both in the background."""
+    """Lightning's plug-in and ioshape's, both with background saves."""
 
     def __init__(self) -> None:
         from ioshape.lightning import IoshapeAsyncCheckpointIO  # noqa: PLC0415
@@ -50,7 +50,10 @@ class Lightning:
 
 
 class DeepSpeed:
-    """Its own engine while training waits, as the one in the background needs a compiler; ours."""
+    """DeepSpeed's default engine, which blocks, and ioshape's in the background.
+
+    DeepSpeed's background engine needs a compiler.
+    """
 
     def make(self, size: str) -> None:
         import deepspeed  # noqa: PLC0415
@@ -59,7 +62,7 @@ class DeepSpeed:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
         meet = f"file:///tmp/ioshape-bench-{os.getpid()}"
         deepspeed.init_distributed("gloo", False, init_method=meet, rank=0, world_size=1)
-        side = int((int(size) / 12) ** 0.5)  # a weight, and two moments of it
+        side = int((int(size) / 12) ** 0.5)  # for each weight there are two moments
         model = torch.nn.Linear(side, side, bias=False)
         config = {
             "train_micro_batch_size_per_gpu": 1,
@@ -84,7 +87,7 @@ class DeepSpeed:
 
 
 class Trainer:
-    """Hugging Face's, whose checkpoints training waits for; and ours, in the background."""
+    """The Trainer of Hugging Face, whose saves block, and ioshape's with background saves."""
 
     def make(self, size: str) -> None:
         from ioshape.transformers import IoshapeAsyncTrainer  # noqa: PLC0415
@@ -95,7 +98,8 @@ class Trainer:
             TrainingArguments,
         )
 
-        # Two layers with 16 weights for each pair of neurons, and two moments of each weight.
+        # There are two layers with 16 weights for each pair of neurons, and two moments for each
+        # weight.
         width = max(1, int((int(size) / (2 * 16 * 12)) ** 0.5) // 64) * 64
         config = LlamaConfig(
             vocab_size=64,
@@ -132,7 +136,7 @@ class Trainer:
 
 
 class Training:
-    """Steps that always take the same time, if nobody is in their way."""
+    """Training steps that take constant time if no other work slows them down."""
 
     def __init__(self, framework: Any) -> None:
         self.framework = framework
@@ -151,7 +155,7 @@ class Training:
         return {}
 
     def save(self, way: str, folder: str) -> Answer:
-        """What training loses: the call, and steps that are slower until the files are there."""
+        """Measure what training loses: the call, and slower steps until the files are complete."""
         alone = min(self._steps() for _ in range(3))
         begin = time.perf_counter()
         self.framework.save(way, str(Path(folder) / way))

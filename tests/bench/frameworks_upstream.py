@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frameworks' own tests: how many fail with us that pass without."""
+"""Count the tests of the frameworks' own suites that fail with ioshape and pass without it."""
 
 import subprocess
 

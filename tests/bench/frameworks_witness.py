@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What frameworks write under "ioshape run" without us, as strace sees it; two ranks each."""
+"""Count bytes that frameworks write under "ioshape run" without ioshape, as strace sees them.
+
+Each scene runs two ranks.
+"""
 
 import sys
 from collections.abc import Mapping

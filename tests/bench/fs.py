@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule for engines, and requests on stripes: on stripefs, and on the disk of the folder.
-And how many write at a time, on modelled storages."""
+"""Measure the rule that chooses engines, requests on stripes, and the in-flight controller.
+
+The files are on stripefs and on the disk of the benchmark's folder. The controller runs on modelled
+storages (depth.py).
+"""
 
 import json
 import os
@@ -25,7 +28,8 @@ GB = 1e9
 LONE_BYTES = 2 << 30
 LIMIT_S = 300
 
-#: By name, and as they are told to tests/requests: an engine alone has blocks by rule.
+#: Arguments of tests/c/support/requests.c by name. With an engine alone the library chooses the
+#: blocks.
 STRIPED: dict[str, tuple[str, ...]] = {
     name: (name,) for name in ("uring", "uring-async", "threads", "buffered")
 }
@@ -35,7 +39,7 @@ PLAIN: dict[str, tuple[str, ...]] = {
     "uring 4M x 28": ("uring", str(4 * MIB), "28"),
     "uring 16M x 8": ("uring", str(16 * MIB), "8"),
 }
-#: Less than this part of the best at the first try is not tried again.
+#: A candidate below this fraction of the fastest one is not tried a second time.
 HOPELESS = 0.7
 
 Found = dict[str, Any]
@@ -43,7 +47,10 @@ Found = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """A mount; None is the disk of the benchmark's folder."""
+    """A mount and the candidates that are compared on it.
+
+    Without a profile, the files are on the disk of the benchmark's folder.
+    """
 
     profile: str | None
     parameters: dict[str, object] = field(default_factory=dict)
@@ -59,7 +66,7 @@ PARTS = {
     "disk": Part(None, n_bytes=1024 * MIB, candidates=PLAIN),
 }
 
-#: Whose requests are counted as they leave, and as they arrive.
+#: Layouts on which requests are counted as the process sends them and as stripefs receives them.
 LAYOUTS: tuple[dict[str, object], ...] = (
     {"stripe_size": "1Mi", "stripe_count": 8},
     {"stripe_size": "3Mi", "stripe_count": 4},
@@ -72,11 +79,11 @@ LAYOUTS: tuple[dict[str, object], ...] = (
 
 
 class FsError(Exception):
-    """It could not be measured."""
+    """The helper program failed."""
 
 
 def write(path: Path, n_bytes: int, *words: str) -> Found:
-    """What tests/c/support/requests.c tells of a file that it writes."""
+    """Write a file with tests/c/support/requests.c and return what that program reports."""
     done = subprocess.run(
         [build_folder() / "tests" / "c" / "requests", path, str(n_bytes), *words],
         capture_output=True,
@@ -106,7 +113,7 @@ def place(part: Part, folder: Path) -> Iterator[tuple[Path, Mount | None]]:
 
 
 def explore(part: Part, path: Path) -> dict[str, float]:
-    """GB/s of each candidate, better of two; what is hopeless has one try."""
+    """Return the GB/s of each candidate, the better of two tries; slow candidates get one try."""
     rates: dict[str, float] = {}
     for _ in range(2):
         for name, words in part.candidates.items():
@@ -119,7 +126,10 @@ def explore(part: Part, path: Path) -> dict[str, float]:
 
 @contextmanager
 def counting(mount: Mount | None, counted: Counter[str]) -> Iterator[None]:
-    """Of what the filesystem sees meanwhile: the page cache of other engines cuts as it likes."""
+    """Count the writes that the filesystem sees in this block.
+
+    Other engines are not counted: they use the page cache, which splits writes arbitrarily.
+    """
     if mount:
         mount.reset()
     yield
@@ -128,7 +138,10 @@ def counting(mount: Mount | None, counted: Counter[str]) -> Iterator[None]:
 
 
 def ratio(samples: Samples, striped_file: bool) -> float:
-    """Of the same requests by the same engine there is nothing to measure but noise."""
+    """Return the median ratio of ioshape's speed to the best candidate's.
+
+    If both use equal requests on a plain file the ratio is 1, because only noise would be measured.
+    """
     both = {str(one.details["requests"]) for found in samples.values() for one in found}
     if len(both) == 1 and not striped_file:
         return 1.0
@@ -173,7 +186,10 @@ def count_requests(layout: dict[str, object]) -> Found:
 
 
 def lone_save(setting: Setting) -> Samples:
-    """On the disk: the library's own depth, and the one that was fixed before."""
+    """Compare the library's in-flight controller with a fixed limit, on the disk.
+
+    The fixed limit is the one that the library had before.
+    """
     path = setting.folder / "lone"
 
     def write_with(*words: str) -> Sample:
@@ -189,7 +205,7 @@ def lone_save(setting: Setting) -> Samples:
 
 
 def crossings(counted: list[Found], parts: dict[str, Found]) -> tuple[int, int]:
-    """Of how many requests."""
+    """Return how many write requests cross stripes or begin off a stripe, and the number of all."""
     told = [one[side] for one in counted for side in ("left", "arrived")]
     told += [found["writes"] for found in parts.values() if found["writes"]]
     bad = sum(one["crossing"] + one["off_stripe"] for one in told)
@@ -218,7 +234,7 @@ def figures(parts: dict[str, Found], counted: list[Found]) -> list[Figure]:
 
 
 def sentence(name: str, found: Found) -> str:
-    """The model, for those who read the table."""
+    """Return a line about the model and the speeds on it, for the reader of the results."""
     rates = ", ".join(f"{key} {value:.2f}" for key, value in found["candidates_gb_per_s"].items())
     model = ", ".join(f"{key} {value}" for key, value in found["model"].items())
     return f"{name} ({model}), GB/s: {rates}"

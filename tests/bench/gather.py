@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that save and load together."""
+"""Measure ranks that save and load together."""
 
 import importlib
 
@@ -8,7 +8,7 @@ from .setting import Figure, Outcome, Setting
 
 
 def measure_chaos(setting: Setting, outcome: Outcome) -> None:
-    # Only now: a plain run needs nothing of what it needs.
+    # The module is imported here because its dependencies are not needed without --chaos.
     campaign = importlib.import_module("tests.bench.gather_chaos")
     kills = int(setting.chaos)
     setting.say(f"{kills} kills")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills ranks and Redis at random moments while ranks save together, many times.
+"""Kill ranks and Redis at random moments while ranks save together, many times.
 
-It tells what was found: generations that load wrong, that are lost, survivors that hang.
+The result counts checkpoints that load wrong or are lost, and surviving ranks that hang.
 """
 
 import multiprocessing
@@ -12,14 +12,14 @@ from typing import Any
 
 from group_chaos import Verdict, campaign
 
-#: at the same time
+#: number of campaigns that run at the same time
 LANES = 2
 
 FIGURES = ("bad_generations", "lost_generations", "hangs")
 
 
 def together(verdicts: list[Verdict]) -> dict[str, Any]:
-    """Of several lanes."""
+    """Return the combined results of several campaigns."""
     sum_of_all = Verdict()
     for one in verdicts:
         sum_of_all.kills += one.kills
@@ -32,8 +32,9 @@ def together(verdicts: list[Verdict]) -> dict[str, Any]:
 
 
 def measure(kills: int) -> dict[str, Any]:
-    """Kills so many in several directories at once."""
-    # Started anew, not forked: threads of whoever calls are not taken along.
+    """Run `kills` kills, divided among several directories at once."""
+    # "spawn" instead of fork: the children must not inherit a state that threads of the caller
+    # hold.
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory(prefix="gather-chaos-") as name,

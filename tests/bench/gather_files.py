@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many files and directories a generation costs the filesystem's metadata servers."""
+"""Count the files and directories that a checkpoint creates on the metadata servers."""
 
 import ctypes
 import os
@@ -29,9 +29,10 @@ QUIET_MS = 200
 
 
 class Creations:
-    """Counts what is created in a directory and below, while it is open.
+    """A counter of names created in a directory and below while the block runs.
 
-    A file that gets its final name later counts once. What is moved in from elsewhere counts, too.
+    A file that is later renamed within the directory counts once. A file moved in from elsewhere
+    counts, too.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -39,8 +40,8 @@ class Creations:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._inotify = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         self._paths: dict[int, Path] = {}
-        # Found in a directory when it began to be watched: whether events tell of them as well
-        # depends on who was faster.
+        # Entries that a directory already had when its watch began. Depending on timing, the kernel
+        # may or may not report an event for them as well.
         self._found: set[tuple[int, str]] = set()
         self._moving: set[int] = set()
         self._end, self._ended = os.pipe2(os.O_CLOEXEC)
@@ -94,7 +95,7 @@ class Creations:
             self._count(number, name, is_folder=bool(mask & IN_ISDIR))
 
     def _listen(self) -> None:
-        """Until nothing has come for a while after the end."""
+        """Read events until none has come for QUIET_MS after the end."""
         while True:
             ready, _, _ = select.select([self._inotify, self._end], [], [])
             patience_s = QUIET_MS / 1000 if self._end in ready else 0
@@ -110,7 +111,7 @@ class Creations:
 
 
 def created(setting: Setting, address: str, mode: str, board: str) -> list[str]:
-    """In the second of two generations of the same ranks: some things are made only once."""
+    """Return the names created by the second of two saves. Some names are created only once."""
     directory = setting.folder / "generations"
     clear(setting)
     directory.mkdir()
@@ -132,7 +133,7 @@ def measure(setting: Setting, outcome: Outcome) -> None:
         for mode, most in MOST.items():
             setting.say(f"{RANKS} ranks on {NODES} nodes, {mode}: files of a generation")
             names = created(setting, redis, mode, "redis")
-            # The coordinator of the slots is the same: only the notes are elsewhere.
+            # The slots use the same coordinator. Only the messages between ranks move to files.
             with_notes = created(setting, redis, mode, "files")
             facts[mode] = {"redis": names, "files": with_notes}
             outcome.figures.append(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One writer for the ranks of a node: how fast, how long it holds a rank, how often it copies."""
+"""Measure one writer for the ranks of a node: its speed, a rank's stall, copies of each byte."""
 
 import itertools
 import shutil
@@ -26,23 +26,23 @@ from .worker import Worker
 MIB = 1 << 20
 
 RANKS = 8
-# As on a real node, where each rank has at least a core of its own.
+# The second comparison has few ranks, because on a real node each rank has at least one core.
 FEW_RANKS = 2
 STAGING_SLACK = 64 * MIB
 
-# No turns: what a slot costs is the business of another benchmark.
+# The context takes no slots. Their cost is measured in another benchmark.
 OPEN = {"IOSHAPE_COORDINATOR": "open"}
 
 OURS = "node mode"
 SINGLE = "one process"
 PLAIN = "memcpy"
 
-# A generation's number; each save has another one.
+# Each save has its own step number.
 steps = itertools.count(1)
 
 
 def settle(setting: Setting, directory: Path) -> None:
-    """Removes all but the directory, as ranks meet there, and waits for the storage."""
+    """Remove all files but the directory, where ranks meet, and wait for the storage."""
     for path in [*setting.folder.iterdir(), *directory.glob("step-*")]:
         if path.is_dir() and path != directory:
             shutil.rmtree(path)
@@ -56,7 +56,7 @@ def save(ranks: Ranks) -> Sample:
 
 
 def stage(ranks: Ranks) -> Sample:
-    """The sample is about the call; when the generation is complete is a detail of it."""
+    """Return a sample of the call. A detail is the time until the checkpoint is complete."""
     staged = one_of(ranks.together("group_async", step=next(steps)), ranks.tensor_bytes)
     durable = ranks.each("wait")
     details = {
@@ -128,7 +128,7 @@ def compare_stalls(
     settle(setting, directory)
     first = stage(ranks)
     copy(ranks)
-    # What is written meanwhile is our own: nobody is watched for it.
+    # Writes during these rounds are the benchmark's own, so foreign I/O is not watched.
     samples = interleave(
         {OURS: partial(stage, ranks), PLAIN: partial(copy, ranks)},
         setting.rounds,
@@ -166,7 +166,7 @@ def measure_stall(
 
 
 def copies(ranks: Ranks, save_once: Callable[[Ranks], Sample]) -> dict[str, float]:
-    """How often each byte is copied: by the writer, who is rank 0, and for another rank."""
+    """Return how often each byte is copied: in all, by the writer (rank 0) and for another rank."""
     ranks.each("copied")
     done = save_once(ranks)
     counted = ranks.each("copied")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a job in Python: saves and loads with ioshape and torch, and sends over gloo.
+"""Run one rank of a job in Python. It saves and loads with ioshape and torch, and sends over gloo.
 
-It speaks as torch_process.py does. Who it is, it learns from the environment, as under torchrun.
+The process speaks the protocol of torch_process.py. As under torchrun, the environment has its
+rank.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def status_bytes(field: str) -> int:
 
 
 def read_bytes() -> int:
-    """What this process has had the storage read."""
+    """Return the bytes that the storage has read for this process."""
     for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
         if line.startswith("read_bytes:"):
             return int(line.split()[1])
@@ -40,7 +41,7 @@ def read_bytes() -> int:
 
 
 class Moment(Cost):
-    """With the moments when it began and ended, by the clock that all processes share."""
+    """A cost with the begin and end on the clock that all processes share."""
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
@@ -59,7 +60,8 @@ class Rank:
         torch.distributed.init_process_group("gloo")
         return {}
 
-    # ---- What is saved ----------------------------------------------------------------------
+    # ---- Making the state
+    # --------------------------------------------------------------------------
 
     def make(self, size: str) -> Answer:
         self.size = int(size)
@@ -68,9 +70,9 @@ class Rank:
         return {"bytes": float(sum(tensor.nbytes for tensor in flat.values()))}
 
     def share(self, path: str, size: str) -> Answer:
-        """One tensor, in memory that all ranks share, so that many of them fit."""
+        """Map one tensor that all ranks share in memory, so that many ranks fit."""
         tensor = torch.from_file(path, shared=True, size=int(size), dtype=torch.uint8)
-        tensor[::PAGE].sum()  # all of it is in this process's memory
+        tensor[::PAGE].sum()  # reads every page, so that it counts as this process's memory
         self.state = {"weights": tensor}
         return {"bytes": float(tensor.nbytes)}
 
@@ -102,21 +104,21 @@ class Rank:
     # ---- Sending ----------------------------------------------------------------------------
 
     def buffers(self, size: str) -> Answer:
-        """As much as a rank saves, in one piece."""
+        """Make a buffer as large as a rank's state, in one piece."""
         self.buffer = torch.ones(int(size), dtype=torch.uint8)
         return {}
 
     def gloo(self, how: str) -> Answer:
-        """The bytes of all ranks go to rank 0."""
+        """Send the bytes of all ranks to rank 0."""
         rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         with Moment() as cost:
             if rank:
                 torch.distributed.send(self.buffer, 0)
             elif how == "at once":
-                # Where they end up does not matter: they are all of one size.
+                # All messages can share one buffer, because their contents do not matter.
                 works = [torch.distributed.irecv(self.buffer, other) for other in range(1, ranks)]
                 for work in works:
-                    assert work is not None  # as it is for those outside of the group
+                    assert work is not None  # it is None only in processes outside of the group
                     work.wait()
             else:
                 for other in range(1, ranks):
@@ -126,17 +128,17 @@ class Rank:
     # ---- Loading ----------------------------------------------------------------------------
 
     def prepare_load(self) -> Answer:
-        """As a process that has just started: it has met nobody yet."""
+        """Close the group, so that the next load works as in a process that has just started."""
         ioshape._group.group.close()
         ctypes.CDLL(None).malloc_trim(0)
         return {}
 
     def load(self, how: str, path: str, check: str = "0") -> Answer:
-        """Its own part of a generation, or its own file of torch."""
+        """Load this rank's share of a checkpoint, or its own file with torch."""
         return self._load(ioshape.load_group if how == "ioshape" else torch.load, path, check)
 
     def load_file(self, how: str, path: str, check: str = "0") -> Answer:
-        """A file that others load, too."""
+        """Load a file that other ranks load, too."""
         ctypes.CDLL(None).malloc_trim(0)
         return self._load(ioshape.load if how == "ioshape" else torch.load, path, check)
 

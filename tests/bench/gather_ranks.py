@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are the ranks of a job, and begin things at the same moment."""
+"""Start processes that are the ranks of a job, and begin operations at the same moment."""
 
 import socket
 import time
@@ -12,18 +12,19 @@ from statistics import mean
 from .rounds import Sample
 from .worker import Answer, Worker
 
-# What is told to all of them takes a moment to reach the last.
+# Delay in which a command reaches all ranks before they begin.
 LEAD_NS = 50_000_000
 
 
 class Ranks:
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = list(workers)
-        self.tensor_bytes = 0.0  # of all ranks
-        self.ends: list[list[int]] = []  # of sockets to the others, in each
+        self.tensor_bytes = 0.0  # sum over all ranks
+        # for each rank, its file descriptors of sockets to other ranks
+        self.ends: list[list[int]] = []
 
     def each(self, verb: str, **values: str | float | Path) -> list[Answer]:
-        """One after the other has heard it; they do it at the same time."""
+        """Send the command to one rank after the other. The ranks run it concurrently."""
         for worker in self.workers:
             worker.tell(verb, **values)
         return [worker.hear(verb) for worker in self.workers]
@@ -31,14 +32,14 @@ class Ranks:
     def together_each(
         self, verb: str, values: Sequence[Mapping[str, str | float | Path]]
     ) -> list[Answer]:
-        """They all begin at one moment, each with something else."""
+        """Let all ranks begin at the same moment, each with its own values."""
         at = time.monotonic_ns() + LEAD_NS
         for worker, own in zip(self.workers, values, strict=True):
             worker.tell(verb, at=at, **own)
         return [worker.hear(verb) for worker in self.workers]
 
     def together(self, verb: str, **values: str | float | Path) -> list[Answer]:
-        """They all begin at one moment."""
+        """Let all ranks begin at the same moment."""
         return self.each(verb, at=time.monotonic_ns() + LEAD_NS, **values)
 
     def make_tensors(self, **values: str | float) -> None:
@@ -46,7 +47,7 @@ class Ranks:
 
 
 def all_of(answers: Sequence[Answer], n_bytes: float) -> Sample:
-    """From the moment when the first began to the one when the last had ended."""
+    """Return a sample from the first rank's begin to the last rank's end."""
     began = min(float(one["began_s"]) for one in answers)
     ended = max(float(one["ended_s"]) for one in answers)
     cpu = sum(float(one["cpu_seconds"]) for one in answers)
@@ -54,7 +55,7 @@ def all_of(answers: Sequence[Answer], n_bytes: float) -> Sample:
 
 
 def one_of(answers: Sequence[Answer], n_bytes: float) -> Sample:
-    """What one of them took: their mean."""
+    """Return a sample with the mean time of the ranks."""
     return Sample(
         mean(float(one["seconds"]) for one in answers),
         n_bytes / len(answers),
@@ -71,8 +72,10 @@ def node_of(rank: int, ranks: int, nodes: int) -> int:
 
 @contextmanager
 def c_ranks(program: Path, count: int, nodes: int = 1) -> Iterator[Ranks]:
-    """Of nodes of this machine that are told apart by their names; bytes go between them by
-    sockets, from everybody to rank 0."""
+    """Start ranks on "nodes" of this machine that differ by name only.
+
+    Bytes between nodes go over sockets, one from each rank to rank 0.
+    """
     with ExitStack() as stack:
         pairs = [socket.socketpair() for _ in range(count - 1)] if nodes > 1 else []
         ends = [[ours.fileno() for ours, _ in pairs], *([theirs.fileno()] for _, theirs in pairs)]
@@ -89,7 +92,7 @@ def c_ranks(program: Path, count: int, nodes: int = 1) -> Iterator[Ranks]:
 
 
 def open_groups(ranks: Ranks, directory: Path, mode: str, *, nodes: int = 1, board: str) -> None:
-    """Anew, and nobody else's."""
+    """Open a new group, which no other job joins."""
     count, token = len(ranks.workers), uuid.uuid4().hex
     for rank, worker in enumerate(ranks.workers):
         more: dict[str, str] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in Python: one writer for all nodes, over gloo; and loads by all ranks at once."""
+"""Measure ranks in Python: one writer for all nodes over gloo, and concurrent loads."""
 
 import os
 import sys
@@ -25,13 +25,13 @@ from .worker import Answer, Worker
 MIB = 1 << 20
 
 RANKS = 8
-# Of these the faster is the disk's ceiling here.
+# The faster of these is the disk's ceiling.
 FIO_TUNINGS = [fio.Tuning("io_uring", 4 * MIB, 32), fio.Tuning("libaio", 16 * MIB, 16)]
 GLOO_WAYS = ("in turn", "at once")
 
-# The writer's memory is measured with as much as this, whatever --size is.
+# The memory of the writer is measured with this many bytes, whatever --size is.
 LARGE_BYTES = 8 << 30
-# What a rank has is one file in memory that all of them map.
+# All ranks map one file in memory as their state.
 SHARED_MEMORY = Path("/dev/shm")
 WRITE_PIECE = 16 * MIB
 
@@ -40,7 +40,7 @@ TORCH = "torch.load"
 
 
 def launch_environment(rank: int, ranks: int, nodes: int, port: int, token: str) -> dict[str, str]:
-    """What torchrun would have set."""
+    """Return the environment that torchrun would have set for this rank."""
     node = node_of(rank, ranks, nodes)
     on_node = [other for other in range(ranks) if node_of(other, ranks, nodes) == node]
     return {
@@ -76,7 +76,7 @@ def torch_ranks(nodes: int, ranks: int = RANKS, **more: str) -> Iterator[Ranks]:
 
 @contextmanager
 def lone_ranks(ranks: int) -> Iterator[Ranks]:
-    """Start processes without a launcher: no variable tells them of each other."""
+    """Start processes without a launcher: no variable describes their job."""
     with ExitStack() as stack:
         command = (sys.executable, "-m", f"{__package__}.gather_process")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -193,7 +193,7 @@ def files_of(setting: Setting, directory: Path) -> list[Path]:
 
 
 def chill(setting: Setting, ranks: Ranks, directory: Path) -> None:
-    """Nothing in the page cache, and memory at hand for that and for what is loaded."""
+    """Empty the page cache, and free memory for it and for the loaded state."""
     files = files_of(setting, directory)
     ranks.each("prepare_load")
     for path in files:
@@ -215,7 +215,7 @@ def load(ranks: Ranks, how: str, paths: Sequence[Path], *, check: bool = False) 
 def measure_load(
     setting: Setting, outcome: Outcome, ours: Ranks, theirs: Ranks, directory: Path
 ) -> None:
-    """Other ranks load with torch: see same_file.readers()."""
+    """Compare loads. Other ranks load with torch: see same_file.readers()."""
     for ranks in (ours, theirs):
         ranks.tensor_bytes = sum(
             float(one["bytes"]) for one in ranks.each("make", size=setting.size // RANKS)
@@ -249,7 +249,8 @@ def measure_load(
     )
 
 
-# ---- Both ---------------------------------------------------------------------------------------
+# ---- Both measurements
+# -----------------------------------------------------------------------------
 
 
 def measure_rank0(setting: Setting, outcome: Outcome) -> None:
@@ -263,7 +264,7 @@ def measure_rank0(setting: Setting, outcome: Outcome) -> None:
 
 def measure_loads(setting: Setting, outcome: Outcome) -> None:
     clear(setting)
-    # Turns as they come, but not with others of this machine.
+    # Use local slots, in a folder of this benchmark: other jobs on this machine do not share them.
     with (
         TemporaryDirectory(prefix="ioshape-bench-") as slots,
         torch_ranks(1, IOSHAPE_COORDINATOR=f"local:{slots}") as ours,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves from a GPU and loads to one, against pinned copies and the storage."""
+"""Compare saves from a GPU and loads to one with copies of pinned memory and with the storage."""
 
 import sys
 from functools import partial
@@ -18,7 +18,7 @@ RIVAL = "fastsafetensors"
 
 
 def limit(samples: Samples, fios: list[str]) -> str:
-    """What no save or load can be faster than: the slower of the two that it needs."""
+    """Return the ceiling of a save or load: the slower of the storage and pinned copies."""
     storage = fastest(samples, fios)
     return min((storage, PINNED), key=lambda name: median_gb_per_s(samples[name]))
 

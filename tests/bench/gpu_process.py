@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process with tensors on a GPU: the other side of gpu.py; it speaks as torch_process.py."""
+"""Hold tensors on a GPU for gpu.py, and speak the protocol of torch_process.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import torch_state
 from .torch_process import Cost, serve, told
 from .worker import Answer
 
-# As our pieces, so that the limit is what copies of that size reach.
+# ioshape copies in pieces of this size, so the limit is the speed of such copies.
 PIECE_BYTES = 16 << 20
 PIECES = 3
 
@@ -34,11 +34,11 @@ class Process:
         self.loaded: Any = None
 
     def find(self) -> Answer:
-        """What there is to measure with; "" where there is none."""
+        """Return the GPU and the rival that can be measured. A name is "" if there is none."""
         if not torch.cuda.is_available():
             return {"gpu": "", "torch": torch.__version__}
         try:
-            import fastsafetensors  # noqa: F401, PLC0415 - whether it is there
+            import fastsafetensors  # noqa: F401, PLC0415 - is it installed?
 
             rival = "fastsafetensors"
         except ImportError:
@@ -54,7 +54,7 @@ class Process:
         return {"bytes": n_bytes}
 
     def pinned(self, direction: str, bytes: str) -> Answer:  # noqa: A002 - a word of the command
-        """Copies alone, between pinned memory and the GPU."""
+        """Copy between pinned memory and the GPU, and do nothing else."""
         there = [torch.empty(PIECE_BYTES, dtype=torch.uint8, device="cuda") for _ in range(PIECES)]
         here = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(PIECES)]
         into, source = (here, there) if direction == "from" else (there, here)
@@ -74,7 +74,7 @@ class Process:
         return {**cost.answer, **told(report)}
 
     def save_safetensors(self, path: str) -> Answer:
-        """For the rival to load."""
+        """Save a file for the rival to load."""
         from safetensors.torch import save_file  # noqa: PLC0415
 
         save_file(torch_state.flatten(self.state, self.size), path)
@@ -111,7 +111,7 @@ def load_rival(path: str) -> Any:
     try:
         loader.add_filenames({0: [path]})
         buffer = loader.copy_files_to_device()
-        # What a tensor refers to goes with the buffer.
+        # Clone the tensors, because they point into the buffer, which is freed with the loader.
         return {name: buffer.get_tensor(name).clone() for name in buffer.key_to_rank_lidx}
     finally:
         loader.close()

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the library does for a group of ranks, each of which is a process like this one. */
+/* Commands for a group of ranks. Each rank is a process like this one. */
 #define _GNU_SOURCE
 #include "bench.h"
 
@@ -31,8 +31,8 @@ static enum ioshape_board board_of(const char *name)
 	fail("there is no board called %s", name);
 }
 
-/* path=DIRECTORY rank=K ranks=N mode=MODE token=TEXT; also local_ranks=N node=NAME board=BOARD
- * comm=FD:FD (see comm.c). */
+/* Opens a group. Keys: path=DIRECTORY rank=K ranks=N mode=MODE token=TEXT; optional: local_ranks=N
+ * node=NAME board=BOARD comm=FD:FD (see comm.c). */
 void run_group(struct bench *bench, const struct command *command)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
@@ -63,7 +63,7 @@ static struct ioshape_group *need_group(struct bench *bench)
 	return bench->group;
 }
 
-/* step=N */
+/* Saves a checkpoint and waits for it. Key: step=N. */
 void run_group_save(struct bench *bench, const struct command *command)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -84,7 +84,8 @@ void run_group_save(struct bench *bench, const struct command *command)
 	answer_report(bench, &report);
 }
 
-/* step=N; ends when the tensors may change: `wait` ends when the generation is complete. */
+/* Begins a background save; key: step=N. Ends when the tensors may change. The command `wait` ends
+ * when the checkpoint is complete. */
 void run_group_async(struct bench *bench, const struct command *command)
 {
 	struct cost cost;

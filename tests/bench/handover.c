@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How soon after a release the next holder runs. Two writers, each with a context of its own, hand
- * a slot to each other. */
+/* Measures the time from a release of a slot until the next holder runs. Two writers, each with its
+ * own context, pass a slot to each other. */
 #define _GNU_SOURCE
 #include "bench.h"
 
@@ -13,15 +13,15 @@
 #include <unistd.h>
 
 #define PAUSE_US                                                                                   \
-	2000 /* time for the one that waits to be waiting in earnest; and as much again            \
-	      */
+	2000 /* minimum time for the other writer to block in its wait; up to twice as long at     \
+		random */
 #define WRITERS 2
 
 struct relay {
-	size_t count; /* handovers to be measured */
+	size_t count; /* handovers to measure */
 	double *ms;
 	atomic_size_t done;
-	_Atomic uint64_t released_ns; /* 0: nothing was yet */
+	_Atomic uint64_t released_ns; /* 0 before the first release */
 };
 
 struct runner {
@@ -64,7 +64,7 @@ static void *run(void *argument)
 		struct ioshape_slot *slot;
 
 		if (ioshape_slot_acquire(runner->context, &options, &slot))
-			break; /* given up: the others have measured enough */
+			break; /* the other writer has measured enough, so the callback gave up */
 		note_time(relay, now_ns());
 		atomic_store(&runner->waiting, false);
 		while (!atomic_load(&runner->other->waiting) &&
@@ -84,7 +84,7 @@ static int by_value(const void *a, const void *b)
 	return (*left > *right) - (*left < *right);
 }
 
-/* count=N, and settings as `context` takes them */
+/* Measures handovers. Keys: count=N, and settings as for `context`. */
 void run_handovers(struct bench *bench, const struct command *command)
 {
 	struct relay relay = { .count = command_number(command, "count", 100) };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large and how tangled the source is: counted from the tree and the built library."""
+"""Measure the size and the tangles of the source tree and the built library."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from .setting import Figure, Outcome, Setting
 
 OBJECTS = ROOT / "build/release/libioshape/libioshape_internal.a.p"
 SHARED_OBJECT = ROOT / "build/release/libioshape/libioshape.so"
-# tests/run.sh leaves here what only a whole run can tell.
+# tests/run.sh writes the duration of complete runs to these files.
 SECONDS = {"quick_s": ROOT / "build/seconds-quick", "run_s": ROOT / "build/seconds-run"}
 GARBLED = ROOT / "build/garbled.xml"
 
@@ -37,7 +37,7 @@ def output_of(*command: str) -> str:
 
 
 def size_figures() -> Iterator[Figure]:
-    """What tests/house/budget.json bounds by folder, as sums."""
+    """Yield the totals of what tests/house/budget.json limits for each folder."""
     c_files = [path for path in LIBRARY.rglob("*") if path.suffix in sizes.C_SUFFIXES]
     shared = sizes.shared_functions()
     single = sum(one.callers == 1 for one in shared)
@@ -59,7 +59,7 @@ def size_figures() -> Iterator[Figure]:
 
 
 def calls_among_files(folder: Path = OBJECTS) -> dict[str, set[str]]:
-    """By object file of the library: those of others that it calls."""
+    """Return for each object file of the library the other object files that it calls."""
     objects = sorted(folder.glob("*.o"))
     homes = {}
     for path in objects:
@@ -78,7 +78,7 @@ def calls_among_files(folder: Path = OBJECTS) -> dict[str, set[str]]:
 
 
 def circles(calls: Mapping[str, Iterable[str]]) -> list[set[str]]:
-    """Sets of two or more that reach each other, largest first."""
+    """Return the sets of two or more names that reach each other, largest first."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -100,7 +100,7 @@ def circles(calls: Mapping[str, Iterable[str]]) -> list[set[str]]:
 
 
 def floor_of(name: str) -> str:
-    """Meson calls an object after its source's path: "save_context.c.o"."""
+    """Return the layer of an object file. Its name is that of its source: "save_context.c.o"."""
     return name.partition("_")[0]
 
 
@@ -158,7 +158,8 @@ def trace_figures() -> Iterator[Figure]:
         yield Figure(name, len(files), "<=", most, listed)
 
 
-# ---- The rest ----------------------------------------------------------------------------------
+# ---- The Python package, settings and test runs
+# ----------------------------------------------------
 
 
 SAVE = """
@@ -195,7 +196,7 @@ def python_figures() -> Iterator[Figure]:
             *(Path(sys.executable).parent / "basedpyright", "--pythonpath", sys.executable),
             *("--verifytypes", "ioshape", "--ignoreexternal", "--outputjson"),
         ],
-        check=False,  # below 100 % it fails
+        check=False,  # it fails below 100 %
         capture_output=True,
         text=True,
     ).stdout
@@ -231,7 +232,7 @@ def public_functions() -> Figure:
 
 
 def figures_of_runs(outcome: Outcome) -> Iterator[Figure]:
-    """What the last runs of the tests left; a figure that nobody measured is not told."""
+    """Yield the figures of the last test runs. Figures that were not measured are left out."""
     for name, file in SECONDS.items():
         if file.is_file():
             seconds, commit = file.read_text(encoding="utf-8").split()
@@ -253,7 +254,7 @@ def figures_of_runs(outcome: Outcome) -> Iterator[Figure]:
 
 
 def measure(setting: Setting) -> Outcome:
-    del setting  # nothing here depends on where or how much
+    del setting  # counting depends on no setting
     outcome = Outcome()
     outcome.figures += [*size_figures(), settings_listed(), public_functions(), *circle_figures()]
     outcome.figures += [*trace_figures(), *python_figures()]

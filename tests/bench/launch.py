@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stranger meets first: the site, and the way from a checkout to the first picture.
+"""Measure what a new user meets first: the site, and the way from a clone to the first picture.
 
-A figure that nobody could measure is not told; why stands among the ceilings.
+A figure that could not be measured is left out. The reason is listed among the ceilings.
 """
 
 import shutil
@@ -26,7 +26,7 @@ LIMIT_S = 1800
 
 
 def site_figures(setting: Setting) -> Iterator[Figure]:
-    """Built anew, and crawled by a browser in two widths and two schemes."""
+    """Build the site and open every page in a browser, in two widths and two color schemes."""
     setting.say("the site")
     subprocess.run([ROOT / "docs" / "site.sh"], check=True, timeout=LIMIT_S)
     found = pages(SITE)
@@ -51,7 +51,7 @@ def site_figures(setting: Setting) -> Iterator[Figure]:
 
 
 def first_save_figures(setting: Setting) -> Iterator[Figure]:
-    """From "git clone" to the first picture of the demo, with the packages in pip's cache."""
+    """Time the way from "git clone" to the picture of the demo. Packages are in pip's cache."""
     setting.say("a clone, and its demo")
     with tempfile.TemporaryDirectory(prefix="ioshape-launch-") as folder:
         clone, picture = Path(folder) / "clone", Path(folder) / "storm.svg"
@@ -77,7 +77,7 @@ def first_save_figures(setting: Setting) -> Iterator[Figure]:
 
 
 def gallery_figures(setting: Setting) -> Iterator[Figure]:
-    """Scripts that people run, killed while they save, and resumed."""
+    """Run popular training scripts, kill them while they save, and resume them."""
     setting.say("the gallery")
     with tempfile.TemporaryDirectory(prefix="ioshape-launch-") as folder:
         found = {}
@@ -90,7 +90,7 @@ def gallery_figures(setting: Setting) -> Iterator[Figure]:
     yield Figure("gallery_ok", len(found) - len(wrong), ">=", 8, remark)
 
 
-# Each is a function here or in a module beside this one.
+# Each entry is a function here or in a launch_* module.
 PARTS: tuple[Callable[[Setting], Iterable[Figure]], ...] = (
     site_figures,
     first_save_figures,
@@ -106,7 +106,7 @@ def measure(setting: Setting) -> Outcome:
         try:
             for figure in part(setting):
                 outcome.figures.append(figure)
-        # After an hour, one part that goes wrong must not take the figures of the others with it.
+        # This benchmark takes an hour: a failed part must not discard the figures of the others.
         except (LaunchError, AssertionError, subprocess.SubprocessError) as error:
             outcome.ceilings.append(str(error))
     return outcome

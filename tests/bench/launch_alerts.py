@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alerts: each rule of examples/deploy is made to happen, with real servers.
+"""Provoke every alert of examples/deploy with real servers, and check that it ends again.
 
-The rules are those that are given away, with shorter times. Redis, exporter, Prometheus run. Then
-the trouble is mended, and the alert has to end.
+Redis, exporter and Prometheus run with the published rules, whose times are shortened.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ DEPLOY = ROOT / "examples" / "deploy"
 POOL = "lustre:scratch"
 PATIENCE_S = 120.0
 
-#: What becomes shorter in a rule, beside its "for", which is left out: promtool tests that.
+#: Replacements in the rules' expressions. "for" is removed from all rules; promtool tests it.
 SHORTER = {
     "IoshapeWritersWaitLong": {"> 1800": "> 3"},
     "IoshapeWriterHangs": {"> 3600": "> 3"},
@@ -57,7 +56,7 @@ def shortened() -> dict[str, Any]:
 
 
 class Stage:
-    """Redis, exporter and Prometheus, and what is done to them."""
+    """Redis, exporter and Prometheus, with methods that act on them."""
 
     def __init__(self, folder: Path, redis: Redis) -> None:
         self.redis = redis
@@ -87,7 +86,8 @@ class Stage:
         self._tier_exporter = self._start(self._tier_port, "--tier", str(self.folder / "fast"))
         (self.folder / "rules.yml").write_text(yaml.safe_dump(shortened()), encoding="utf-8")
         config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text("utf-8"))
-        # Even a slow coordinator answers within the time that a scrape may take.
+        # A slow coordinator must still answer within the timeout of a scrape, which is the
+        # interval.
         config["global"] = {"scrape_interval": "4s", "evaluation_interval": "1s"}
         ports = {"ioshape": self._exporter_port, "ioshape-tier": self._tier_port}
         for scraped in config["scrape_configs"]:
@@ -177,8 +177,9 @@ def until_it_says(writer: Writer, word: str) -> None:
     raise LaunchError(f"a writer ended before it said {word}")
 
 
-# ---- The troubles -------------------------------------------------------------------------------
-# Each is entered, lasts while the alert is waited for, and is over in the end.
+# ---- Causes of the alerts
+# --------------------------------------------------------------------------
+# Each context manager creates the problem and, after the alert was awaited, solves it.
 
 
 @contextmanager
@@ -197,7 +198,7 @@ def no_redis(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def no_right(stage: Stage) -> Iterator[None]:
-    """To the keys of one pool."""
+    """Forbid access to the keys of one pool."""
     stage.operator("set", "lustre:closed", "--capacity", "1")
     stage.tell_redis(f"ACL SETUSER default resetkeys ~{{ios:}}:* ~{{ios:{POOL}}}:*")
     yield
@@ -207,7 +208,7 @@ def no_right(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def slow_redis(stage: Stage) -> Iterator[None]:
-    """Stopped for most of the time, as by a machine that swaps."""
+    """Stop Redis most of the time, as on a machine that swaps."""
     over = threading.Event()
 
     def stop_and_go() -> None:
@@ -245,7 +246,11 @@ def one_hangs(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def all_wait(stage: Stage) -> Iterator[None]:
-    """In a pool that nobody else writes to: a slot is counted when it ends, and one of two does."""
+    """Let most jobs of a pool wait for long.
+
+    No other test writes to this pool. A slot is counted when it ends, so one of the two writers
+    ends.
+    """
     pool = "lustre:project"
     stage.operator("set", pool, "--capacity", "1")
     with stage.writer(pool=pool) as holder:
@@ -321,9 +326,9 @@ def comes_to(condition: Callable[[], bool]) -> bool:
 
 
 def made_to_fire(stage: Stage, name: str) -> bool:
-    """And to end again."""
+    """Return whether the alert fires with its cause and ends after it."""
     if not comes_to(lambda: not stage.fires(name)):
-        return False  # it fires without the trouble
+        return False  # the alert fires without its cause
     with TROUBLES[name](stage):
         fired = comes_to(lambda: stage.fires(name))
     return fired and comes_to(lambda: not stage.fires(name))
@@ -337,7 +342,7 @@ def queries_of_the_dashboard() -> Iterator[str]:
 
 
 def promtool() -> None:
-    """The rules as they are given away, with the tests beside them."""
+    """Check the published rules, and run the tests beside them."""
     tool = needed("promtool", "prometheus")
     for words in (
         ["check", "config", "prometheus.yml"],
@@ -370,7 +375,7 @@ def figures(setting: Setting) -> list[Figure]:
                 fired = made_to_fire(stage, name)
                 setting.say(f"{name}: {'fired and ended' if fired else 'DID NOT'}")
                 failed += [] if fired else [name]
-            # With a pool, so that there is something to answer with.
+            # The queries run after the alerts, while there is a pool to answer with.
             refused = [one for one in queries_of_the_dashboard() if not stage.takes(one)]
         finally:
             stage.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What describes the packages: recipes, manifests, the bill of materials, the binary interface."""
+"""Check descriptions of the packages: recipes, manifests, bill of materials, binary interface."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from .launch_root import PACKAGING, ROOT, LaunchError, Workplace, run
 
 
 def checks(work: Workplace) -> Path:
-    """The Python that has what recipes and manifests are checked with."""
+    """Return a Python with the tools that check recipes and manifests."""
     folder = ROOT / "build" / "launch-checks"
     wanted = (PACKAGING / "checks.txt").read_text(encoding="utf-8")
     stamp = folder / "complete"
@@ -82,7 +82,7 @@ assert [one.recipe.package.name for one in made] == ["libioshape", "ioshape"], m
 
 
 def recipes(work: Workplace) -> None:
-    """With what PyPI has of their tools. Of Spack it has none: its recipe is Python, at least."""
+    """Check the recipes with tools from PyPI. Spack has none there: only compile its recipe."""
     made, filled = work.archive(), work.folder / "recipes"
     url = f"https://example.org/{made.name}"
     run(PACKAGING / "recipes.sh", made, url, "https://example.org", filled)
@@ -93,7 +93,7 @@ def recipes(work: Workplace) -> None:
 
 
 def meson_dist(work: Workplace) -> None:
-    """From a repository of its own, as a release has it."""
+    """Run `meson dist` in a new repository, as a release does."""
     tree = work.folder / "dist-tree"
     shutil.copytree(work.sources, tree)
     git = ("git", "-c", "user.name=bench", "-c", "user.email=bench@localhost")
@@ -108,7 +108,7 @@ def meson_dist(work: Workplace) -> None:
 
 
 def binary_interface(work: Workplace) -> None:
-    """Against the last tag; as long as there is none, against what 0.2 began from."""
+    """Compare the binary interface with the last tag, or without a tag with the base of 0.2."""
     tags = run("git", "tag").split()
     first = run("git", "log", "-S## [0.2.0]", "--format=%h", "--reverse", "--", "CHANGELOG.md")
     base = [] if tags else [f"{first.split()[0]}^"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages: built, installed in Debian roots that have nothing else, and used."""
+"""Build packages, install them in minimal Debian roots, and use them."""
 
 import platform
 import re
@@ -37,7 +37,7 @@ def build_depends() -> list[str]:
 
 
 def build_debs(work: Workplace) -> None:
-    """Twice: in other folders, with another umask, zone, language and user's name."""
+    """Build the packages twice, with different folders, umask, time zone, locale and user name."""
     again = work.folder / "debs-again"
     root = Root(["build-essential", *build_depends()])
     root.give(work.sources, "/one")
@@ -72,7 +72,7 @@ def depends_of_tests() -> list[str]:
 
 
 def try_debs(work: Workplace) -> None:
-    """As autopkgtest does: what the tests depend on, the packages, then each test."""
+    """Run tests as autopkgtest does: install dependencies and packages, then run each test."""
     theirs = [one for one in depends_of_tests() if "ioshape" not in one]
     root = Root(theirs)
     root.give(work.debs, "/debs")
@@ -94,11 +94,12 @@ def deb(work: Workplace) -> None:
     try_debs(work)
 
 
-# ---- The archive of the sources -----------------------------------------------------------------
+# ---- Source archive
+# --------------------------------------------------------------------------------
 
 
 def sdist(work: Workplace) -> None:
-    """Built in a root that has the libraries, and no index of packages."""
+    """Build in a root that has the libraries but no package index."""
     root = Root([*BUILD_TOOLS, *LIBRARIES])
     root.give(work.archive(), "/archive")
     root.give(WHEELS, "/wheels")
@@ -111,11 +112,12 @@ def sdist(work: Workplace) -> None:
     root.make()
 
 
-# ---- The image ----------------------------------------------------------------------------------
+# ---- Container image
+# -------------------------------------------------------------------------------
 
 
 def container_file(work: Workplace) -> None:
-    """Built on a Debian of our own making: there is no registry here."""
+    """Build on a Debian image made by mmdebstrap, because the test machine reaches no registry."""
     buildah = needed("buildah", "buildah")
     base = work.folder / "base.tar"
     run(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What packages are tried with: commands, Debian roots that have nothing else, and what was built.
+"""Common code of the packaging benchmarks: commands, minimal Debian roots, and build results.
 
-Each root is made by mmdebstrap from Debian's archive, and goes again. Takes root.
+mmdebstrap makes each root from Debian's archive and removes it again. This takes root rights.
 """
 
 import os
@@ -18,7 +18,7 @@ SUITE = "bookworm"
 
 
 class LaunchError(Exception):
-    """Something cannot be built or measured here, or does not work."""
+    """A package cannot be built or measured here, or does not work."""
 
 
 def run(*command: str | Path, folder: Path = ROOT, **variables: str) -> str:
@@ -47,21 +47,21 @@ def needed(program: str, package: str) -> str:
 
 
 def mmdebstrap() -> list[str]:
-    """It mounts where nobody else sees it: /dev cannot hang in a root that it left when killed."""
-    # apt's own user may lack rights in a container.
+    """Return mmdebstrap's command in a mount namespace: if it is killed, no mount of /dev stays."""
+    # In a container, apt's own user may lack rights.
     options = ["--quiet", "--skip=output/mknod", '--aptopt=APT::Sandbox::User "root"']
     return ["unshare", "--mount", needed("mmdebstrap", "mmdebstrap"), *options]
 
 
 @dataclass
 class Root:
-    """What is done in a Debian root: hooks of mmdebstrap, in order."""
+    """A recipe for a Debian root: hooks of mmdebstrap that run in order."""
 
     include: Sequence[str] = ()
     hooks: list[str] = field(default_factory=list)
 
     def give(self, source: Path, place: str) -> None:
-        """A file, or what is in a folder."""
+        """Copy a file, or the contents of a folder, into the root."""
         if source.is_dir():
             self.hooks += [f'mkdir -p "$1{place}"', f'cp -rL {source}/. "$1{place}"']
         else:
@@ -86,7 +86,7 @@ class Root:
 
 
 class Workplace:
-    """What is built, and from what."""
+    """The sources of a release candidate, and what is built from them."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder = folder
@@ -100,17 +100,17 @@ class Workplace:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, target)
         self.debs = folder / "debs"
-        #: between what was built twice, and of lintian; what was not looked at is not well
+        #: Differences between two builds, and findings of lintian. A missing check counts as one.
         self.differences = [f"{what}: not compared" for what in ("debs", "wheel", "wheel-aarch64")]
         self.findings = ["not looked at"]
 
     def differ(self, what: str, one: Path, two: Path) -> None:
-        """What is not the same bytes in both."""
+        """Note the files whose bytes differ between two folders."""
         self.differences.remove(f"{what}: not compared")
         names = {path.name for path in (*one.iterdir(), *two.iterdir())}
         for name in sorted(names):
             pair = one / name, two / name
-            # It tells where and when, and with what.
+            # These two files record time, place and tools of the build.
             if not name.endswith((".buildinfo", ".changes")) and not (
                 all(path.is_file() for path in pair)
                 and pair[0].read_bytes() == pair[1].read_bytes()

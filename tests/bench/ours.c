@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the library does. */
+/* Commands that run the library. */
 #define _GNU_SOURCE
 #include "bench.h"
 
@@ -12,7 +12,7 @@
 
 #define SETTING_PREFIX "IOSHAPE_"
 
-/* Keys that begin with IOSHAPE_ are settings as the library's users know them; "staging" is in
+/* Opens a context. Keys that begin with IOSHAPE_ are settings of the library; "staging" is in
  * bytes. */
 struct ioshape_context *open_context(const struct command *command)
 {
@@ -28,7 +28,7 @@ struct ioshape_context *open_context(const struct command *command)
 			      (struct test_rules){ .lease_ms = (uint32_t)command_number(
 							   command, "lease_ms", 0) }))
 		fail("no context: %s", ioshape_last_error()->sentence);
-	/* The next context is not to inherit them. */
+	/* The next context must not inherit the variables. */
 	for (size_t i = 0; i < command->count; i++) {
 		if (!strncmp(command->keys[i], SETTING_PREFIX, strlen(SETTING_PREFIX)))
 			unsetenv(command->keys[i]);
@@ -93,7 +93,8 @@ void run_save(struct bench *bench, const struct command *command)
 	answer_report(bench, &report);
 }
 
-/* Ends when the tensors may change; `wait` ends when they are durable. */
+/* Begins a background save; key: path=FILE. Ends when the tensors may change. The command `wait`
+ * ends when the file is durable. */
 void run_async(struct bench *bench, const struct command *command)
 {
 	const char *path = command_need(command, "path");
@@ -148,8 +149,8 @@ static struct ioshape_load_request *make_requests(struct bench *bench,
 	return requests;
 }
 
-/* From the file's name to all tensors in memory: opening, finding each by name, reading, verifying.
- */
+/* Loads all tensors and measures everything: opening the file, finding each tensor by name, reading
+ * and verifying. */
 static void load(struct bench *bench, const char *path)
 {
 	struct ioshape_load_request *requests;
@@ -167,7 +168,8 @@ static void load(struct bench *bench, const char *path)
 	cost_end(&cost);
 }
 
-/* With check=1 the tensors are spoiled before, and must be what they were after. */
+/* Loads a file; keys: path=FILE check=0|1. With check=1 the tensors are overwritten before the
+ * load, and compared by digest after it. */
 void run_load(struct bench *bench, const struct command *command)
 {
 	const char *path = command_need(command, "path");

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * parity [DATA PARITY [MIB]]: how many bytes of data one core makes parities of in a second, block
- * by block as nodes do it, from memory. Prints GB/s; the best of several rounds.
+ * parity [DATA PARITY [MIB]]: measures how many bytes of data one core makes parities of in a
+ * second. It works block by block as the tier does, from memory. Prints GB/s of the best of several
+ * rounds.
  */
-/* Its coefficients are for no other file. */
+/* Included because its functions are static. */
 #include "tier/parity.c"
 
 #include <stdio.h>
@@ -13,7 +14,7 @@
 #define ROUNDS 15
 #define BLOCK_BYTES (4 * MIB)
 
-/* As if this core made all of a group's parities. */
+/* Makes all parities of a group on one core. */
 static void make_parities(uint8_t *const *data, unsigned segments, uint8_t *const *parities,
 			  unsigned parity_count, uint8_t coefficients[][PARITY_MOST_DATA],
 			  size_t bytes)

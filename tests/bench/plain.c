@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the library is compared with: the same bytes moved by plain calls. */
+/* Baselines for the library: commands that move the same bytes by plain system calls. */
 #define _GNU_SOURCE
 #include "bench.h"
 
@@ -14,9 +14,7 @@
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
-/* ---- Memory
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 static void pack(struct bench *bench)
 {
@@ -42,9 +40,7 @@ void run_memcpy(struct bench *bench, const struct command *command)
 	cost_end(&cost);
 }
 
-/* ---- Writing
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- Writing --------------------------------------------------------------------------------- */
 
 static void write_all(int fd, const uint8_t *data, uint64_t bytes, uint64_t chunk)
 {
@@ -75,8 +71,9 @@ static int create(const char *path)
 }
 
 /*
- * The tensors' bytes into a new file, then fsync. With packed=1 they come out of one piece of
- * memory, otherwise each tensor from where it lies.
+ * Writes the tensors' bytes into a new file and calls fsync. Keys: path=FILE chunk=BYTES
+ * packed=0|1. With packed=1 the bytes come from one piece of memory, otherwise from each tensor's
+ * memory.
  */
 void run_write(struct bench *bench, const struct command *command)
 {
@@ -113,8 +110,8 @@ static char *directory_of(const char *path)
 	return directory;
 }
 
-/* What careful programs do to replace a file: write beside it, fsync, rename, fsync the directory.
- */
+/* Replaces a file as careful programs do: writes a temporary file, calls fsync, renames it and
+ * calls fsync on the directory. Keys: path=FILE bytes=N. */
 void run_dance(struct bench *bench, const struct command *command)
 {
 	const char *path = command_need(command, "path");
@@ -141,9 +138,7 @@ void run_dance(struct bench *bench, const struct command *command)
 	free(directory);
 }
 
-/* ---- Reading
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 static uint64_t size_of(int fd)
 {
@@ -163,7 +158,7 @@ static int open_to_read(const char *path)
 	return fd;
 }
 
-/* read() of the whole file into warm memory, as a plain program does. */
+/* Reads the whole file by read() into warm memory. Keys: path=FILE chunk=BYTES. */
 void run_read(struct bench *bench, const struct command *command)
 {
 	const char *path = command_need(command, "path");
@@ -191,7 +186,7 @@ void run_read(struct bench *bench, const struct command *command)
 	cost_end(&cost);
 }
 
-/* How much of the file lies in the page cache, from 0 to 1. */
+/* Answers the fraction of the file that is in the page cache, from 0 to 1. Key: path=FILE. */
 void run_cached(struct bench *bench, const struct command *command)
 {
 	const char *path = command_need(command, "path");

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and loads on small clusters of real parallel filesystems that run on this host."""
+"""Measure saves and loads on small clusters of real parallel filesystems on this host."""
 
 import mmap
 import os
@@ -17,10 +17,10 @@ MIB = 1 << 20
 
 OURS, TORCH, PLAIN = "ioshape", "torch", "write() + fsync"
 PLAIN_READ = "read()"
-#: of a plain write or read; as large as the library's own
+#: Bytes of one plain write or read, as large as a request of the library.
 CHUNK_BYTES = 4 * MIB
 
-#: by the names of their figures
+#: Kinds of clusters by the names of their figures.
 KINDS = {"ceph": "cephfs", "gluster": "glusterfs"}
 
 
@@ -54,14 +54,14 @@ def read_plainly(path: Path) -> None:
 
 
 def save_and_load(setting: Setting, cluster: Cluster) -> tuple[Samples, Samples]:
-    import ioshape  # noqa: PLC0415 - with torch, which other benchmarks do without
+    import ioshape  # noqa: PLC0415 - imports torch, which other benchmarks do not need
     import torch  # noqa: PLC0415
 
-    ioshape.configure(unchanged="ignore")  # it saves the same again and again
+    ioshape.configure(unchanged="ignore")  # the same state is saved again and again
     memory = mmap.mmap(-1, setting.size)
     whole = torch.frombuffer(memory, dtype=torch.uint8).random_()
     state = {f"weight{number}": part for number, part in enumerate(whole.chunk(8))}
-    # A view is saved with all of its storage.
+    # torch saves a view with all of its storage, so the parts are cloned
     state = {name: part.clone() for name, part in state.items()}
 
     def save_with_torch() -> None:
@@ -76,7 +76,7 @@ def save_and_load(setting: Setting, cluster: Cluster) -> tuple[Samples, Samples]
         PLAIN: partial(timed, lambda: write_plainly(cluster.path / "plain", memory), setting.size),
     }
     for contestant in saves.values():
-        contestant()  # makes buffers and connections, and does not count
+        contestant()  # the first run makes buffers and connections and does not count
     saved = setting.compare(saves, setting.rounds, setting.rest)
 
     def load_with(load: Callable[[Path], object], name: str) -> Sample:
@@ -103,7 +103,8 @@ def ratio_figure(name: str, samples: Samples, least: float, ceiling: str, what: 
     )
 
 
-# ---- Everything ---------------------------------------------------------------------------------
+# ---- All clusters
+# ----------------------------------------------------------------------------------
 
 
 def measure(setting: Setting) -> Outcome:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks found, for people and for programs."""
+"""Print the results of the benchmarks as text and as JSON."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ def first_line_of(path: str, start: str = "") -> str:
 
 
 def mount_of(folder: Path) -> dict[str, str]:
-    """Filesystem, device and options of the mount that the folder is on."""
+    """Return filesystem, device and options of the mount that has the folder."""
     done = subprocess.run(
         ["findmnt", "--noheadings", "--output", "FSTYPE,SOURCE,OPTIONS", "--target", str(folder)],
         check=False,
@@ -57,7 +57,8 @@ def machine(folder: Path) -> dict[str, object]:
     }
 
 
-# ---- For programs ------------------------------------------------------------------------------
+# ---- JSON
+# ------------------------------------------------------------------------------------------
 
 
 def describe_samples(samples: Samples) -> dict[str, object]:
@@ -102,7 +103,8 @@ def as_json(outcomes: Mapping[str, Outcome], context: Mapping[str, object]) -> d
     }
 
 
-# ---- For people --------------------------------------------------------------------------------
+# ---- Text
+# ------------------------------------------------------------------------------------------
 
 
 def figure_lines(outcome: Outcome) -> list[str]:
@@ -118,7 +120,7 @@ def figure_lines(outcome: Outcome) -> list[str]:
 def sample_line(name: str, ones: list[Sample]) -> str:
     seconds = sorted(one.seconds for one in ones)
     cpu = [float(one.details["cpu_seconds"]) for one in ones if "cpu_seconds" in one.details]
-    # The speed of a tiny file says nothing: it is all latency.
+    # The speed of a tiny file has no meaning, because its time is all latency.
     speed = f"{median_gb_per_s(ones):>8.3f} GB/s" if ones[0].bytes >= 1 << 20 else " " * 13
     line = f"  {name:<36}{speed}{median(seconds):>10.4f} s ({seconds[0]:.4f} to {seconds[-1]:.4f})"
     line += f"  cpu {median(cpu):.4f} s" if cpu else ""

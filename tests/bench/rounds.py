@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples, and how they are taken and compared.
+"""Take samples and compare them.
 
-What is compared runs in turns, so that a machine that is slow for a while is slow for all. A ratio
-is taken in each round, and the figure is the median of the ratios: what changes slowly cancels out,
-and single outliers do not count.
+Contestants take turns, so that a machine that is slow for a while is slow for all of them. Each
+round gives one ratio, and the figure is the median of the ratios. So slow changes cancel out, and
+single outliers do not count.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,8 @@ class Sample:
     seconds: float
     bytes: float
     details: Mapping[str, float | str] = field(default_factory=dict)
-    foreign_bytes: float = 0  # what others read and wrote on the same device meanwhile
+    # bytes that other programs read and wrote on the same device meanwhile
+    foreign_bytes: float = 0
 
     @property
     def gb_per_s(self) -> float:
@@ -30,7 +31,7 @@ Contestants = Mapping[str, Callable[[], Sample]]
 
 
 def interleave(contestants: Contestants, rounds: int, before_each: Callable[[], None]) -> Samples:
-    """Runs each once per round; who begins changes from round to round."""
+    """Run each contestant once per round. Another one begins in each round."""
     names = list(contestants)
     samples: Samples = {name: [] for name in names}
     for turn in range(rounds):
@@ -42,17 +43,17 @@ def interleave(contestants: Contestants, rounds: int, before_each: Callable[[], 
 
 
 def disturbed(samples: Sequence[Sample]) -> int:
-    """How many had to share the device. Journals and directories are not others."""
+    """Count the samples that shared the device with others. Less than a margin is metadata."""
     return sum(one.foreign_bytes > one.bytes / 20 + (16 << 20) for one in samples)
 
 
 def speed_ratio(ours: Sequence[Sample], theirs: Sequence[Sample]) -> float:
-    """Throughput over throughput: more than 1 if ours is faster."""
+    """Return the median ratio of throughputs, which is above 1 if ours is faster."""
     return median(a.gb_per_s / b.gb_per_s for a, b in zip(ours, theirs, strict=True))
 
 
 def time_ratio(ours: Sequence[Sample], theirs: Sequence[Sample]) -> float:
-    """Time over time: less than 1 if ours is faster."""
+    """Return the median ratio of times, which is below 1 if ours is faster."""
     return median(a.seconds / b.seconds for a, b in zip(ours, theirs, strict=True))
 
 
@@ -65,5 +66,5 @@ def median_gb_per_s(samples: Sequence[Sample]) -> float:
 
 
 def fastest(samples: Samples, names: Sequence[str]) -> str:
-    """The name whose median is the best: one lucky run does not make a setting the best."""
+    """Return the name with the best median, so that one lucky run does not decide."""
     return max(names, key=lambda name: median_gb_per_s(samples[name]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of one host that load the same file, as data-parallel ranks do when they restart."""
+"""Measure ranks of one host that load the same file, as data-parallel ranks do at a restart."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,7 +17,7 @@ from .torch_worker import ROOM_FOR_ONE, Ballast, clear
 Start = Callable[[int], AbstractContextManager[Ranks]]
 STARTS: dict[str, Start] = {"by a launcher": partial(torch_ranks, 1), "without one": lone_ranks}
 
-# A restart of data-parallel ranks, and one of more ranks for the bytes alone.
+# The number of ranks in a restart that is timed. The read bytes are counted with more ranks.
 RANKS = 4
 READERS = 8
 MOST_BYTES = 152 << 20
@@ -59,8 +59,11 @@ def warm(setting: Setting, ranks: Ranks) -> None:
 
 @contextmanager
 def readers(setting: Setting, count: int, start: Start) -> Iterator[dict[str, Ranks]]:
-    """Those that load our file, and others that load torch's: a load of ours leaves the process
-    with memory in huge pages, which torch.load after it would have had for nothing."""
+    """Start ranks that load ioshape's file, and other ranks that load torch's file.
+
+    A load by ioshape leaves the process with memory in huge pages. A torch.load in the same process
+    would then profit from it.
+    """
     paths = files(setting)
     with ExitStack() as stack:
         crews = {how: stack.enter_context(start(count)) for how in paths}

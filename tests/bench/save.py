@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking, durable saves."""
+"""Measure blocking, durable saves."""
 
 from functools import partial
 from statistics import median
@@ -24,7 +24,7 @@ WRITE_CHUNKS = (256 * KIB, 1 * MIB, 8 * MIB)
 
 MANY = 10_000
 MANY_BYTES_EACH = 4 * KIB
-MANY_ROUNDS_PER_ROUND = 4  # they are short
+MANY_ROUNDS_PER_ROUND = 4  # each is short
 
 TINY_BYTES = 1 * KIB
 TINY_ROUNDS_PER_ROUND = 60
@@ -50,7 +50,7 @@ def dance(setting: Setting, size: int) -> Sample:
 
 
 def best_chunk(setting: Setting) -> int:
-    """The size of write() that is the fastest here."""
+    """Return the size of write() that is the fastest here."""
     speeds = {}
     for chunk in WRITE_CHUNKS:
         setting.settle()
@@ -65,7 +65,7 @@ def measure_large(setting: Setting, outcome: Outcome) -> None:
     setting.worker.ask("context")
     best, speeds = fio.calibrate("write", path, setting.size, setting.settle)
     chunk = best_chunk(setting)
-    # The first save opens engine and buffers, which are kept.
+    # The first save opens the engine and makes buffers. Later saves keep both.
     setting.settle()
     first = save(setting)
     setting.say(f"{setting.size / GB:.2f} GB of mixed tensors: {setting.rounds} rounds")
@@ -127,7 +127,7 @@ def judge_large(outcome: Outcome, samples: Samples, yardstick: str, plain: str) 
 
 
 def measure_extra_memory(setting: Setting, outcome: Outcome) -> None:
-    """Of the first save of a new context, which is when buffers are made."""
+    """Measure the memory of the first save of a new context, which makes the buffers."""
     extra: dict[str, float] = {}
     subjects: list[tuple[str, dict[str, str | int]]] = [
         ("1 KiB", {"kind": "equal", "count": 1, "each": TINY_BYTES}),
@@ -180,7 +180,10 @@ def measure_many(setting: Setting, outcome: Outcome) -> None:
 
 
 def measure_tiny(setting: Setting, outcome: Outcome) -> None:
-    """Both replace a file that is there; nothing is waited for in between, as in a real program."""
+    """Measure saves that replace an existing file.
+
+    No pause separates the saves, as in a real program.
+    """
     rounds = setting.rounds * TINY_ROUNDS_PER_ROUND
     setting.say(f"one tensor of 1 KiB: {rounds} rounds")
     setting.worker.ask("tensors", kind="equal", count=1, each=TINY_BYTES)

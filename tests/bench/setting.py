@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark gets to work with, and what it gives back."""
+"""The input and output of a benchmark."""
 
 import os
 import shutil
@@ -13,8 +13,8 @@ from typing import Literal
 from .rounds import Contestants, Sample, Samples, interleave
 from .worker import Worker
 
-# Deleting a file gives its blocks back to the device after the journal has been written; a moment
-# later that no longer disturbs whoever comes next.
+# Deleting a file frees its blocks on the device only after the journal was written. After this time
+# that no longer disturbs the next measurement.
 SETTLE_SECONDS = 0.5
 
 
@@ -24,17 +24,17 @@ SECTORS_READ, SECTORS_WRITTEN = 2, 6  # positions in the kernel's statistics of 
 
 @dataclass
 class Setting:
-    """Where and how much."""
+    """The environment and the limits of a benchmark."""
 
     worker: Worker
-    folder: Path  # ours alone, on the filesystem to be measured
+    folder: Path  # empty folder of this benchmark on the measured filesystem
     size: int  # bytes of tensors in the large runs
     rounds: int
-    chaos: float = 0  # how long the campaign of faults is; 0: there is none
-    on: str = ""  # the kind of cluster for storm and tenants; "": models of storage, and CephFS
+    chaos: float = 0  # scale of the chaos campaign; 0: no campaign
+    on: str = ""  # kind of cluster for storm and tenants; "": modelled storage, and CephFS
 
     def settle(self) -> None:
-        """Removes everything and waits until the storage has nothing left to do from before."""
+        """Remove all files and wait until the storage has finished earlier work."""
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -47,7 +47,7 @@ class Setting:
         time.sleep(SETTLE_SECONDS)
 
     def device_bytes(self) -> int:
-        """Read and written since the machine started; 0 where there is no device to ask."""
+        """Return bytes read and written since boot, or 0 if the folder is on no block device."""
         number = self.folder.stat().st_dev
         file = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
         if not file.exists():
@@ -86,9 +86,12 @@ class Figure:
 
 @dataclass
 class Outcome:
-    """Of one benchmark. `facts` and `samples` end up in the context of the JSON."""
+    """The results of one benchmark.
+
+    The JSON has `facts` and `samples` in its context.
+    """
 
     figures: list[Figure] = field(default_factory=list)
-    ceilings: list[str] = field(default_factory=list)  # what the machine gave at best, as sentences
+    ceilings: list[str] = field(default_factory=list)  # sentences about the machine's best speeds
     facts: dict[str, object] = field(default_factory=dict)
     samples: dict[str, Samples] = field(default_factory=dict)  # by the part of the benchmark

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster of 100,000 nodes, simulated: what a storm costs training, and what Redis has to do."""
+"""Simulate a cluster of 100,000 nodes: what storms cost training, and the load on Redis."""
 
 from dataclasses import replace
 
@@ -11,13 +11,13 @@ from tests.simulate.workload import jobs
 from .setting import Figure, Outcome, Setting
 
 JOBS, NODES = 200, 100_000
-#: the order of slots.lua
+#: Name of the order that slots.lua implements.
 OURS = "ours"
 STORM_S = 15.0
-REDIS_S = 150.0  # of model time, of which the first third only fills the queue
+REDIS_S = 150.0  # seconds of the model's clock; the first third only fills the queue
 
 CASE = Case("saves in the background", HDD)
-#: one thing changed at a time
+#: Variants of CASE that differ in one thing each.
 OTHERS = [
     replace(CASE, name="saves that block", background=False),
     replace(CASE, name="storage of 2 TB/s", storage=replace(HDD, bandwidth=2e12)),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Slots through the public calls, and what they are compared with. */
+/* Commands for slots through the public functions, and their baselines. */
 #define _GNU_SOURCE
 #include "bench.h"
 
@@ -12,7 +12,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-/* As a rule what is asked for is no small file, which would be let past the queue. */
+/* Default size of a request. It is too large for the small-file bypass of the queue. */
 #define USUAL_BYTES (64ull << 20)
 
 static struct ioshape_slot *acquire(struct bench *bench, uint64_t bytes, int64_t timeout_ms)
@@ -36,7 +36,8 @@ static void pass(struct ioshape_slot *slot, uint64_t bytes)
 		fail("a slot lets nothing pass");
 }
 
-/* bytes=N timeout_ms=N; held until `release`, or the end of the process */
+/* Takes a slot, and holds it until `release` or the end of the process. Keys: bytes=N
+ * timeout_ms=N. */
 void run_acquire(struct bench *bench, const struct command *command)
 {
 	struct ioshape_slot_info info = { .size = sizeof(info) };
@@ -59,7 +60,7 @@ void run_release(struct bench *bench, const struct command *command)
 	bench->slot = NULL;
 }
 
-/* count=N bytes=N */
+/* Takes and releases a slot `count` times. Keys: count=N bytes=N. */
 void run_turns(struct bench *bench, const struct command *command)
 {
 	const uint64_t count = command_number(command, "count", 1);
@@ -76,7 +77,8 @@ void run_turns(struct bench *bench, const struct command *command)
 	cost_end(&cost);
 }
 
-/* count=N turns long, address=unix://... or redis://127.0.0.1:port: two round trips each */
+/* Baseline of turns with Redis: two PINGs for each of `count` turns. Keys: count=N, socket=PATH or
+ * port=N. */
 void run_pings(struct bench *bench, const struct command *command)
 {
 	const uint64_t count = command_number(command, "count", 1);
@@ -89,7 +91,7 @@ void run_pings(struct bench *bench, const struct command *command)
 			redisConnect("127.0.0.1", (int)command_number(command, "port", 0));
 	if (!server || server->err)
 		fail("no connection: %s", server ? server->errstr : "no memory");
-	/* One that is not measured: the server has to accept. */
+	/* An unmeasured PING, because the server has to accept the connection first. */
 	freeReplyObject(redisCommand(server, "PING"));
 	cost_begin(&cost);
 	for (uint64_t i = 0; i < 2 * count; i++) {
@@ -103,7 +105,8 @@ void run_pings(struct bench *bench, const struct command *command)
 	redisFree(server);
 }
 
-/* count=N turns long, path=FILE: two pairs each */
+/* Baseline of local turns: two pairs of flock() for each of `count` turns. Keys: count=N
+ * path=FILE. */
 void run_flocks(struct bench *bench, const struct command *command)
 {
 	const uint64_t count = command_number(command, "count", 1);
@@ -123,7 +126,7 @@ void run_flocks(struct bench *bench, const struct command *command)
 	close(fd);
 }
 
-/* What of it lies in the time that is looked at. */
+/* Returns the seconds that two intervals have in common. */
 static double common_s(uint64_t begin, uint64_t end, uint64_t from, uint64_t until)
 {
 	begin = begin > from ? begin : from;
@@ -132,8 +135,9 @@ static double common_s(uint64_t begin, uint64_t end, uint64_t from, uint64_t unt
 }
 
 /*
- * from_ns=T until_ns=T hold_us=N bytes=N: turns as long as all the others want theirs, too. Between
- * these times it is counted for how long a slot was held.
+ * Takes slots and holds each for `hold_us` until `until_ns`, in competition with other processes.
+ * Answers how long slots were held between `from_ns` and `until_ns`. Keys: from_ns=T until_ns=T
+ * hold_us=N bytes=N.
  */
 void run_contend(struct bench *bench, const struct command *command)
 {
@@ -158,7 +162,7 @@ void run_contend(struct bench *bench, const struct command *command)
 	answer_number("turns", (double)turns);
 }
 
-/* path=FILE seconds=N: one save after another */
+/* Saves repeatedly for `seconds`. Keys: path=FILE seconds=N. */
 void run_stream(struct bench *bench, const struct command *command)
 {
 	const uint64_t seconds = command_number(command, "seconds", 1);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking turns, through Redis and on one host."""
+"""Measure slots, through Redis and on one host."""
 
 import importlib
 from tempfile import TemporaryDirectory
@@ -10,7 +10,7 @@ from coordinators import coordinator
 from . import slots_death, slots_script, slots_sharing, slots_turns
 from .setting import Figure, Outcome, Setting
 
-# What each of the bandwidth's writers saves over and over, at most.
+# Most bytes that each writer of the bandwidth benchmark saves repeatedly.
 TENSOR_BYTES = slots_sharing.MOST_TENSOR_BYTES
 
 
@@ -39,7 +39,7 @@ def measure_script(setting: Setting, outcome: Outcome) -> None:
 
 
 def measure_chaos(setting: Setting, outcome: Outcome) -> None:
-    # Only now: a plain run needs nothing of what it needs.
+    # The module is imported here because its dependencies are not needed without --chaos.
     campaign = importlib.import_module("tests.bench.slots_chaos")
     setting.say(f"faults, at scale {setting.chaos:g}")
     found = campaign.measure(setting.chaos)
@@ -56,7 +56,7 @@ def measure(setting: Setting) -> Outcome:
         "well. Turns and what they are compared with run in "
         "one process, in turns. Everything else happens between processes of this machine."
     )
-    # Where the library has it by itself.
+    # The folder is in /dev/shm, where the library keeps local slots by default.
     folder = TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm")
     with coordinator("redis") as redis, folder as shared:
         local = f"local:{shared}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The long campaign of chaos: what tests/support/harm/chaos_scenes.py does, many times.
+"""Run the long chaos campaign: the scenes of tests/support/harm/chaos_scenes.py, many times.
 
-Scale 1 is at least 500 kills of Redis, 2,000 of clients, 200 stops past a lease, 100 failovers
-and 100 partitions, in about a quarter of an hour (the scenes wait most of the time). The library
-and the client are those of the folder that IOSHAPE_TEST_BUILD names. Where
+Scale 1 has at least 500 kills of Redis, 2,000 kills of clients, 200 stops that outlast a lease, 100
+failovers and 100 partitions. It takes about a quarter of an hour, because the scenes wait most of
+the time. The library and the client are in the folder that IOSHAPE_TEST_BUILD names. If
 IOSHAPE_TEST_CHAOS_KEEP names a folder, logs of scenes with faults are kept there.
 """
 
@@ -16,10 +16,10 @@ from chaos import NotPermitted
 from chaos_judge import Verdict
 from chaos_scenes import SCENES
 
-#: Scenes at the same time.
+#: Number of scenes that run at the same time.
 AT_ONCE = 5
 
-#: Rounds of each scene at scale 1, and in one go.
+#: Rounds of each scene at scale 1, and rounds in one run of the scene.
 ROUNDS = {
     "redis_dies_with_file": (260, 20),
     "redis_dies_without": (260, 20),
@@ -55,12 +55,12 @@ def _play(name: str, seed: int, rounds: int) -> tuple[str, int, Verdict | str]:
         return name, seed, SCENES[name](seed, rounds)
     except NotPermitted as error:
         return name, seed, f"not permitted: {error}"
-    except Exception:  # what a scene itself trips over is told, and the others go on
+    except Exception:  # an exception in a scene is reported, and other scenes go on
         return name, seed, traceback.format_exc()
 
 
 class Campaign:
-    """What was reached so far."""
+    """The results so far."""
 
     def __init__(self) -> None:
         self.all = Verdict()
@@ -70,7 +70,7 @@ class Campaign:
         self.played: dict[str, int] = {}
 
     def take(self, name: str, seed: int, verdict: Verdict | str) -> None:
-        """One scene that has ended."""
+        """Add the result of one scene."""
         if isinstance(verdict, str):
             self.broken.append(f"{name}, seed {seed}: {verdict}")
             return
@@ -81,7 +81,7 @@ class Campaign:
         self.all.add(verdict)
 
     def figures(self) -> dict[str, float]:
-        """By the names of the issue, and some more."""
+        """Return the figures, by the names in the output of the benchmark."""
         found: dict[str, float] = {
             figure: len(getattr(self.all, name)) for figure, name in FIGURES.items()
         }
@@ -93,7 +93,7 @@ class Campaign:
         return found
 
     def told(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the results in a form for JSON."""
         return {
             "figures": self.figures(),
             "counts": dict(sorted(self.all.counts.items())),
@@ -107,14 +107,14 @@ class Campaign:
 
 
 def measure(scale: float) -> dict[str, Any]:
-    """Plays the scenes, several at a time."""
+    """Run the scenes, several at a time."""
     campaign = Campaign()
     parts = []
     for name, (total, each) in ROUNDS.items():
         count = max(1, round(total * scale / each))
         parts += [(number / count, name, 1000 + number, each) for number in range(count)]
-    parts.sort()  # all kinds advance alike
-    # Started anew, not forked: threads and signals of whoever calls are not taken along.
+    parts.sort()  # runs of all scenes are mixed evenly
+    # "spawn" instead of fork: the children must not inherit signal handlers or locks of threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(AT_ONCE, mp_context=context) as pool:
         waiting = {pool.submit(_play, *part[1:]) for part in parts}

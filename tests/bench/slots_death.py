@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How soon the slot of a process that was killed is granted again."""
+"""Measure how soon the slot of a killed process is granted again."""
 
 import random
 import time
@@ -11,13 +11,13 @@ from .worker import Worker
 
 LEASE_MS = 3000
 BEAT_MS = LEASE_MS / 3
-AT_ONCE, TIMES = 8, 3  # with Redis, where each takes about the lease
+AT_ONCE, TIMES = 8, 3  # with Redis, where each takes about one lease
 LOCAL_DEATHS = 30
-BYTES = 64 << 20  # too much to be let past the queue
+BYTES = 64 << 20  # too many for the small-file bypass of the queue
 
 
 class Heirs:
-    """One that holds a slot, and one that waits for it."""
+    """A process that holds a slot, and a process that waits for it."""
 
     def __init__(self, setting: Setting, address: str, pool: str) -> None:
         self._setting, self._address, self._pool = setting, address, pool
@@ -28,7 +28,7 @@ class Heirs:
         return new_worker(self._setting, self._address, self._pool, slots=1, lease_ms=LEASE_MS)
 
     def gather(self) -> None:
-        """One more process, that waits."""
+        """Start one more process that waits."""
         self._waiter: Worker = self._open()
         self._waiter.tell("acquire", bytes=BYTES)
 
@@ -38,7 +38,7 @@ class Heirs:
         self._holder.process.wait()
 
     def inherit(self) -> float:
-        """Seconds until the waiter had it. It is the next holder."""
+        """Return the seconds from the kill to the waiter's grant. The waiter is the next holder."""
         seconds = float(self._waiter.hear("acquire")["at_s"]) - self._killed_s
         self._holder = self._waiter
         return seconds
@@ -56,7 +56,7 @@ def measure_redis(setting: Setting, outcome: Outcome, redis: str) -> None:
     for _ in range(TIMES):
         for pool in pools:
             pool.gather()
-        # Past the first sign of life, then at any time between two of them.
+        # Kill after the first heartbeat, at a random time between two heartbeats.
         time.sleep(BEAT_MS / 1e3)
         for pool in pools:
             time.sleep(chance.random() * BEAT_MS / 1e3 / AT_ONCE * 2)

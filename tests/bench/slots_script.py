@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of slots.lua costs the server, with few and with very many waiters.
+"""Measure the server time of one call of slots.lua, with few and with very many waiters.
 
-Server time only (commandstats), of calls as a cluster makes them: others queue, waiters and holders
-give signs of life, holders go and the next ones are let in.
+The time is from commandstats. The mix of calls is that of a cluster: clients queue, waiters and
+holders send heartbeats, holders release, and the next waiters are granted.
 """
 
 import re
@@ -16,9 +16,9 @@ from slots_script import RefusedByRedis, Script, Server, Value, script_text
 
 WAITERS = [100, 1000, 10_000, 100_000]
 CAPACITY = 64
-LEASE = 3_600_000  # nobody dies meanwhile
+LEASE = 3_600_000  # milliseconds; so long that no lease ends during the benchmark
 CALLS = 2000  # in each round
-ROUNDS = 3  # the best counts
+ROUNDS = 3  # the best one counts
 AT_ONCE = 100
 BATCH = 50
 JOBS = 100
@@ -27,14 +27,15 @@ Command = list[Value]
 
 
 class Crowd:
-    """A pool with so many waiters that it can be measured."""
+    """A pool with a given number of waiters, and calls whose time is measured."""
 
     def __init__(self, server: Server, pool: str, waiters: int) -> None:
         self.script = Script(server, script_text(), pool)
         self.connection = server.connection
         self.random = Random(waiters)
         self.made = 0
-        # The pool opens with a short lease: a new one waits half of it for holders from before.
+        # A short lease opens the pool, because a new pool waits half a lease for holders of an
+        # earlier one.
         self.script("release", "nobody", 0, lease=1)
         self.call([self.acquire() for _ in range(CAPACITY + waiters)])
 
@@ -57,7 +58,7 @@ class Crowd:
         return self.script.command("acquire", f"id-{number}", *request, lease=LEASE)
 
     def ids(self, key: str) -> list[str]:
-        """Of holders (h), of waiters (l)."""
+        """Return the ids of holders ("h") or of waiters ("l")."""
         found = self.connection.call("ZRANGE", self.script.prefix + key, 0, -1)
         return [str(name) for name in found] if isinstance(found, list) else []
 
@@ -74,7 +75,7 @@ class Crowd:
         return self.script.command("release", holder, 1 << 30, lease=LEASE)
 
     def microseconds(self, commands: list[Command]) -> float:
-        """Of one call: the median of small batches, for others use the machine too."""
+        """Return the time of one call: the median of small batches, as the machine is shared."""
         batches = [commands[start : start + BATCH] for start in range(0, len(commands), BATCH)]
         return median(self.microseconds_of_batch(batch) for batch in batches)
 
@@ -88,7 +89,7 @@ class Crowd:
         return int(found[2]) / int(found[1])
 
     def measure_releases(self) -> float:
-        """Each lets the next one in, and another one comes to the queue."""
+        """Measure releases. Each grants a slot to the next waiter; later calls refill the queue."""
         spent: list[float] = []
         while len(spent) * CAPACITY < CALLS:
             spent.append(self.microseconds([self.release(held) for held in self.ids("h")]))
@@ -106,7 +107,7 @@ class Crowd:
 
 
 def uncontended(server: Server) -> dict[str, float]:
-    """A turn with nobody else there."""
+    """Measure turns in an empty pool."""
     crowd = Crowd(server, "empty", 0)
     crowd.call([crowd.release(held) for held in crowd.ids("h")])
     turns = [crowd.acquire() for _ in range(CALLS // 2)]
@@ -128,7 +129,7 @@ def best(measured: Callable[[], dict[str, float]]) -> dict[str, float]:
 
 
 def measure_all() -> dict[str, dict[str, float]]:
-    """Microseconds of server time, by number of waiters and by operation."""
+    """Return microseconds of server time, by number of waiters and by operation."""
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
         found["0"] = best(lambda: uncontended(server))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How evenly jobs share the slots, and how true the bandwidth is that was set."""
+"""Measure how evenly jobs share slots, and how exactly a set bandwidth is kept."""
 
 import time
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MB = 1_000_000
 
 @dataclass(frozen=True)
 class Job:
-    """Ranks that all want a slot again as soon as they had one."""
+    """Ranks that ask for a slot again as soon as they have released one."""
 
     name: str
     ranks: int
@@ -30,7 +30,7 @@ class Job:
 
     @property
     def bytes(self) -> int:
-        """What it says it writes: so much that no request is let past the queue."""
+        """The size that each request states, too large for the small-file bypass of the queue."""
         return self.hold_ms * 4 * MIB
 
 
@@ -40,7 +40,7 @@ WARM_S, SHARED_S = 2, 10
 
 
 def share_slots(setting: Setting, address: str) -> dict[str, float]:
-    """Seconds of slots that each job had, while all wanted theirs."""
+    """Return the slot-seconds of each job while all jobs compete."""
     ranks: list[tuple[Job, Worker]] = [
         (job, new_worker(setting, address, "shared", job=job.name, slots=SLOTS))
         for job in JOBS
@@ -63,7 +63,7 @@ def share_slots(setting: Setting, address: str) -> dict[str, float]:
 
 
 def measure_jain(setting: Setting, outcome: Outcome, address: str) -> None:
-    """With a Redis: without one there are no shares."""
+    """Measure fairness with Redis. Local pools have no shares."""
     setting.say(f"{len(JOBS)} jobs share {SLOTS} slots")
     slot_seconds = share_slots(setting, address)
     outcome.facts["jain"] = {
@@ -79,15 +79,15 @@ def measure_jain(setting: Setting, outcome: Outcome, address: str) -> None:
 
 # ---- Bandwidth -----------------------------------------------------------------------------------
 
-RATES = [20 * MB, 80 * MB, 200 * MB]  # each a job's, with a writer
+RATES = [20 * MB, 80 * MB, 200 * MB]  # bytes per second of a job with one writer
 POOL_RATE, POOL_WRITERS = 80 * MB, 2
 PACED_S = 10
-SAVE_S = 2  # a save lasts about so long: the pauses between them count, too
+SAVE_S = 2  # approximate seconds of a save; pauses between saves count, too
 MOST_TENSOR_BYTES = SAVE_S * (sum(RATES) + POOL_RATE)
 
 
 class Stream:
-    """Writers that save without end, and what is set for them."""
+    """Writers that save repeatedly, and the rate that is set for them."""
 
     def __init__(self, name: str, rate: int) -> None:
         self.name, self.rate = name, rate
@@ -123,7 +123,7 @@ class Stream:
 
 
 def pool_stream(setting: Setting, address: str) -> Stream:
-    """Two jobs in a pool whose operator has set a rate."""
+    """Start two jobs in a pool whose rate was set by the operator."""
     stream = Stream(f"redis, a pool's {POOL_RATE // MB} MB/s, two jobs", POOL_RATE)
     workers = [
         new_worker(setting, address, "paced", job=f"job{number}") for number in range(POOL_WRITERS)
@@ -135,7 +135,7 @@ def pool_stream(setting: Setting, address: str) -> Stream:
 
 
 def pace(setting: Setting, kind: str, address: str) -> list[Stream]:
-    """All of them at the same time."""
+    """Run all streams at the same time."""
     streams = []
     for rate in RATES:
         stream = Stream(f"{kind}, a job's {rate // MB} MB/s", rate)

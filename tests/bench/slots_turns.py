@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a turn costs, and how soon after a release the next holder runs."""
+"""Measure the cost of a turn, and the time from a release until the next holder runs."""
 
 import json
 import subprocess
@@ -13,15 +13,15 @@ from .rounds import Sample, median_seconds, time_ratio
 from .setting import Figure, Outcome, Setting
 from .worker import Worker
 
-ROUNDS_PER_ROUND = 8  # they are short
-REDIS_TURNS, LOCAL_TURNS = 200, 5000  # in each
+ROUNDS_PER_ROUND = 8  # each is short
+REDIS_TURNS, LOCAL_TURNS = 200, 5000  # turns in one round
 COUNTED_TURNS = 100
 CROWD = 4000
 HANDOVERS = 1500
 
 
 def programs(setting: Setting) -> Path:
-    """Where the programs are that measure."""
+    """Return the folder of the benchmark programs."""
     return Path(str(setting.worker.process.args[0])).parent  # type: ignore[index]
 
 
@@ -30,14 +30,14 @@ def socket_of(address: str) -> Path:
 
 
 def port_of(address: str) -> int:
-    """Where the same server listens for TCP."""
+    """Return the TCP port of the server behind a socket's address."""
     found = Connection(socket_of(address)).call("CONFIG", "GET", "port")
     assert isinstance(found, list)
     return int(str(found[1]))
 
 
 def context(address: str, pool: str, **settings: str | int) -> dict[str, str | int]:
-    """What a context is opened with: settings, and the length of a lease."""
+    """Return the keys for the command `context`: settings, and the lease in milliseconds."""
     given = {
         name if name == "lease_ms" else f"IOSHAPE_{name.upper()}": value
         for name, value in settings.items()
@@ -46,7 +46,7 @@ def context(address: str, pool: str, **settings: str | int) -> dict[str, str | i
 
 
 def new_worker(setting: Setting, address: str, pool: str, **settings: str | int) -> Worker:
-    """One more process, with a context of these settings."""
+    """Start one more process with a context that has these settings."""
     worker = Worker(programs(setting) / "bench-worker")
     worker.ask("context", **context(address, pool, **settings))
     return worker
@@ -66,9 +66,9 @@ def compare_turns(
     verb: str,
     values: dict[str, str | Path | int],
 ) -> None:
-    """A turn that nobody else wants, against two of something else."""
+    """Compare an uncontended turn with two operations of a baseline."""
     with new_worker(setting, address, "alone") as worker:
-        # The first one connects, or makes the pool.
+        # The first turn connects, or makes the pool.
         sample(worker, "turns", 1)
         samples = setting.compare(
             {
@@ -105,7 +105,7 @@ def compare_turns(
 
 
 def sent(monitor: Connection, end: str) -> list[str]:
-    """The names of the commands that clients sent, until somebody said the end."""
+    """Return the names of commands that clients sent before the command `end`."""
     names: list[str] = []
     while True:
         # 1700000000.123456 [0 lua] "HGET" "..."
@@ -113,7 +113,7 @@ def sent(monitor: Connection, end: str) -> list[str]:
         name = command.split(" ")[0].strip('"').lower()
         if name == end:
             return names
-        # The script's own calls are no commands of a client.
+        # Skip commands that the script itself calls.
         if not origin.endswith("lua"):
             names.append(name)
 
@@ -151,7 +151,7 @@ def measure_commands(setting: Setting, outcome: Outcome, redis: str) -> None:
 
 
 class Crowd:
-    """Thousands of clients that wait, in one process."""
+    """One process with thousands of waiting clients (crowd.c)."""
 
     def __init__(self, program: Path, redis: str, pool: str, count: int) -> None:
         self.process = subprocess.Popen(
@@ -167,7 +167,7 @@ class Crowd:
             raise RuntimeError(f"no crowd: {first}")
 
     def end(self) -> dict[str, Any]:
-        """What it did."""
+        """End the process and return its answer."""
         said, _ = self.process.communicate()
         return dict(json.loads(said))
 
@@ -177,7 +177,7 @@ def measure_handover(setting: Setting, outcome: Outcome, redis: str) -> None:
     pair: dict[str, str | int] = {"job": "pair", "share": 1000, "lease_ms": 15000, "slots": 1}
     pool = "handed"
     with new_worker(setting, redis, pool, **pair) as first:
-        # Held while the crowd gathers.
+        # The slot is held while the crowd queues.
         first.ask("acquire")
         crowd = Crowd(programs(setting) / "bench-crowd", redis, pool, CROWD)
         first.ask("release")
@@ -207,7 +207,7 @@ def measure_handover(setting: Setting, outcome: Outcome, redis: str) -> None:
 
 def measure(setting: Setting, outcome: Outcome, redis: str, local: str) -> None:
     setting.say("turns that nobody else wants")
-    # As the hosts of a cluster reach it; and through a socket, where a round trip costs less.
+    # Once over TCP, as in a cluster, and once through a socket, where a round trip costs less.
     port = port_of(redis)
     compare_turns(
         setting,
@@ -234,7 +234,7 @@ def measure(setting: Setting, outcome: Outcome, redis: str, local: str) -> None:
         local,
         LOCAL_TURNS,
         "flocks",
-        # Beside the pool's own file.
+        # The file is in the same folder as the pool's files.
         {"path": Path(local.removeprefix("local:")) / "flock"},
     )
     measure_commands(setting, outcome, redis)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint storm on filesystems that are slow by rule: the engine of "ioshape bench" on
-stripefs.
+"""Measure a checkpoint storm on modelled slow filesystems, with the engine of "ioshape bench".
+
+With names of parts or of kinds of clusters, the command runs and draws these alone. With "validate"
+it checks the model of stripefs. The package must be importable, and stripefs must be built.
 
     python -m tests.bench.storm hdd cephfs --rounds 1 --plot .
     python -m tests.bench.storm validate
-
-runs parts of it alone, or storms on real clusters, and draws them; or checks the model that the
-parts run on. The package must be importable, and stripefs built.
 """
 
 import argparse
@@ -33,14 +32,14 @@ from .setting import Figure, Outcome, Setting
 MIB = 1 << 20
 LIMIT_S = 1800
 
-# What "ours" is in the figures: each rank its own file, in its turn, in the background.
+# In the figures "ours" is this way: each rank saves its own file in the background, in its turn.
 OURS, THEIRS = "async", "torch"
 
 Found = dict[str, Any]
 
 
 class StormError(Exception):
-    """It could not be measured."""
+    """The storm could not be measured."""
 
 
 # ---- Figures -----------------------------------------------------------------------------------
@@ -51,7 +50,7 @@ def seconds(found: Found, way: str, name: str) -> float:
 
 
 def least_s(found: Found) -> float:
-    """What the targets need at least: nobody saves all of it sooner."""
+    """Return the least time that the targets need for all bytes."""
     model = found["model"]
     rate = float(model["targets"]) * float(model["bandwidth"])
     return float(found["ranks"]) * float(found["bytes"]) / rate
@@ -63,7 +62,10 @@ def reads_p99_ms(found: Found, way: str) -> float:
 
 @dataclass(frozen=True)
 class Makespan:
-    """Until all ranks have saved. ">=": theirs to ours; "<=": ours to theirs."""
+    """A figure of the time until all ranks have saved.
+
+    With ">=" it is theirs divided by ours, with "<=" ours divided by theirs.
+    """
 
     relation: Literal[">=", "<="]
     target: float
@@ -77,7 +79,7 @@ class Makespan:
 
 @dataclass(frozen=True)
 class NeighbourP99:
-    """Of a neighbour's small reads."""
+    """A figure of the 99th percentile of a neighbour's small reads."""
 
     target: float
 
@@ -115,7 +117,7 @@ def stall(name: str, found: Found) -> Figure:
 
 
 def requests(name: str, found: Found) -> Figure | None:
-    """Return how many requests a file takes; None where the kind does not count them."""
+    """Return how many requests a file takes, or None if the kind of cluster does not count them."""
     counts = {way: found["ways"][way].get("metadata") for way in (OURS, THEIRS)}
     if not counts[OURS]:
         return None
@@ -144,35 +146,37 @@ def operations(name: str, found: Found) -> Figure:
     )
 
 
-# ---- Parts -------------------------------------------------------------------------------------
+# ---- Parts of the benchmark
+# ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Part:
-    """One storage, and a storm on it."""
+    """A modelled storage, and the storm on it."""
 
     parameters: dict[str, object]
     figures: tuple[Callable[[str, Found], Figure | None], ...]
     ways: tuple[str, ...] = (THEIRS, OURS)
     ranks: int = 32
     n_bytes: int = 32 * MIB
-    #: jobs that save at the same time; each has so many ranks
+    #: number of jobs that save at the same time; each has `ranks` ranks
     tenants: int = 1
-    #: each with a mount of its own, and so have the neighbours
+    #: number of nodes; each has its own mount, and the neighbours have another one
     nodes: int = 8
-    #: at most; 0: operations are counted, and no time is measured
+    #: number of rounds at most; 0: count metadata operations and measure no time
     rounds: int = 2
-    #: Nothing is known of the storage, nothing was tried before, and there is no Redis.
+    #: the storage has no known layout, ioshape has no settings, and there is no Redis
     blind: bool = False
 
 
-# All that matters is said, so that it stands in the results; the rest is stripefs's own.
+# These lists are complete as far as the model matters, because the results show them. Other values
+# are defaults of stripefs.
 MODEL: dict[str, object] = {"targets": 8, "run": "16Mi", "stripe_size": "1Mi"}
 HDD = {**MODEL, "bandwidth": 60_000_000, "seek_ms": 8, "slow": 4}
 SSD = {**MODEL, "bandwidth": 250_000_000, "seek_ms": 0.05, "slow": 16}
-#: Each process's bytes leave in whole stripes, several at a time, as from Lustre's client.
+#: Bytes of each process leave in whole stripes, several at a time, as from Lustre's client.
 LUSTRE: dict[str, object] = {"play": "lustre", "cache": "client"}
-#: A plain FUSE mount, whose name and answers say nothing, and whose kernel keeps nothing back.
+#: A plain FUSE mount that reveals nothing about its storage, and whose kernel caches no writes.
 BLIND: dict[str, object] = {"play": "nfs", "cache": "through"}
 
 
@@ -207,19 +211,22 @@ PARTS = {
 
 @contextmanager
 def own_environment(part: Part, memory: str = "/dev/shm") -> Iterator[dict[str, str]]:
-    """Return variables with a coordinator whose slots no other program takes."""
+    """Yield variables with a coordinator that no other program uses."""
     with (
         tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir=memory) as folder,
         coordinator_of(part) as address,
     ):
-        # Without a server it is what is there without being asked for, in a folder of its own.
+        # Without Redis the library uses local slots. These are in a folder of their own.
         own = {"IOSHAPE_COORDINATOR": address or f"local:{folder}"}
         yield {**own, **os.environ}
 
 
 @contextmanager
 def coordinator_of(part: Part) -> Iterator[str]:
-    """Ranks of several nodes meet at a Redis, as they do in a cluster that has one. "": none."""
+    """Yield the address of a Redis, or "" if the part has none.
+
+    Ranks of several nodes meet at a Redis, as in a cluster that has one.
+    """
     if part.blind:
         yield ""
         return
@@ -228,12 +235,15 @@ def coordinator_of(part: Part) -> Iterator[str]:
 
 
 def mounted(part: Part) -> dict[str, Any]:
-    """What stripefs is told. Pools are named after filesystems: this one is nobody else's."""
+    """Return the arguments of stripefs.
+
+    Pools are named after filesystems, so the name is unique.
+    """
     return {"clients": part.nodes + 1, "fsname": f"mgs@tcp:/bench-{os.getpid()}", **part.parameters}
 
 
 def run(part: Part, picture: str = "") -> Found:
-    """What the process finds, and what it was found on."""
+    """Run a part and return its results and its model."""
     with (
         striped(**mounted(part)) as mount,
         own_environment(part) as variables,
@@ -245,7 +255,7 @@ def run(part: Part, picture: str = "") -> Found:
 
 
 def run_mounted(mount: Mount, variables: dict[str, str], part: Part, picture: str = "") -> Found:
-    """Run it on a stripefs."""
+    """Run a part on a mounted stripefs."""
     return run_on(
         mount.paths,
         variables,
@@ -265,7 +275,7 @@ def run_on(
     picture: str = "",
     prefix: Sequence[str] = (),
 ) -> Found:
-    """What the process finds on what is mounted: for each node, and last for the neighbours."""
+    """Run a part on these mounts, one for each node and the last one for the neighbours."""
     given = {
         "mounts": [str(path) for path in mounts],
         "counter": counter,
@@ -298,11 +308,11 @@ def run_on(
     return found
 
 
-# The speed of a spinning disk for each target of a cluster: two cores can keep four of them busy.
+# Each target of a cluster has the speed of a spinning disk: two cores keep up with four of them.
 TARGETS = {"targets": 4, "mb_per_s": 60, "ms_per_seek": 8}
-#: The kinds whose requests tests/testbed/requests.sh counts.
+#: Kinds of clusters whose requests tests/testbed/requests.sh can count.
 COUNTED = ("cephfs", "glusterfs", "nfs3", "nfs4.1", "nfs4.2")
-#: The storm on such a cluster, where nothing was configured.
+#: The storm on such a cluster, without any settings of ioshape.
 CLUSTER = Part(
     {"slow": 1, "targets": 4, "bandwidth": 60_000_000},
     (Makespan(">=", 0.95), mean_completion, stall, NeighbourP99(3), requests),
@@ -314,22 +324,23 @@ CLUSTER = Part(
 
 
 def mounts_of(cluster: Cluster, part: Part, clients: ExitStack) -> list[Path]:
-    """A client for each node, and one for the neighbours."""
+    """Return the mounts: the last one is for the neighbours, the others are for the nodes."""
     more = [clients.enter_context(cluster.client()) for _ in range(part.nodes)]
     return [cluster.path, *more]
 
 
 def targets(kind: str) -> dict[str, int]:
-    """Return the options of up.sh; an NFS server has one disk."""
+    """Return the options of up.sh. An NFS server has one disk."""
     return {**TARGETS, "targets": 1} if kind.startswith("nfs") else TARGETS
 
 
 def run_on_cluster(kind: str, part: Part, picture: str = "") -> Found:
-    """A storm on a real filesystem."""
+    """Run a storm on a real filesystem."""
     with (
         running(kind, **targets(kind)) as cluster,
         ExitStack() as clients,
-        # A machine has a /dev/shm of its own; what it writes to other folders stays in its memory.
+        # A machine (User-mode Linux) has its own /dev/shm. Its files elsewhere stay in its memory,
+        # too.
         own_environment(part, "/tmp" if cluster.prefix else "/dev/shm") as variables,
     ):
         mounts = mounts_of(cluster, part, clients)
@@ -347,7 +358,7 @@ def run_on_cluster(kind: str, part: Part, picture: str = "") -> Found:
 
 
 def counted(mount: Mount) -> Found:
-    """Of all that was measured there."""
+    """Return counts of all that happened on the mount."""
     statistics = mount.statistics()
     return {
         "writes": statistics["writes"],
@@ -355,11 +366,12 @@ def counted(mount: Mount) -> Found:
     }
 
 
-# ---- Everything --------------------------------------------------------------------------------
+# ---- All parts
+# -------------------------------------------------------------------------------------
 
 
 def sentence(name: str, part: Part) -> str:
-    """The model, for those who read the table."""
+    """Return a line about the model, for the reader of the results."""
     text = ", ".join(f"{key} {value}" for key, value in part.parameters.items())
     return (
         f"{name}: {part.ranks} ranks on {part.nodes} nodes x {part.n_bytes // MIB} MiB on "
@@ -368,7 +380,7 @@ def sentence(name: str, part: Part) -> str:
 
 
 def model_error(say: Callable[[str], None]) -> Figure:
-    """The worst of what is measured of the model: all else stands on it."""
+    """Return the worst error of the model, on which all other figures rely."""
     worst = None
     for slow, scale in ((4, 2), (16, 1)):
         for check in validate(slow, scale):
@@ -429,7 +441,7 @@ def measure(setting: Setting) -> Outcome:
 
 
 def main() -> int:
-    """Parts alone, with pictures; or the model."""
+    """Run parts of the benchmark alone, with pictures, or check the model."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.storm")
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART")
     parser.add_argument("--rounds", type=int, default=3)

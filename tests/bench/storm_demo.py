@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The storm of examples/storm_demo.sh: eight ranks, once with torch.save and once with ioshape.
+"""Run the storm of examples/storm_demo.sh: eight ranks, once with torch.save and once with ioshape.
 
     python -m tests.bench.storm_demo storm.svg
 
-The package must be importable, and stripefs built.
+draws the picture. The package must be importable, and stripefs must be built.
 """
 
 import os
@@ -33,11 +33,11 @@ from .storm import (
 
 RANKS, N_BYTES = 8, 48 * MIB
 
-#: Two nodes that see a Lustre. To give each a mount of its own takes root.
+#: Two nodes on a simulated Lustre. Each has its own mount, which takes root.
 NODES = Part(
     {**HDD, **LUSTRE, "stripe_count": -1}, (), ranks=RANKS, n_bytes=N_BYTES, nodes=2, rounds=1
 )
-#: One that sees a filesystem of which nothing is known.
+#: One node on a filesystem that reveals nothing about its storage.
 ALONE = Part(
     {**HDD, **BLIND, "stripe_count": -1, "clients": 1},
     (),
@@ -55,7 +55,10 @@ def say(*lines: str) -> None:
 
 @contextmanager
 def watched(variables: dict[str, str]) -> Iterator[list[str]]:
-    """What "ioshape top" shows meanwhile, a text for each look; complete at the end."""
+    """Yield the screens of "ioshape top", one text each.
+
+    The list is complete when the block ends.
+    """
     looks: list[str] = []
     with subprocess.Popen(
         [sys.executable, "-m", "ioshape", "top", "--interval", "0.3"],
@@ -74,7 +77,7 @@ def watched(variables: dict[str, str]) -> Iterator[list[str]]:
 
 
 def fullest(looks: list[str]) -> str:
-    """The look with most writers in it."""
+    """Return the screen with the most waiting writers."""
     return max(looks, key=lambda look: look.count(" waits ") + look.count("\nwaits "), default="")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storm as a timeline: one round of each way, the one whose makespan is the median."""
+"""Make a timeline of a storm. It shows one round of each way: that with the median makespan."""
 
 from statistics import fmean
 
@@ -12,7 +12,7 @@ from timeline_plot import Dot, Panel, Row, Save, Timeline
 
 
 def timeline_of(storm: Storm) -> Timeline:
-    """To draw it."""
+    """Return the timeline, ready to be drawn."""
     plan = storm.plan
     alone = Neighbours.of(storm.alone).reads
     return Timeline(
@@ -25,7 +25,7 @@ def timeline_of(storm: Storm) -> Timeline:
 
 
 def _title(storm: Storm) -> str:
-    """What the best of ours is to the first way."""
+    """Return a title that compares the best other way with the first way."""
     first, *others = storm.plan.ways
     if not others:
         return f"A storm: {WAYS[first]}"
@@ -36,7 +36,7 @@ def _title(storm: Storm) -> str:
 
 
 def compared(ratios: Ratios) -> str:
-    """The ratios in words: a ratio below 1 is slower, and says so."""
+    """Return the ratios in words. A ratio below 1 is called slower."""
     parts = [
         ("all ranks done", ratios.makespan),
         ("the mean rank", ratios.mean_completion),

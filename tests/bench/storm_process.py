@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One part of the storm: the engine of "ioshape bench", on nodes that it plays, and counted.
+"""Run one part of the storm: the engine of "ioshape bench" on simulated nodes.
+
+There is a mount for each node and a last one for the neighbours. As in a cluster, every node sees
+its mount at the same path. The plan is the engine's. The counter is a command that prints how many
+requests of each kind reached the metadata server, or the folder behind a stripefs. The results are
+printed as JSON. Ranks are forked from this process, so it must not start a thread.
 
     python -m tests.bench.storm_process '{"mounts": […], "counter": …, "picture": …, "plan": {…}}'
-
-There is a mount for each node and, last, one for the neighbours. Each has it in the same place, as
-nodes of a cluster do. The plan is the engine's. The counter is a command that prints how many
-requests were sent to the metadata server, by kind, or the folder behind a stripefs. Prints what was
-found, as JSON. It is a process of its own because ranks are forked from it: it must not have
-started a thread.
 """
 
 import ctypes
@@ -26,7 +25,7 @@ from striped import ask
 
 
 def counts(counter: str | list[str]) -> dict[str, int]:
-    """Operations that the metadata server was asked for, by kind."""
+    """Return how many operations of each kind the metadata server has received."""
     if isinstance(counter, list):
         done = subprocess.run(counter, stdin=subprocess.DEVNULL, capture_output=True, check=True)
         counted: dict[str, int] = json.loads(done.stdout)
@@ -36,7 +35,7 @@ def counts(counter: str | list[str]) -> dict[str, int]:
 
 
 def count_metadata(storm: Storm, counter: str | list[str]) -> dict[str, Any]:
-    """Of the second save of all ranks in each way. Neighbours rest."""
+    """Count the operations of the second save of all ranks in each way, without neighbours."""
     found = {}
     for way in storm.plan.ways:
         storm.save_once(way)
@@ -61,7 +60,7 @@ def call(result: int) -> None:
 
 
 def see_instead(path: Path, other: Path) -> None:
-    """This process sees at a path what others see at another one. Takes root."""
+    """Bind-mount another path over a path, for this process only. This takes root."""
     unshare_mounts, private, bind = 0x20000, 1 << 18 | 1 << 14, 1 << 12
     libc = ctypes.CDLL(None, use_errno=True)
     call(libc.unshare(unshare_mounts))
@@ -76,7 +75,7 @@ def main(text: str) -> None:
     began = time.monotonic()
 
     def go_to(node: int) -> None:
-        if len(mounts) > 1:  # with one client nobody has to move, and nobody has to be root
+        if len(mounts) > 1:  # with one client no node moves, and root is not needed
             see_instead(mounts[0], mounts[node])
 
     def tell(progress: str) -> None:

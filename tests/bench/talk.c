@@ -72,7 +72,7 @@ static void add(const char *format, ...)
 	bytes = vsnprintf(answer + answer_used, room, format, args);
 	va_end(args);
 	if (bytes < 0 || (size_t)bytes >= room)
-		abort(); /* answers have a few fields, all short */
+		abort(); /* answers have a few short fields */
 	answer_used += (size_t)bytes;
 }
 
@@ -107,7 +107,7 @@ void answer_text(const char *name, const char *value)
 void answer_send(void)
 {
 	if (printf("%s}\n", answer_used ? answer : "{") < 0 || fflush(stdout))
-		exit(1); /* the driver has gone */
+		exit(1); /* the driver has ended */
 	answer_used = 0;
 }
 

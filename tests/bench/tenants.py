@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two jobs that save at the same time on a real cluster with slow targets, without slots and with
-them: "ioshape bench --tenants 2", each job and the neighbours with a client of their own."""
+"""Measure two jobs that save at the same time on a real cluster with slow targets.
+
+They run without slots and with slots, as in "ioshape bench --tenants 2". Each job and the
+neighbours have their own client.
+"""
 
 from .rounds import Sample
 from .setting import Figure, Outcome, Setting
@@ -11,7 +14,7 @@ WAYS = ("open", "async")
 
 
 def aggregate(found: Found) -> Figure:
-    """What both jobs save in a second, with slots to without."""
+    """Return the ratio of both jobs' bytes per second, with slots to without."""
     verdict = found["verdict"]
     rates = [verdict[side]["bytes_per_s"] / 1e6 for side in ("without", "with_slots")]
     times = [verdict[side]["checkpoint_s"] for side in ("without", "with_slots")]
@@ -23,7 +26,7 @@ def aggregate(found: Found) -> Figure:
 
 
 def p99(found: Found) -> Figure:
-    """How long neighbours wait to read or create a small file, without slots to with."""
+    """Return the ratio of neighbours' latencies for small files, without slots to with."""
     verdict = found["verdict"]
     waits = "; ".join(
         f"{name} {one['p50_ms']:.1f} and {one['p99_ms']:.0f} ms ({one['count']} operations)"

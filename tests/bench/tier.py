@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves on the disk of the node, drained to a slow filesystem: what they cost, and whom they
-disturb.
+"""Measure saves to the node's disk that are drained to a slow filesystem, and their neighbours.
 
-The disk is that of --dir; the destination is stripefs as spinning disks, as in "storm".
+The disk is that of --dir. The destination is stripefs with spinning disks, as in "storm".
 """
 
 import json
@@ -29,7 +28,7 @@ PAUSE_S = 2.0
 ROUNDS_OF_MANY = 2  # each takes a minute or two
 
 MANY = storm.PARTS["hdd"]
-#: What one node has of disks that many write to. By the clock: its own disk is no model.
+#: One node's share of disks that many nodes use. Its clock is not slowed: the node's disk is real.
 SHARE: dict[str, object] = {**MANY.parameters, "targets": 2, "slow": 1}
 ONE = replace(MANY, parameters=SHARE, ranks=1, nodes=1, n_bytes=256 * MIB)
 
@@ -40,15 +39,15 @@ Found = dict[str, Any]
 
 
 def near_samples(setting: Setting) -> Samples:
-    """Durable on the tier, journal and all; against fio's direct writes there."""
-    import ioshape  # noqa: PLC0415 - with torch, which other benchmarks do without
+    """Compare durable saves to the tier, with its journal, with direct writes by fio."""
+    import ioshape  # noqa: PLC0415 - imports torch, which other benchmarks do not need
     import torch  # noqa: PLC0415
     from ioshape._core.context import Context  # noqa: PLC0415
     from ioshape._tier.tier import Tier  # noqa: PLC0415
 
-    ioshape.configure(unchanged="ignore")  # it saves the same again and again
+    ioshape.configure(unchanged="ignore")  # the same state is saved again and again
     memory = mmap.mmap(-1, setting.size)
-    memory.madvise(mmap.MADV_HUGEPAGE)  # as fio's is
+    memory.madvise(mmap.MADV_HUGEPAGE)  # as fio's memory is
     state = {"weight": torch.frombuffer(memory, dtype=torch.uint8).random_()}
     near, file = setting.folder / "near", setting.folder / "fio"
     path = str(setting.folder / "destination" / "model.pt")
@@ -60,7 +59,7 @@ def near_samples(setting: Setting) -> Samples:
         setting.settle()
         near.mkdir()
         opened.append(Tier(Context(), str(near)))
-        opened[0].place(path, 0)  # makes the directories, which last for all saves
+        opened[0].place(path, 0)  # makes the directories, which stay for all saves
 
     def save() -> Sample:
         (tier,) = opened
@@ -77,7 +76,7 @@ def near_samples(setting: Setting) -> Samples:
     }
     setting.say("saves on the tier")
     begin_anew()
-    save()  # what is done once
+    save()  # does what is done only once
     samples = setting.compare(contestants, setting.rounds, begin_anew)
     opened.pop().close()
     return samples
@@ -95,7 +94,7 @@ def near_figure(samples: Samples) -> Figure:
 
 
 def run_on_disks(setting: Setting, what: str, part: storm.Part, rounds: int) -> Found:
-    """What the process finds there."""
+    """Run tier_process.py on stripefs and return its results."""
     with striped(**storm.mounted(part)) as mount, storm.own_environment(part) as variables:
         given = {
             "mounts": [str(path) for path in mount.paths],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that make up for each other: what a restart reads, and what parities cost."""
+"""Measure nodes that replace each other's files: bytes that a restart reads, cost of parities."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from tiers import undrained_all
 from .setting import Figure, Setting
 from .slots_turns import programs
 
-#: Of each rank.
+#: Bytes of each rank's state.
 N_BYTES = 16 << 20
 
 PROGRAM = """
@@ -42,7 +42,7 @@ CASES = (Case(4, "1/4", (1,)), Case(6, "2/6", (1, 4)))
 
 
 def rebuilt(setting: Setting, case: Case) -> tuple[int, float]:
-    """Bytes that were read from the destination, and what the slowest rank's load took."""
+    """Return the bytes read from the destination, and the seconds of the slowest rank's load."""
     tiers = [setting.folder / f"tier-{node}" for node in range(case.nodes)]
     for tier in tiers:
         tier.mkdir()
@@ -50,7 +50,7 @@ def rebuilt(setting: Setting, case: Case) -> tuple[int, float]:
     common = {
         "IOSHAPE_PARITY": case.parity,
         "LEAVE_UNDRAINED": "1",
-        # Notes beside the generations would be read from there, too.
+        # Keep messages out of the destination, whose reads are counted.
         "IOSHAPE_TEST_BOARD": "host",
         "OMP_NUM_THREADS": "1",
     }

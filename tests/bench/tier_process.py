@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves over tiers to a slow filesystem, by one node or by many at once.
+"""Save over tiers to a slow filesystem, from one node or from many at once.
+
+Each node has its own tier below `near`, and a mount. The last mount belongs to the neighbours, or
+to the node where the training restarts. Samples are printed as JSON. Nodes are forked from this
+process, so it must not start a thread before.
 
     python -m tests.bench.tier_process one|many '{"mounts": […], "near": …, "n_bytes": …, …}'
-
-Each node has a tier of its own below `near`, and a mount; the last mount is the neighbours', or
-that of the node where a training goes on. Prints samples, as JSON. It is a process of its own
-because nodes are forked from it: it must not have started a thread before.
 """
 
 import json
@@ -31,9 +31,9 @@ from .storm_process import see_instead
 
 NODES = 32
 READERS = 8
-SAVES = 3  # of a training that is measured
+SAVES = 3  # saves of one measured training
 PATIENCE_S = 900.0
-#: Drains have that, and saves a hundred.
+#: The share of drains. Saves have a share of 100.
 SHARE = 1
 
 State = dict[str, torch.Tensor]
@@ -53,14 +53,14 @@ def sync(path: Path) -> None:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """In seconds of the storage's own time."""
+    """Return the seconds of a call on the clock of the modelled storage."""
     begin = now_ns()
     call()
     return (now_ns() - begin) / 1e9
 
 
 class Near:
-    """The tier of a node."""
+    """A node's tier."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -80,7 +80,7 @@ class Near:
 
 
 def stalls(near: Near, folder: Path, state: State, pause_s: float) -> Found:
-    """How long saves hold a training that computes between them."""
+    """Measure how long saves block a training that computes between them."""
 
     def train(save: Callable[[Path], None]) -> float:
         held = 0.0
@@ -106,7 +106,7 @@ def stalls(near: Near, folder: Path, state: State, pause_s: float) -> Found:
 
 
 def carries(near: Near, folder: Path, state: State, first: int) -> Found:
-    """How long the same bytes take to the destination, in several ways, one after the other."""
+    """Time several ways to bring the same bytes to the destination, one after the other."""
     near.save(state, folder / "drained.pt")
     place = near.tier.find(str(folder / "drained.pt"))
     assert place is not None
@@ -129,7 +129,7 @@ def carries(near: Near, folder: Path, state: State, first: int) -> Found:
 
 
 def restarts(near: Near, path: Path, elsewhere: Path) -> Found:
-    """Loads with cold caches: of the copy, and of the destination through another mount."""
+    """Time loads with cold caches: from the tier, and through another mount of the destination."""
     place = near.tier.find(str(path))
     assert place is not None
     evict(Path(place))
@@ -152,7 +152,7 @@ def one_node(given: Found) -> Found:
         }
         path = folder / "drained.pt"
         one["restarts"] = restarts(near, path, other / path.relative_to(here))
-        for name, sample in one.items() if number else ():  # the first one warms up
+        for name, sample in one.items() if number else ():  # the first round warms up
             found[name].append(sample)
         shutil.rmtree(folder)
         near.tier.close()
@@ -160,11 +160,12 @@ def one_node(given: Found) -> Found:
     return found
 
 
-# ---- Many ---------------------------------------------------------------------------------------
+# ---- Many nodes
+# ------------------------------------------------------------------------------------
 
 
 def node(given: Found, number: int, folder: Path) -> Callable[[Connection], None]:
-    """Saves its part in the way that it is told, and tells how long that took."""
+    """Return the work of a node: it saves in the ways that it receives, and sends the seconds."""
     mounts = [Path(path) for path in given["mounts"]]
 
     def work(connection: Connection) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save_async: how long the state may not change, and what a training loop notices of saves."""
+"""Measure save_async: how long the call blocks, and how saves slow down a training loop."""
 
 from functools import partial
 
@@ -30,20 +30,23 @@ NOBODY = "nobody"
 
 LOOP_SHARE = 2  # the loop saves size // LOOP_SHARE
 
-# How many rows a step computes with, and after how many steps a save begins. A lazy save copies
-# while a step computes: as where a model of this size is trained, that takes longer than the copy.
+# Rows of a step's batch, and steps between two saves. A lazy save copies while a step computes.
+# With LONG_STEPS a step takes longer than the copy, as in a real training of this size.
 SHORT_STEPS = {"batch_size": 192, "steps_per_save": 20}
 LONG_STEPS = {"batch_size": 4800, "steps_per_save": 5}
 
 
 def stage(setting: Setting, worker: Worker, n_bytes: float) -> Sample:
-    """The sample is about the call; when the file is durable is a detail of it."""
+    """Return a sample of the call. A detail is the time until the file is durable."""
     staged = worker.ask("stage", path=setting.folder / OURS)
     return sample_of({**worker.ask("wait"), **staged}, n_bytes)
 
 
 def measure_stall(setting: Setting, outcome: Outcome) -> None:
-    """Each save is waited for, so that staging memory is free, and warm from the second on."""
+    """Compare the call with memcpy.
+
+    Each save is awaited, so that staging memory is free and warm.
+    """
 
     def prepare(worker: Worker) -> dict[str, float | str]:
         worker.ask("room", bytes=setting.size)
@@ -90,7 +93,7 @@ def train(
 
 
 def stalls(samples: Samples, how: str) -> list[Sample]:
-    """What saving added to the loop of the same process in the same round."""
+    """Return the time that saves added to the loop of the same process in the same round."""
     return [
         Sample(saving.seconds - bare.seconds, saving.bytes)
         for saving, bare in zip(samples[how], samples[f"{how}, no saves"], strict=True)

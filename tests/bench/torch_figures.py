@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user of PyTorch gets from ioshape: `tests/bench.sh torch`."""
+"""Measure what a user of PyTorch gains from ioshape (`tests/bench.sh torch`)."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ IMPORT_ROUNDS = 20
 
 
 def run_python(setting: Setting, program: str) -> Sample:
-    """A fresh interpreter, from start to end, with compiled modules as an installation has them."""
+    """Run a fresh interpreter from start to end, with compiled modules as in an installation."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", program], check=True, cwd=setting.folder, env=environment)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads: a file on the disk and one in the page cache, into memory that is new each time."""
+"""Measure loads of a file on disk and of a file in the page cache, into new memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,12 +32,12 @@ from .torch_worker import (
 )
 from .worker import Worker
 
-# torch is given its own file and ours; the one that it loads faster counts.
+# torch loads its own file and ioshape's. The faster of the two counts.
 TORCH_OF_OURS = "torch of our file"
-# Into the tensors of the load before; beside it memcpy() to the same places.
+# These contestants load into the tensors of an earlier load, or memcpy() there.
 INTO = "ioshape into"
 MEMCPY = "memcpy"
-# The same tensors, which it does not verify.
+# safetensors loads the same tensors without verification.
 SAFETENSORS = "safetensors"
 MANY_TENSORS = 20000
 LOADERS = {
@@ -72,7 +72,7 @@ def files(setting: Setting) -> list[Path]:
 
 
 def chill(setting: Setting) -> None:
-    """torch.load takes memory twice: for the file in the page cache, and for what is loaded."""
+    """Empty the page cache, and free memory for the cached file and the loaded tensors."""
     for path in files(setting):
         evict(path)
     ballast = Ballast(int(2 * setting.size * ROOM_FOR_ONE))
@@ -110,7 +110,7 @@ def measure_cold(
     setting.say("loads: choosing fio's settings")
     chill(setting)
     size = path.stat().st_size // (16 * MIB) * 16 * MIB
-    # fio asks the device itself, whatever is cached: there is nothing to do in between.
+    # fio reads from the device whatever is cached, so nothing has to be done between its runs.
     tunings, speeds = fio.calibrate("read", path, size, lambda: None)
     tunings = tunings[:FIO_TUNINGS]
     fios = {str(one): partial(fio.run, one, "read", path, size) for one in tunings}

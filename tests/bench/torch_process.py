@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that saves and loads with torch, ioshape and others, and says how long it took.
+"""Save and load with torch, ioshape and other libraries, and answer how long that took.
 
-It is to the Python benchmarks what bench-worker is to the others, and speaks its language: a line
-of words with tabs in between is a command, a line of JSON the answer. It lives through all rounds,
-so that imports, first touches and what libraries prepare once are not measured.
+This process is for the Python benchmarks what bench-worker is for the others. It speaks the same
+protocol: a command is a line of words separated by tabs, an answer is a line of JSON. It lives
+through all rounds, so that imports, page faults and one-time preparations are not measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .worker import Answer
 
 TINY_BYTES = 1 << 10
 
-# Staging is handed out in chunks; this much more than the tensors is surely enough for all of them.
+# Staging is allocated in chunks. This many extra bytes are enough for all tensors.
 STAGING_SLACK = 64 << 20
 
 COPY_ALIGNMENT = 64
@@ -37,13 +37,13 @@ WIDTH = 512
 
 
 def cpu_seconds() -> float:
-    """Of all threads, those that have ended and the kernel's own for io_uring included."""
+    """Return the processor time of all threads. This includes ended ones and io_uring's workers."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def resident_mib(*, peak: bool = False, forget_peak: bool = False) -> float:
-    """Memory that the process has, or has had since its peak was forgotten."""
+    """Return the resident memory, or its peak since the last call with forget_peak."""
     if forget_peak:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     word = "VmHWM:" if peak else "VmRSS:"
@@ -54,7 +54,7 @@ def resident_mib(*, peak: bool = False, forget_peak: bool = False) -> float:
 
 
 class Cost:
-    """Time and processor time between `with` and its end."""
+    """The time and processor time of a `with` block."""
 
     def __init__(self) -> None:
         self.answer: Answer = {}
@@ -81,7 +81,7 @@ def address_of(memory: mmap.mmap) -> int:
 
 
 def told(report: Any) -> Answer:
-    """Of an ioshape.Report, what explains a time."""
+    """Return the fields of an ioshape.Report that explain a time."""
     names = ("pickle_s", "stage_s", "plan_s", "write_s", "sync_s", "commit_s", "total_s")
     return {
         **{name: float(getattr(report, name)) for name in names},
@@ -103,7 +103,8 @@ class Process:
         self.twin: mmap.mmap | None = None
         self.began = 0.0
 
-    # ---- What is saved ----------------------------------------------------------------------
+    # ---- Making the state
+    # --------------------------------------------------------------------------
 
     def state_of_size(self, size: str) -> Answer:
         self.size = int(size)
@@ -119,7 +120,7 @@ class Process:
         return {"bytes": float(TINY_BYTES)}
 
     def many_state(self, tensors: str) -> Answer:
-        """Tiny tensors."""
+        """Make a state of many tiny tensors."""
         self.state = {f"layer.{i}.weight": torch.full((16,), float(i)) for i in range(int(tensors))}
         return {"bytes": 64.0 * int(tensors)}
 
@@ -133,7 +134,7 @@ class Process:
         return SAVES[how](self, Path(path))
 
     def save_ioshape(self, path: Path) -> Answer:
-        import ioshape  # noqa: PLC0415 - the others are not to carry it
+        import ioshape  # noqa: PLC0415 - other libraries are measured in processes without it
 
         with Cost() as cost:
             report = ioshape.save(self.state, path)
@@ -159,7 +160,7 @@ class Process:
         return cost.answer
 
     def save_dcp(self, path: Path) -> Answer:
-        """As it comes: one file for the rank and a file of metadata, both synced."""
+        """Save with DCP's defaults: one file for the rank and a metadata file, both synced."""
         from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
         with Cost() as cost:
@@ -167,7 +168,10 @@ class Process:
         return cost.answer
 
     def save_dance(self, path: Path) -> Answer:
-        """What careful people write by hand. The parts are timed, too."""
+        """Save as careful programs do by hand.
+
+        The time without the directory's fsync is a detail.
+        """
         temporary = path.with_name(f"{path.name}.tmp")
         with Cost() as cost:
             torch.save(self.state, temporary)
@@ -181,7 +185,7 @@ class Process:
     # ---- Checking ---------------------------------------------------------------------------
 
     def check(self, how: str, path: str) -> Answer:
-        """Loads what was saved with the format's own reader, and compares."""
+        """Load a saved file with the format's own reader, and compare."""
         if how == "safetensors":
             from safetensors.torch import load_file  # noqa: PLC0415
 
@@ -199,17 +203,24 @@ class Process:
         torch_state.require_equal(tensors, self.size)
         return {}
 
-    # ---- In the background ------------------------------------------------------------------
+    # ---- Background saves
+    # --------------------------------------------------------------------------
 
     def make_room(self, bytes: str) -> Answer:  # noqa: A002 - a word of the command
-        """Staging for so much: the default depends on the machine's memory."""
+        """Configure staging memory for this many bytes.
+
+        The default depends on the machine's memory.
+        """
         import ioshape  # noqa: PLC0415
 
         ioshape.configure(staging_bytes=int(bytes) + STAGING_SLACK)
         return {}
 
     def stage(self, path: str) -> Answer:
-        """Ends when the state may change; `wait` ends when it is durable."""
+        """Begin a background save.
+
+        The state may change after it; `wait` ends when it is durable.
+        """
         import ioshape  # noqa: PLC0415
 
         with Cost() as cost:
@@ -223,7 +234,7 @@ class Process:
         return {"durable_s": time.perf_counter() - self.began, **told(report)}
 
     def memcpy(self) -> Answer:
-        """glibc's, by one thread, into memory that has been touched; in huge pages, as ours is."""
+        """Copy the tensors with glibc's memcpy on one thread, into warm memory in huge pages."""
         copies, room = [], 0
         for tensor in self.flat.values():
             copies.append((room, tensor.data_ptr(), tensor.nbytes))
@@ -233,7 +244,7 @@ class Process:
             self.twin.madvise(mmap.MADV_HUGEPAGE)
             ctypes.memset(address_of(self.twin), 1, room)
         start = address_of(self.twin)
-        copy = ctypes.memmove  # on this side of it the same code as memcpy
+        copy = ctypes.memmove  # memmove runs the code of memcpy in this direction
         with Cost() as cost:
             for offset, source, n_bytes in copies:
                 copy(start + offset, source, n_bytes)
@@ -242,10 +253,11 @@ class Process:
     # ---- Training ---------------------------------------------------------------------------
 
     def train(self, how: str, path: str, batch_size: str, steps_per_save: str) -> Answer:
-        """A loop that saves now and then, or never; after the last save it goes on for a while.
+        """Run a training loop that saves regularly or never.
 
-        One thread computes, so that there is a core left for what is done in the background, as
-        there is where a GPU computes.
+        After the last save it goes on for a while.
+
+        One thread computes, so that a core is left for background work, as where a GPU computes.
         """
         torch.set_num_threads(1)
         torch.manual_seed(1)
@@ -262,7 +274,8 @@ class Process:
         save, before_step = SAVES_IN_LOOP[how], BEFORE_STEP.get(how)
         in_calls = 0.0
         handle: Any = None
-        steps: list[float] = []  # while a save is under way; without saves all
+        # seconds of steps during a save, or of all steps if there are no saves
+        steps: list[float] = []
         with Cost() as cost:
             for step in range(1, between * (SAVES_PER_LOOP + 1)):
                 began = time.perf_counter()
@@ -299,9 +312,9 @@ class Process:
     # ---- Loading ----------------------------------------------------------------------------
 
     def load(self, how: str, path: str, check: str = "0") -> Answer:
-        """Into memory that is new, as in a process that has just started and resumes.
+        """Load into new memory, as a process does that has just started and resumes.
 
-        What was loaded before is gone before the clock starts, and malloc keeps none of it.
+        Earlier loads are freed before the clock starts, and malloc keeps none of their memory.
         """
         ctypes.CDLL(None).malloc_trim(0)
         extra = {}
@@ -334,7 +347,7 @@ class Process:
         return {**cost.answer, **extra}
 
     def make_target(self, path: str) -> Answer:
-        """What is filled from now on, and what memcpy() copies: with nothing of the file in it."""
+        """Load the tensors that later loads fill and that memcpy() copies to, and zero them."""
         self.target = torch.load(path)
         self.flat = torch_state.flatten(self.target, self.size)
         for tensor in self.flat.values():
@@ -397,13 +410,13 @@ VERBS: dict[str, Callable[..., Answer]] = {
 
 
 def await_moment(at: str) -> None:
-    """Nanoseconds of the clock that all processes share: several begin at one moment."""
+    """Sleep until this time in nanoseconds of CLOCK_MONOTONIC, which all processes share."""
     while (left := int(at) - time.monotonic_ns()) > 0:
         time.sleep(left / 1e9)
 
 
 def serve(subject: Any, verbs: Mapping[str, Callable[..., Answer]]) -> None:
-    # What libraries print is not for the driver. (DCP notes each time that it runs alone.)
+    # Keep output of libraries away from the driver. (DCP prints a warning whenever it runs alone.)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.filterwarnings("ignore", module=r"torch\.distributed\.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that the caller waits for: ioshape.save and what one would call instead."""
+"""Compare blocking saves by ioshape.save with the usual alternatives."""
 
 from functools import partial
 from statistics import median
@@ -35,9 +35,9 @@ SAFETENSORS_FSYNC = "safetensors_fsync"
 DCP = "dcp"
 PARTS = "pickle plan write sync commit"
 
-FIO_TUNINGS = 2  # the best two of the calibration; which of them is better, all rounds decide
+FIO_TUNINGS = 2  # The best two of the calibration. All rounds decide which of them is better.
 
-# Who does it, and how it reads what it wrote.
+# The ways to save, and the reader of each format.
 READERS = {OURS: "torch", TORCH: "torch", SAFETENSORS_FSYNC: "safetensors", DCP: "dcp"}
 
 TINY_ROUNDS_PER_ROUND = 60
@@ -49,9 +49,9 @@ def cpu_per_gb(sample: Sample) -> float:
 
 
 def check(setting: Setting, crew: dict[str, Worker], n_bytes: float) -> None:
-    """Everybody saves once, which warms it up; what it wrote is loaded and compared.
+    """Save once in each way, which warms up each process, and load and compare the results.
 
-    Our file is read by stock torch, in a process that knows nothing of us.
+    ioshape's file is read by stock torch, in a process that never imports ioshape.
     """
     for how, reader in READERS.items():
         settle(setting)
@@ -132,7 +132,10 @@ def judge_large(outcome: Outcome, samples: Samples, yardstick: str) -> None:
 
 
 def measure_tiny(setting: Setting, outcome: Outcome) -> None:
-    """Both replace a file that is there; nothing is waited for in between, as in a real program."""
+    """Measure saves that replace an existing file.
+
+    No pause separates the saves, as in a real program.
+    """
     rounds = setting.rounds * TINY_ROUNDS_PER_ROUND
     setting.say(f"one tensor of 1 KiB: {rounds} rounds")
     settle(setting)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training process saves: a GPT-shaped model and its AdamW, as nested dicts of tensors.
+"""The state that a training process saves: a GPT-shaped model and its AdamW, as nested dicts.
 
-Matrices are bf16, norms and biases fp32, both moments fp32. Every tensor comes from a seed of its
-own, so that what was loaded can be compared without a second copy of everything in memory.
+Matrices are bf16, norms and biases fp32, both moments fp32. Each tensor has its own random seed. So
+a loaded state can be compared without a second copy of the whole state in memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Keys: TypeAlias = tuple[str | int, ...]
 WIDTHS = (4096, 2048, 1024, 512, 256, 128, 64)
 LEAST_LAYERS = 8
 MOST_TOKENS = 50304
-TOKENS_PER_WIDTH = 64  # small models are not to be all embedding
+TOKENS_PER_WIDTH = 64  # small models must not be mostly embedding
 POSITIONS = 1024
-RNG_BYTES = 5056  # of torch.get_rng_state()
+RNG_BYTES = 5056  # size of torch.get_rng_state()
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-# What is not a tensor.
+# Entries of the state that are not tensors.
 PLAIN: dict[Keys, object] = {
     ("epoch",): 3,
     ("optimizer", "param_groups"): [
@@ -36,7 +36,7 @@ PLAIN: dict[Keys, object] = {
 
 @dataclass(frozen=True)
 class Spec:
-    """One tensor: where in the state, what it is, and from which seed."""
+    """One tensor: its place in the state, its type and its seed."""
 
     keys: Keys
     shape: tuple[int, ...]
@@ -102,7 +102,7 @@ def specs(width: int, layers: int) -> list[Spec]:
 
 
 def specs_of_size(size: int) -> list[Spec]:
-    """Of the widest model with enough layers, as many layers as fit into `size` bytes."""
+    """Return the tensors of the widest model that has LEAST_LAYERS layers in `size` bytes."""
     for width in WIDTHS:
         bare, one = (sum(spec.n_bytes for spec in specs(width, layers)) for layers in (0, 1))
         layers = (size - bare) // (one - bare)
@@ -132,12 +132,12 @@ def find(state: State, keys: Keys) -> Any:
 
 
 def flatten(state: State, size: int) -> dict[str, torch.Tensor]:
-    """The tensors by name, for formats that know nothing else."""
+    """Return the tensors by name, for formats that store nothing else."""
     return {spec.name: find(state, spec.keys) for spec in specs_of_size(size)}
 
 
 def require_equal(tensors: dict[str, torch.Tensor], size: int) -> None:
-    """Bit for bit what make() makes."""
+    """Require tensors that are bit for bit those of make()."""
     expected = specs_of_size(size)
     if len(tensors) != len(expected):
         raise ValueError(f"{len(tensors)} tensors instead of {len(expected)}")

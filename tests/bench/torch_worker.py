@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's side of torch_process.py, and what its benchmarks have in common."""
+"""The driver's side of torch_process.py, and code that its benchmarks share."""
 
 import ctypes
 import mmap
@@ -20,10 +20,10 @@ TORCH = "torch"
 
 MIB = 1 << 20
 
-# For a file in the page cache, or for what is loaded; and what comes with it.
+# Factor of memory for one file in the page cache, or for one loaded state, with overhead.
 ROOM_FOR_ONE = 1.1
 
-# Processes that import torch and make their tensors at the same time.
+# Number of processes that import torch and make their tensors at the same time.
 STARTS_AT_ONCE = 2
 
 
@@ -31,9 +31,9 @@ STARTS_AT_ONCE = 2
 def workers(
     names: Iterable[str], prepare: Callable[[Worker], Answer]
 ) -> Iterator[tuple[dict[str, Worker], Answer]]:
-    """A process for each name: none of them meets memory that another one has left behind.
+    """Start a process for each name, and yield the processes and the first one's answer.
 
-    With what the first of them answered.
+    Each has its own process, so that no contestant finds memory that another one left behind.
     """
     with ExitStack() as stack:
         program = (sys.executable, "-m", f"{__package__}.torch_process")
@@ -46,11 +46,11 @@ def workers(
 
 
 class Ballast:
-    """Memory that is held while the storage settles, and given free for whoever comes next.
+    """Memory that is held while the storage settles, and freed for the next contestant.
 
-    A virtual machine may give memory that has been free for some seconds back to its host, and the
-    host takes its time to find it again: seconds for each GB that is touched. Whoever needs new
-    memory or the page cache would pay for that, and whoever does not would not.
+    A virtual machine may return memory to its host that was free for some seconds. The host then
+    takes seconds for each GB that is touched again. Contestants that need new memory or the page
+    cache would pay for that, and others would not.
     """
 
     def __init__(self, n_bytes: int) -> None:
@@ -69,7 +69,7 @@ class Ballast:
 
 
 def clear(setting: Setting) -> None:
-    """Removes every file and folder."""
+    """Remove every file and folder."""
     for path in setting.folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -79,7 +79,7 @@ def clear(setting: Setting) -> None:
 
 
 def settle(setting: Setting, needed_bytes: int = 0) -> None:
-    """Nothing is left to do from before, and so much memory is at hand. Files are removed."""
+    """Remove files, wait for the storage, and have this many bytes of memory at hand."""
     clear(setting)
     ballast = Ballast(needed_bytes)
     if needed_bytes:
@@ -101,7 +101,7 @@ def median_part(samples: Iterable[Sample], name: str) -> float:
 
 
 def parts_in_words(samples: Iterable[Sample], names: str, digits: int = 3) -> str:
-    """Medians of what the library reported, as in "write 0.512 + sync 0.003"."""
+    """Return medians of the library's timings, such as "write 0.512 + sync 0.003"."""
     samples = list(samples)
     return " + ".join(
         f"{name} {median_part(samples, f'{name}_s'):.{digits}f}" for name in names.split()
