@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * trace save COORDINATOR PATH: prints the address of each function that saving one tensor to PATH
- * enters.
- * trace slot COORDINATOR: prints those that taking a slot and giving it back enter.
+ * trace save COORDINATOR PATH: prints the address of each function that runs when one tensor is
+ * saved to PATH. trace slot COORDINATOR: prints those that run when a slot is taken and released.
  *
- * The second call is traced: the first sets up what stays. The library must be compiled with
- * -finstrument-functions. Addresses are relative to the program, as addr2line wants them.
+ * The second call is traced, because the first one makes what later calls reuse. The library must
+ * be compiled with -finstrument-functions. Addresses are relative to the program, as addr2line
+ * expects.
  */
 #define _GNU_SOURCE
 #include <ioshape/ioshape.h>
@@ -18,7 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_FUNCTIONS (1u << 14) /* five times as many as the library has; a power of two */
+#define MOST_FUNCTIONS                                                                             \
+	(1u << 14) /* five times the number of the library's functions; a power of two */
 
 static _Atomic(void *) entered[MOST_FUNCTIONS];
 static atomic_int tracing;
@@ -26,7 +27,8 @@ static atomic_int tracing;
 __attribute__((no_instrument_function)) void __cyg_profile_func_enter(void *function, void *caller);
 __attribute__((no_instrument_function)) void __cyg_profile_func_exit(void *function, void *caller);
 
-/* Any thread may be in here: a place in the table is taken by exchange. */
+/* Adds the function to a hash table. Any thread may run this, so an entry is taken by an atomic
+ * exchange. */
 void __cyg_profile_func_enter(void *function, void *caller)
 {
 	(void)caller;
@@ -83,7 +85,7 @@ static int first_address(struct dl_phdr_info *program, size_t bytes, void *addre
 {
 	(void)bytes;
 	*(uintptr_t *)address = program->dlpi_addr;
-	return 1; /* the first is the program itself */
+	return 1; /* stops at the first entry, which is the program itself */
 }
 
 int main(int argc, char **argv)

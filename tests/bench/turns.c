@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * turns [TURNS [FOLDER]]: what a turn costs on one host when nobody else wants one, beside two
- * pairs of flock() and its undoing. One acquire and one release through the coordinator "local"
- * against two flock() pairs, the cheapest lock there is, interleaved in 400 rounds, the median of
- * each. Prints one line of JSON.
+ * turns [TURNS [FOLDER]]: measures an uncontended turn on one host against two pairs of
+ * flock(LOCK_EX) and flock(LOCK_UN). A turn is one acquire and one release through the coordinator
+ * "local". flock() is the cheapest lock there is. Both are interleaved in 400 rounds, and the
+ * median of each counts. Prints one line of JSON.
  */
 #include "slots/slots.h"
 
@@ -14,7 +14,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-/* Short ones: where others use the processor too, most rounds must be over before we lose it. */
+/* Rounds are short, so that most of them end before another process takes the processor. */
 #define ROUNDS 400
 
 static void fail(const char *what)
@@ -23,7 +23,7 @@ static void fail(const char *what)
 	exit(1);
 }
 
-/* The next of the same length: what makes ids is not what is measured. */
+/* Makes the next id, of equal length. It is cheap, because making ids must not be measured. */
 static void count_up(char *digit)
 {
 	for (; *digit == '9'; digit--)

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-/* kind=mixed bytes=N, or kind=equal count=N each=N */
+/* Makes the tensors. Keys: kind=mixed bytes=N, or kind=equal count=N each=N. */
 static void run_tensors(struct bench *bench, const struct command *command)
 {
 	const char *kind = command_need(command, "kind");
@@ -43,7 +43,8 @@ static const struct verb {
 	{ "group_end", run_group_end }, { "group_async", run_group_async },
 };
 
-/* at=NANOSECONDS: several processes begin at the same moment. */
+/* Waits until at=NANOSECONDS of CLOCK_MONOTONIC, so that several processes begin at the same
+ * moment. */
 static void await_moment(const struct command *command)
 {
 	uint64_t at_ns = command_number(command, "at", 0);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talks to a process in which things are measured: bench-worker in C, or one in Python."""
+"""Talk to a process that runs measurements: bench-worker in C, or one in Python."""
 
 import json
 import subprocess
@@ -12,11 +12,11 @@ Answer: TypeAlias = dict[str, float | str]
 
 
 class WorkerError(Exception):
-    """The worker could not do what it was asked for."""
+    """The worker failed or ended."""
 
 
 class Worker:
-    """May have files of ours open, and an environment of its own."""
+    """A worker process. It can inherit open files and get its own environment."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Worker:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # It ends by itself when nobody can ask anything any more.
+        # The worker ends when its standard input is closed.
         self.process.communicate()
 
     def ask(self, verb: str, **values: str | float | Path) -> Answer:
@@ -51,7 +51,7 @@ class Worker:
         return self.hear(verb)
 
     def tell(self, verb: str, **values: str | float | Path) -> None:
-        """Asks, and does not wait for the answer: `hear` does."""
+        """Send a command without waiting for the answer, which hear() returns."""
         line = "\t".join([verb, *(f"{key}={value}" for key, value in values.items())])
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors as a training process holds them. */
+/* Makes tensors like those of a training process. */
 #define _GNU_SOURCE
 #include "bench.h"
 
@@ -8,10 +8,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* ---- Contents
- * ------------------------------------------------------------------------------------------- */
+/* ---- Contents -------------------------------------------------------------------------------- */
 
-/* splitmix64: nothing below us can compress, deduplicate or skip these bytes. */
+/* Returns the next number of splitmix64. No layer below can compress, deduplicate or skip these
+ * bytes. */
 static uint64_t next_random(uint64_t *state)
 {
 	uint64_t value = *state += 0x9e3779b97f4a7c15;
@@ -47,8 +47,7 @@ static uint64_t digest(const uint8_t *data, uint64_t bytes, uint64_t before)
 	return before;
 }
 
-/* ---- Tensors
- * ---------------------------------------------------------------------------------------------- */
+/* ---- Tensors --------------------------------------------------------------------------------- */
 
 uint64_t tensor_bytes(const struct ioshape_tensor *tensor)
 {
@@ -83,9 +82,8 @@ static void add_tensor(struct workload *workload, const char *name, enum ioshape
 }
 
 /*
- * One layer of a transformer under Adam: weights in bf16, some moments in fp32, and the small
- * things that come along. A size is so many millionths of all bytes, or fixed. Odd parts keep it
- * off round numbers.
+ * One layer of a transformer under Adam: weights in bf16, some moments in fp32, and small tensors.
+ * A size is fixed, or given in millionths of all bytes. Odd values keep sizes off round numbers.
  */
 struct part {
 	const char *name;
@@ -144,7 +142,7 @@ void workload_make_mixed(struct workload *workload, uint64_t bytes)
 	if (workload->bytes > bytes)
 		fail("a mixed checkpoint takes at least %llu bytes",
 		     (unsigned long long)workload->bytes);
-	/* What is missing, about a seventh, in one piece. */
+	/* One more tensor has the missing bytes, about a seventh of all. */
 	add_tensor(workload, "head.weight", IOSHAPE_UINT8, bytes - workload->bytes);
 }
 
@@ -170,7 +168,7 @@ void workload_free(struct workload *workload)
 	memset(workload, 0, sizeof(*workload));
 }
 
-/* In huge pages where there are: the baselines get what the library gives itself. */
+/* Uses huge pages where possible, as the library does for its own memory. */
 void workload_need_twin(struct workload *workload, uint64_t bytes)
 {
 	const size_t huge_page = 2 << 20;

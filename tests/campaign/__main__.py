@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver behind tests/campaign.sh, which says what it does and prepares what it needs."""
+"""Run the campaign. tests/campaign.sh starts this driver and installs its packages."""
 
 import argparse
 import contextlib
@@ -27,17 +27,17 @@ MakeReady = Callable[[Path], AbstractContextManager[Try]]
 
 @dataclass(frozen=True)
 class Kind:
-    """What makes its trials, in a folder for what it keeps. It cleans up at the end."""
+    """A kind of trial. `trials` yields them, keeps files in a folder, and cleans up at the end."""
 
     trials: MakeReady
-    #: In its place for the short form, of trials whose seed does not say all that they do.
+    #: Trials for --short, for kinds whose seeds do not determine all that trials do.
     short: MakeReady | None = None
     n_short: int = 1
-    #: What else is kept where the ledger is, from the folder.
+    #: Copies other results from the folder to the place of the ledger.
     keep: Callable[[Path], None] | None = None
 
 
-# A new kind is a module and a line here.
+# To add a kind, add a module and a line here.
 KINDS = {
     "crowd": Kind(crowd.trials),
     "faults": Kind(faults.trials, faults.short, keep=faults.keep),
@@ -55,7 +55,7 @@ SKIPPED_STATUS = 77
 
 
 def commit() -> str:
-    """With "-dirty" if something else than the proofs has changed since."""
+    """Return the commit, with "-dirty" if files other than the results have changed since."""
     proofs = [
         f":!{path.relative_to(Path.cwd())}" for path in (ledger.LEDGER, faults.REACHED, page.PAGE)
     ]
@@ -72,7 +72,7 @@ def commit() -> str:
 
 
 def go_through(kind: str, seeds: Iterable[int], attempt: Try, seconds: float, done: Slice) -> None:
-    """For so long, one seed at least. `done` is right at any time."""
+    """Try seeds for this time, at least one. `done` is correct at any moment."""
     began = time.monotonic()
     for seed in seeds:
         trial = attempt(seed)
@@ -87,7 +87,10 @@ def go_through(kind: str, seeds: Iterable[int], attempt: Try, seconds: float, do
 
 
 def campaign(kinds: list[str], seconds: float, first: int | None) -> int:
-    """Kinds in turn. What begins at a seed of the caller's own has been done before, or will be."""
+    """Run the kinds in turn.
+
+    Results for a seed that the caller chose are not added to the ledger.
+    """
     found = 0
     with contextlib.ExitStack() as stack:
         slices = ledger.read()
@@ -112,7 +115,7 @@ def campaign(kinds: list[str], seconds: float, first: int | None) -> int:
 
 
 def short(kinds: list[str]) -> int:
-    """The first seeds of each, in a new folder, which stays if something is found."""
+    """Try the first seeds of each kind in a new folder, which is kept if there are findings."""
     found = 0
     for kind in kinds:
         folder = Path(tempfile.mkdtemp(prefix="short-", dir=work_folder(kind)))
@@ -159,14 +162,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def end_on_signal(number: int, frame: FrameType | None) -> NoReturn:
-    """As an exception, so that the kinds clean up."""
+    """Exit by an exception, so that the kinds clean up."""
     del frame
     sys.exit(128 + number)
 
 
 def main() -> int:
     signal.signal(signal.SIGTERM, end_on_signal)
-    signal.signal(signal.SIGINT, end_on_signal)  # also where the caller's shell has it ignored
+    signal.signal(signal.SIGINT, end_on_signal)  # also if the caller's shell ignores it
     given = parse_arguments()
     if given.page:
         page.rewrite()

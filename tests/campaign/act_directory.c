@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files appear together, in a directory. */
+/* Acts that make a directory whose files appear together. */
 #define _GNU_SOURCE
 #include "harm.h"
 #include "internal.h"
@@ -57,10 +57,10 @@ static int run(const struct act *act, unsigned rank)
 	return make(act);
 }
 
-/* As another machine makes them. */
+/* A temporary folder with the name of a process on another machine. */
 #define RELIC ".made.ioshape-tmp-01234567-0123456789abcdef"
 
-/* Of one that died long ago. */
+/* Leaves the temporary folder of a process that died long ago. */
 static void leave_relic(void)
 {
 	const struct timespec long_ago[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
@@ -86,7 +86,8 @@ static enum state look(const struct act *act)
 	(void)act;
 	if (access("made", F_OK))
 		return STATE_OLD;
-	/* What the save of a file could not remove goes with the next one there. */
+	/* The save of a file may leave a temporary file that it could not remove. A later save
+	 * there removes it. */
 	return scratch_same("made/file", file, file_bytes) &&
 			       scratch_entries("made") == 1 + scratch_temporaries("made") ?
 		       STATE_NEW :

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One file replaces an older one, in all the ways there are to write one. */
+/* Acts that replace one file, in all ways that the library has to write one. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define NOBODY 65534
-#define ASIDE 500 /* where no file of a save is */
+#define ASIDE 500 /* first descriptor of a range that saves do not use */
 
 enum way {
 	TENSORS,
@@ -28,8 +28,8 @@ enum way {
 	FETCHED,
 	WRITER,
 	RAW,
-	WITH_SUMS, /* beside it */
-	PART,      /* of a file that others write, too; here it is all of it */
+	WITH_SUMS, /* a plain file with checksums in a file beside it */
+	PART,      /* a part of a file that other processes also write; here it is the whole file */
 };
 
 struct variant {
@@ -39,17 +39,17 @@ struct variant {
 	bool small;
 	bool background;
 	bool borrow;
-	bool no_replace; /* and there is no older file */
-	bool usual;      /* slots of the host, blocks by rule: as users have it */
+	bool no_replace; /* there is no older file */
+	bool usual;      /* local slots and default blocks, as users have them */
 	const char *layout;
-	bool linked;   /* the name is a link to it */
-	bool foreign;  /* the older file is another user's, with an ACL */
-	bool deadline; /* it has a minute */
-	bool forks;    /* while it is written */
-	bool nobody;   /* saved by a user without rights */
-	bool no_flag;  /* renameat2() has it not */
-	bool later;    /* it may be copied when the call has returned */
-	bool closed;   /* the standard streams are, as a daemon's */
+	bool linked;   /* the name is a symbolic link to the file */
+	bool foreign;  /* the older file belongs to another user and has an ACL */
+	bool deadline; /* the save has a deadline of one minute */
+	bool forks;    /* the process forks during the save */
+	bool nobody;   /* the saving user has no privileges */
+	bool no_flag;  /* renameat2() is not supported */
+	bool later;    /* records may be copied after the call has returned */
+	bool closed;   /* the standard streams are closed, as in a daemon */
 };
 
 static struct sample sample;
@@ -102,7 +102,7 @@ static int begin_save(struct ioshape_context *context, const struct variant *var
 	return save_records_lazily(context, "file", records, later, sample.count, options, handle);
 }
 
-/* A worker that is forked meanwhile may do nothing with it. */
+/* Forks a worker, which must not be able to use the handle. Returns 0, or a code for run(). */
 static int fork_beside(struct ioshape_save *handle)
 {
 	const pid_t child = fork();
@@ -152,7 +152,7 @@ static int save(struct ioshape_context *context, const struct variant *variant)
 		return write_file(context, variant->way);
 	if (variant->way == RAW)
 		return harm_heed(sample_write_raw(context, "file", &sample));
-	/* Which has a step, for which safetensors files have no place. */
+	/* The metadata has a training step, which safetensors files cannot store. */
 	if (variant->way == SAFETENSORS)
 		options.format = IOSHAPE_FORMAT_SAFETENSORS;
 	else
@@ -170,8 +170,8 @@ static int save(struct ioshape_context *context, const struct variant *variant)
 	return forked ? forked : ret;
 }
 
-/* Out of the way, or back, by calls that never fail here: whatever is opened meanwhile meets
- * numbers that are free. */
+/* Moves the three standard streams away or back, by calls in which no faults are injected. While
+ * they are away, new descriptors get their numbers. */
 static void move_streams(int from, int to)
 {
 	for (int i = 0; i <= STDERR_FILENO; i++)
@@ -200,13 +200,13 @@ static int run(const struct act *act, unsigned rank)
 	}
 	if (variant->closed)
 		move_streams(ASIDE, STDIN_FILENO);
-	/* Who looks for leaks has to look into the process. */
+	/* The parent reads /proc of this process to find leaks. */
 	if (variant->nobody && !getuid() && (seteuid(0) || prctl(PR_SET_DUMPABLE, 1)))
 		return harm_wrong("it cannot be root again");
 	return ret;
 }
 
-/* Of a user who lets another one read it. */
+/* Gives the old file to another user and lets a third one read it by an ACL. */
 static void make_foreign(void)
 {
 	static const char acl[] = "\2\0\0\0"                   /* version */
@@ -216,16 +216,16 @@ static void make_foreign(void)
 				  "\20\0\4\0\377\377\377\377"  /* mask */
 				  "\40\0\0\0\377\377\377\377"; /* others: nothing */
 
-	/* As far as this process and the filesystem can. */
+	/* Best effort: the process or the filesystem may not support this. */
 	if (chown("file", 1000, 1000) || chmod("file", 0600) ||
 	    setxattr("file", "system.posix_acl_access", acl, sizeof(acl) - 1, 0))
 		return;
 }
 
-/* As another machine makes them. */
+/* A temporary file with the name of a process on another machine. */
 #define RELIC ".file.ioshape-tmp-01234567-0123456789abcdef"
 
-/* Everything is nobody's, and what nobody left long ago. */
+/* Gives all files to a user without privileges, also a temporary file that was left long ago. */
 static void give_to_nobody(void)
 {
 	const struct timespec long_ago[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
@@ -255,7 +255,7 @@ static void begin(const struct act *act)
 		give_to_nobody();
 }
 
-/* Where it ends is up to others. */
+/* Looks at the bytes of this part. Other processes decide the length of the file. */
 static enum state look_at_part(void)
 {
 	size_t bytes;
@@ -285,8 +285,8 @@ static enum state look(const struct act *act)
 	return STATE_TORN;
 }
 
-/* By a process of its own: so the harmed one is the first to do what is done once. And it has the
- * time to tidy. */
+/* Saves in a process without faults. The harmed process is then a fresh one, which runs one-time
+ * initialization itself. There is no deadline here, so there is time to tidy up. */
 static int save_well(const struct act *act)
 {
 	struct variant variant = *(const struct variant *)act->variant;

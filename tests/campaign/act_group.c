@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks save a generation together, which comes or replaces an older one of its step; and
- * generations go. */
+/* Acts of ranks that save a checkpoint together, which may replace an older one of its step, and
+ * acts that remove checkpoints. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
@@ -20,13 +20,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define DEADLINE_MS 1000 /* the least there is */
-#define KEPT 10u         /* a step that nobody touches */
+#define DEADLINE_MS 1000 /* the library's minimum */
+#define KEPT 10u         /* a step that no act changes */
 #define OLDEST 5u
 #define STEP 7u
 #define NEXT 9u
 
-/* What a generation holds: the parts of its ranks. */
+/* The contents of a checkpoint: one sample for each rank. */
 enum content {
 	OLD_PARTS,
 	NEW_PARTS,
@@ -39,27 +39,26 @@ struct variant {
 	enum ioshape_board board;
 	unsigned nodes;
 	bool background;
-	bool replace; /* an older one of the same step */
-	bool no_swap; /* as on NFS */
+	bool replace; /* an older checkpoint of this step is replaced */
+	bool no_swap; /* the filesystem cannot swap names, as NFS */
 	bool no_locks;
-	bool prune;  /* instead: the older one goes, a newer one stays */
-	bool again;  /* the older one is saved again, when it is just to be removed */
-	bool first;  /* there is nothing yet, not even the folder */
-	bool keep;   /* a still older one goes, by the group's own rule */
-	bool fails;  /* one of them says that another step fails, before */
-	bool latest; /* all look for the newest intact one */
-	bool relics; /* of jobs that were killed long ago */
-	bool redis;  /* they meet there */
+	bool prune;  /* prune instead of save: the older one is removed, a newer one stays */
+	bool again;  /* the older one is saved again right before it is removed */
+	bool first;  /* nothing exists yet, not even the folder */
+	bool keep;   /* the group's retention removes a still older one */
+	bool fails;  /* before the save, one rank reports that another step failed */
+	bool latest; /* all ranks search for the newest intact checkpoint */
+	bool relics; /* files of jobs that were killed long ago are there */
+	bool redis;  /* the ranks meet in a Redis */
 };
 
-/* Made before anything fails. */
+/* Made before any faults. */
 static struct sample samples[CONTENTS][HARM_RANKS];
 
-/* Made anew for each run, so that nothing is left in them. */
+/* New sockets for each run, so that no bytes are left in them. */
 static struct wires wires;
 
-/* ---- Saves ------------------------------------------------------------------------------------
- */
+/* ---- Saves ----------------------------------------------------------------------------------- */
 
 static struct ioshape_context *open_context(const struct variant *variant)
 {
@@ -91,7 +90,7 @@ static int save_in(struct ioshape_group *group, uint64_t step, const struct samp
 	return ret;
 }
 
-/* A step that rank 0 has nothing to save of: no rank has. */
+/* Fails a step on rank 0. The save of this step must then fail on all ranks. */
 static int fail_together(struct ioshape_group *group, unsigned rank)
 {
 	int ret;
@@ -110,7 +109,7 @@ static void passed_over(void *user, uint64_t step)
 	*latest = step;
 }
 
-/* What a rank cannot read is told and passed over. */
+/* Searches the newest checkpoint. A rank passes over one that it cannot read, and reports it. */
 static int find_latest(struct ioshape_group *group, uint64_t step)
 {
 	struct ioshape_search_options options = { .size = sizeof(options) };
@@ -126,7 +125,7 @@ static int find_latest(struct ioshape_group *group, uint64_t step)
 	return ret;
 }
 
-/* What one may ask of those that lie in one file. */
+/* Asks for a rank's share of a checkpoint that is in one file. */
 static int ask_for_part(struct ioshape_context *context, uint64_t step)
 {
 	struct ioshape_part_info info = IOSHAPE_PART_INFO_INIT;
@@ -182,7 +181,7 @@ static int save_as(const struct act *act, unsigned rank, const char *token, uint
 	return ret;
 }
 
-/* By one process, however many save what is looked at. */
+/* Saves in one process with one rank. look() reads such checkpoints, too. */
 static int save_alone(const char *token, uint64_t step, enum content content)
 {
 	static const struct variant plain = { .board = IOSHAPE_BOARD_HOST };
@@ -217,7 +216,7 @@ static int prune(const struct variant *variant)
 	return ret;
 }
 
-/* The step after the one that is harmed. */
+/* true: run() saves the step after the harmed one */
 static bool next;
 
 static int run(const struct act *act, unsigned rank)
@@ -245,7 +244,7 @@ static void leave_folder(const char *path)
 		harm_must(-errno, "leave a folder");
 }
 
-/* Nobody listens at it. */
+/* Leaves a socket at which no process listens. */
 static void leave_socket(const char *place)
 {
 	struct sockaddr_un at = { .sun_family = AF_UNIX };
@@ -257,7 +256,7 @@ static void leave_socket(const char *place)
 	close(fd);
 }
 
-/* Of ranks that met there, and were killed long ago. */
+/* Leaves files of ranks that met there and were killed long ago. */
 static void leave_relics(const struct variant *variant)
 {
 	char place[40], path[64];
@@ -355,8 +354,8 @@ static unsigned again(const struct act *act)
 	const struct variant *variant = act->variant;
 	const bool there = !access("runs/step-0000000007", F_OK);
 
-	/* Who dies may be the only one who knows of a board of files: the job, started again, takes
-	 * it over. */
+	/* A rank that was killed may be the only one that knew the folder of a file store. So the
+	 * job is started again, and takes it over. */
 	if (act->ranks > 1) {
 		next = true;
 		harm_play();

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What changes no file: loads, looks at filesystems and generations, saves that cannot be. */
+/* Acts that change no file: loads, probes, searches for checkpoints, and saves that cannot
+ * succeed. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
@@ -21,12 +22,12 @@ static struct sample sample, small;
 
 struct variant {
 	enum ioshape_engine engine;
-	bool cached;      /* the file is in memory */
-	bool in_a_row;    /* it is read front to back, as it lies */
-	bool other;       /* it is in another format, with checksums beside it */
-	bool turned;      /* its directory lists two records the other way round */
-	bool fresh;       /* what it is read into has never been written to */
-	const char *path; /* what is probed */
+	bool cached;      /* the file is in the page cache */
+	bool in_a_row;    /* the file is read front to back */
+	bool other;       /* the file has another format, with checksums in a file beside it */
+	bool turned;      /* the zip directory lists two records in the opposite order */
+	bool fresh;       /* the memory to read into was never written to */
+	const char *path; /* the path to probe */
 };
 
 static int open_context(const struct variant *variant, struct ioshape_context **context)
@@ -38,10 +39,9 @@ static int open_context(const struct variant *variant, struct ioshape_context **
 	return harm_heed(ioshape_context_open(context, &options));
 }
 
-/* ---- Files ------------------------------------------------------------------------------------
- */
+/* ---- Files ----------------------------------------------------------------------------------- */
 
-/* Front to back, a piece at a time. */
+/* Reads the file front to back, a piece at a time. */
 static int read_in_a_row(struct ioshape_reader *reader)
 {
 	struct ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
@@ -73,7 +73,7 @@ static int load_in(struct ioshape_context *context, const struct variant *varian
 	ret = harm_heed(ioshape_reader_open(context, "file", &options, &reader));
 	if (ret)
 		return ret;
-	/* Its table of tensors no longer fits. */
+	/* The file's table of tensors no longer fits the directory, so tensors are not loaded. */
 	if (variant->turned)
 		ret = 0;
 	else
@@ -129,14 +129,14 @@ static int save_raw(struct ioshape_context *context)
 	return ret;
 }
 
-/* Of the central directory: so much has the record there. */
+/* Returns the length of an entry of the zip's central directory. */
 static size_t record_bytes(const uint8_t *at)
 {
 	return 46 + (size_t)at[28] + 256 * (size_t)at[29] + at[30] + 256 * (size_t)at[31] + at[32] +
 	       256 * (size_t)at[33];
 }
 
-/* The first two records change places, as other tools may have them. */
+/* Swaps the first two entries of the central directory, as another tool may write them. */
 static void turn_directory(void)
 {
 	static const uint8_t mark[] = { 'P', 'K', 1, 2 };
@@ -195,7 +195,7 @@ static void evict(const struct act *act)
 		scratch_evict("file");
 }
 
-/* A save tidies after a trial, too. */
+/* Saves a file, which tidies up after the trial. */
 static unsigned again(const struct act *act)
 {
 	struct ioshape_context *context;
@@ -207,8 +207,7 @@ static unsigned again(const struct act *act)
 	return scratch_entries(".") - 2;
 }
 
-/* ---- Generations ------------------------------------------------------------------------------
- */
+/* ---- Checkpoints ----------------------------------------------------------------------------- */
 
 static int save_generation(struct ioshape_context *context, const char *directory, uint64_t step,
 			   const struct sample *what)
@@ -240,7 +239,7 @@ static void open_generations(const struct act *act)
 	ioshape_context_free(context);
 }
 
-/* It is there: who says it is not, is wrong, whatever failed. */
+/* Verifies the newest checkpoint. It exists, so not finding it is wrong, whatever failed. */
 static int verify_latest(struct ioshape_context *context)
 {
 	struct ioshape_generation_info info = { .size = sizeof(info) };
@@ -286,8 +285,7 @@ static int list(const struct act *act, unsigned rank)
 	return ret;
 }
 
-/* ---- Where nothing can be saved ----------------------------------------------------------------
- */
+/* ---- Saves that cannot succeed --------------------------------------------------------------- */
 
 static void open_device(const struct act *act)
 {
@@ -310,13 +308,13 @@ static int save_to_device(const struct act *act, unsigned rank)
 	return ret;
 }
 
-/* For this process alone, which may have as much memory as it likes. */
+/* Mounts a full filesystem in a mount namespace of this process. Its cgroup has no memory limit. */
 static void open_full(const struct act *act)
 {
 	(void)act;
 	sample_make(&sample, 7, 1200000);
 	sample_make(&small, 8, 1000);
-	/* There may be no such folder. */
+	/* The folder may be missing. */
 	mkdir("/sys/fs/cgroup", 0755);
 	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
 	    mkdir("full", 0700) || mount("tmpfs", "full", "tmpfs", 0, "size=1m") ||
@@ -342,7 +340,7 @@ static int save_too_much(const struct act *act, unsigned rank)
 	return ret == -ENOSPC ? 0 : ret;
 }
 
-/* What fits tidies. */
+/* Makes saves that fit, which tidy up. */
 static unsigned save_a_little(const struct act *act)
 {
 	struct ioshape_context *context;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What harm.c does harm to: an act of the library, by one process or by several ranks, that changes
- * what is on the disk from an old state to a new one, or looks at it.
+ * Interface of acts to harm.c. An act is an operation of the library, in one process or by several
+ * ranks. It changes the files on disk from an old state to a new one, or only reads them. harm.c
+ * kills the act or makes its system calls fail.
  */
 #ifndef TESTS_CAMPAIGN_HARM_H
 #define TESTS_CAMPAIGN_HARM_H
@@ -22,66 +23,72 @@ enum state {
 
 struct act {
 	const char *name;
-	/* Of the family; what it does is up to it. */
+	/* parameters of the act; the file that defines it knows their type */
 	const void *variant;
-	unsigned ranks; /* 0: one process */
+	unsigned ranks; /* number of ranks; 0 means one process */
 
-	/* Once: in the working directory, which is empty. And in the end. */
+	/* Run once, at the begin and at the end. The working directory is empty at the begin. */
 	void (*open)(const struct act *act);
 	void (*close)(const struct act *act);
 
-	/* Makes the old state, each time. */
+	/* Makes the old state, before each trial. */
 	void (*begin)(const struct act *act);
-	/* In a child, one for each rank. A failure is told to harm_heed(). */
+	/* Runs the act in a child process for each rank. It must pass failures to harm_heed(). */
 	int (*run)(const struct act *act, unsigned rank);
-	/* What is there afterwards. NULL: nothing is changed, and run() says what it found. */
+	/* Returns the state of the files afterwards. NULL: the act changes nothing, and run()
+	 * checks its results. */
 	enum state (*look)(const struct act *act);
-	/* The next one that does such a thing, to tidy; and how much is left then that should not
-	 * be there. NULL: nothing is ever left. */
+	/* Runs the next operation of this kind, which tidies up. Returns the number of leftovers.
+	 * NULL: nothing is ever left. */
 	unsigned (*again)(const struct act *act);
 
-	bool durable;     /* its order of calls is to survive a power failure, and no failure of a
-			     write or sync is passed over */
-	bool slow;        /* as those of several ranks: tried less often */
-	bool apart;       /* ranks do not fail because another one does */
-	bool passes_over; /* what cannot be read is none of its business */
-	bool leaves;      /* what it cannot remove goes with the next one */
-	bool mounts;      /* not listed where that is forbidden */
-	bool no_faults;   /* what comes of a failure is up to the caller */
+	bool durable; /* the order of its system calls survives a power failure, and no failed write
+			 or sync is ignored */
+	bool slow;    /* takes long, as acts of several ranks do; tried less often */
+	bool apart;   /* a rank does not fail because another one does */
+	bool passes_over; /* ignores files that it cannot read */
+	bool leaves;      /* leftovers that it cannot remove are removed by a later operation */
+	bool mounts;      /* mounts filesystems; not listed where that is forbidden */
+	bool no_faults;   /* the caller decides what a failure means, so no faults are injected */
 };
 
 extern const struct act *const directory_acts,
 	*const file_acts, *const group_acts, *const look_acts, *const slots_acts, *const tier_acts;
 
-/* In a child: returns `ret`, and takes note of what the library says about it. */
+/* Returns `ret`, and records the library's error message for it. Only in a child. */
 int harm_heed(int ret);
 
-/* How much processes left there that could not tell where they were: it has to wait for its age. */
+/* Returns the number of files that processes left there because they could not tell their node.
+ * Such files stay until they are old enough. */
 unsigned harm_homeless(const char *folder);
-/* Removes them, all of which are files: for the next trial they would be what it has left. */
+/* Removes these files. Otherwise the next trial would count them as its leftovers. */
 void harm_forget_homeless(const char *folder);
 
-/* In a child: what must not be, whatever failed. Returns a code for run(). */
+/* Reports something that must never happen, whatever failed. Returns a code for run(). Only in a
+ * child. */
 int harm_wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* In begin() and again(): ends the program if this fails, which nobody harmed. */
+/* Ends the program if `ret` is a failure, because no fault is active. Only in begin() and
+ * again(). */
 void harm_must(int ret, const char *what);
 
-/* In begin() and again(): in a process of its own, which did nothing before. */
+/* Runs `body` in a new process, which has done nothing before. Only in begin() and again(). */
 void harm_alone(int (*body)(const struct act *act), const struct act *act, const char *what);
 
-/* In again(): run() once more, by all ranks and without harm. */
+/* Runs run() once more, by all ranks and without faults. Only in again(). */
 void harm_play(void);
 
-/* The folder of the pools of this host, which is not the working directory. */
+/* Returns the folder of this host's pools. It is not the working directory. */
 const char *harm_coordinator(void);
 
-/* A Redis for the act, as open() and close(); and its address. */
+/* Starts a Redis for the act, and stops it: for open() and close(). harm_redis() returns its
+ * address. */
 void harm_open_redis(const struct act *act);
 void harm_close_redis(const struct act *act);
 const char *harm_redis(void);
 
-/* Before anything in a child is done that has a failing call "by the system". */
+/* Makes all calls of this name fail with `code` in this child, as if the system did not have
+ * them. */
 void harm_deny(const char *name, int code);
 
 #endif

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the parts of harm.c share: an act is run, and what its ranks told is judged.
- */
+/* Interface between the parts of harm.c, which run an act and judge the results of its ranks. */
 #ifndef TESTS_CAMPAIGN_HARM_RUN_H
 #define TESTS_CAMPAIGN_HARM_RUN_H
 
@@ -14,66 +12,67 @@
 #include <string.h>
 #include <sys/wait.h>
 
-/* What a child has to tell, in memory that it shares with its parent. */
+/* The results of a child, in memory that it shares with its parent. */
 struct told {
 	bool ended;
 	int ret;
-	int descriptors; /* too many */
+	int descriptors; /* number of leaked descriptors */
 	bool leaked;
-	bool opened;  /* a context: errors of that are about no path */
-	bool unnamed; /* an error without operation, path or sentence, or with another code */
+	bool opened;  /* a context was opened; errors of opening one name no path */
+	bool unnamed; /* an error lacks operation, path or message, or has a wrong code */
 	char sentence[1024];
 	char wrong[256];
 };
 
-/* What becomes of one of its calls, or of two. */
+/* What happens to one or two system calls of the act. */
 struct harm {
 	enum calls_mode mode;
 	unsigned rank;
 	unsigned long nth;
 	int code;
-	unsigned long also; /* 0: none */
+	unsigned long also; /* number of a second call; 0: none */
 	int also_code;
-	/* In place of their numbers: the first calls from there, whose numbers are known when they
-	 * have come. 0: none. */
+	/* code positions, in place of numbers: the first call from there is harmed. Its number is
+	 * known after it has come. 0: none */
 	uint32_t site, also_site;
-	/* What they are to be, where their numbers are known; NULL: whatever they are. */
+	/* expected names of the calls if their numbers are known; NULL: any */
 	const char *name, *also_name;
 };
 
-/* The act; what is done to it; what came of that, by rank. */
+/* The current act, its harm, and the results and exit statuses of its ranks. */
 extern const struct act *act;
 extern struct harm harm;
 extern struct told *told;
 extern int statuses[HARM_RANKS];
 
-/* Made to fail, or killed, so often. */
+/* number of calls that failed, and of processes that were killed, so far */
 extern unsigned harmed;
 
-/* The old state is made, and all ranks run. */
+/* Makes the old state and runs all ranks. */
 void harm_run(void);
 unsigned harm_ranks(void);
-/* So many calls has the rank if nothing fails; what they are is in the record. */
+/* Returns the number of calls of a rank when nothing fails, and records the calls. */
 unsigned long harm_count_calls(unsigned rank);
-/* Of a call in the record; "?" if that is not known. */
+/* Returns the name of a call in the record, or "?" if it is unknown. */
 const char *harm_name_of(unsigned long nth);
 
-/* From 0 to below `below`: follows from the seed. */
+/* Returns a random number from 0 to `below` - 1, which follows from the seed. */
 uint64_t harm_random(uint64_t below);
 
-/* `kind` is torn, lost, litter or wrong. */
+/* Reports a finding. `kind` is torn, lost, litter or wrong. */
 void harm_found(const char *kind, const char *what);
-/* The next one tidies, or `kind` is found. */
+/* Runs the act's again(), and reports `kind` if it finds leftovers. */
 void harm_check_litter(const char *kind);
 
-/* harm_kill.c, harm_fault.c: what the program does. */
+/* Modes of the program (harm_kill.c, harm_fault.c). */
 void harm_kills(unsigned count);
 void harm_faults(uint64_t seed, unsigned count);
 void harm_once(char **numbers, int count);
 
-/* harm_judge.c: what may not come of a failure. */
+/* Judges the results of a failed call (harm_judge.c). */
 void harm_judge(void);
-/* Nobody waits for what passes if it never does. */
+/* Returns whether the code is a passing condition, which must not be injected for all later
+ * calls. */
 bool harm_passes(int code);
 
 #endif

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster of 100,000 nodes that saves checkpoints, in discrete events. docs/scale.md says what is
-modelled, and what came out.
+"""Simulate a cluster of 100,000 nodes that saves checkpoints, in discrete events.
+
+docs/scale.md describes the model and the results. Events are in our own heap. A library such as
+simpy makes a process of each request, which takes ten times as long, and there are millions of
+requests.
 
     python -m tests.simulate --help
-
-The events are in a heap of our own: a library such as simpy makes a process of each request, which
-costs ten times as much, and there are millions of requests.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulation by itself; see --help. PYTHONPATH is what tests/support/tree.py prints."""
+"""Run one simulation; see --help. PYTHONPATH must be what tests/support/tree.py prints."""
 
 import argparse
 import json

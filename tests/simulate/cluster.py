@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that train, save and fail, on one storage, and what of their time is lost."""
+"""Simulate jobs that train, save and fail on one storage, and count the time that they lose."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from .order import Queue, Save
 from .storage import Storage
 from .workload import RESTART_S, Job
 
-#: The library's connections end when nothing was held or waited for so long, or a little less.
+#: The library closes a connection that was unused for this time, or shortly before.
 CONNECTED_S = 30.0
 
 
 @dataclass
 class Lost:
-    """Seconds of one job; each is lost by all its nodes."""
+    """Lost seconds of one job. All its nodes lose each of them."""
 
-    saving: float = 0.0  # training waits while it saves
-    late: float = 0.0  # and until the save before is done
-    again: float = 0.0  # will be trained again after failures: expected, not drawn
+    saving: float = 0.0  # training waits for its own save
+    late: float = 0.0  # training waits for the save before
+    again: float = 0.0  # work to repeat after failures; the expected value, not drawn at random
     restart: float = 0.0
 
     @property
@@ -31,7 +31,7 @@ class Lost:
 
 
 class Event(NamedTuple):
-    """A job is through with something; what is of an earlier life of the job is void."""
+    """The end of something that a job does. It is void if the job has restarted since."""
 
     kind: str
     job: int
@@ -42,20 +42,20 @@ class Event(NamedTuple):
 
 @dataclass
 class State:
-    """Of one job."""
+    """The state of one job."""
 
     job: Job
     failures: Iterator[float]
     lost: Lost = field(default_factory=Lost)
     life: int = 0
-    worked_s: float = 0.0  # since its start, what failures took not counted
-    began_s: float = 0.0  # the present stretch of training
+    worked_s: float = 0.0  # since its start, without work that failures destroyed
+    began_s: float = 0.0  # begin of the current stretch of training
     durable_s: float = 0.0  # work that the last complete save holds
-    looked_s: float = 0.0  # until then the work at risk is in `lost`
-    held_s: float | None = None  # waits since, for its save
+    looked_s: float = 0.0  # time up to which the work at risk is counted in `lost`
+    held_s: float | None = None  # time since when it waits for its save; None if it trains
     saving: Save | None = None
     saved_work_s: float = 0.0
-    takes_s: list[float] = field(default_factory=list)  # from asking until durable
+    takes_s: list[float] = field(default_factory=list)  # from the request until durable
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Counts:
 
 
 class Cluster(Events):
-    """`queue`: who gets the slots, of which there are `capacity`. None: all write at once."""
+    """Jobs on a storage. `queue` grants its `capacity` slots; without a queue all write at once."""
 
     def __init__(
         self,
@@ -91,12 +91,14 @@ class Cluster(Events):
         self.counts = Counts()
         self.writing = self.waiting = 0
         self.states = [State(job, job.failures(seed)) for job in jobs]
-        self.grants: list[tuple[float, int, int]] = []  # when, of which job, how many
-        self.saves: list[tuple[Save, float]] = []  # and when they were durable
-        self._left: deque[tuple[float, int]] = deque()  # when, how many nodes
+        self.grants: list[tuple[float, int, int]] = []  # (time, job, number of nodes)
+        self.saves: list[tuple[Save, float]] = []  # (save, time when it was durable)
+        # (time, number of nodes) of connections that are still open
+        self._left: deque[tuple[float, int]] = deque()
         self._left_nodes = 0
 
-    # ---- Time ----------------------------------------------------------------------------------
+    # ---- Clock and events
+    # --------------------------------------------------------------------------
 
     def start(self) -> None:
         for number, state in enumerate(self.states):
@@ -106,7 +108,7 @@ class Cluster(Events):
             self._later(state.job.interval_s - state.job.phase_s, "save", number, 0)
 
     def start_storm(self) -> None:
-        """All save at the same moment, and then no more."""
+        """Let all jobs save at the same moment, and never again."""
         self.storm = True
         for number in range(len(self.states)):
             self._later(0.0, "save", number, 0)
@@ -117,7 +119,7 @@ class Cluster(Events):
             self.queue.advance(at)
 
     def written(self, writer: object) -> None:
-        """All nodes of a save at once, as it began."""
+        """End the save of all nodes, which began at once."""
         assert isinstance(writer, Save)
         self.crowd.leave(writer, writer.job.nodes)
         self._give_back(writer, writer.job.nodes)
@@ -131,7 +133,10 @@ class Cluster(Events):
         self.at(at_s, partial(self._happen, Event(kind, job, life, save, nodes)))
 
     def _risk(self, state: State) -> None:
-        """What failures since the last look would cost. To draw them would be noisy."""
+        """Add the cost of failures that the time since the last call could have had.
+
+        Failures drawn at random would make the result noisy.
+        """
         if state.held_s is None and self.now > state.began_s:
             trained = self.now - state.began_s
         else:
@@ -156,7 +161,8 @@ class Cluster(Events):
             elif event.kind == "trains":
                 self._train(event.job, state)
 
-    # ---- A job's life --------------------------------------------------------------------------
+    # ---- Life of a job
+    # -----------------------------------------------------------------------------
 
     def _train(self, number: int, state: State) -> None:
         state.began_s = self.now
@@ -164,11 +170,11 @@ class Cluster(Events):
             self._later(self.now + state.job.interval_s, "save", number, state.life)
 
     def _due(self, number: int, state: State) -> None:
-        """It has trained for an interval."""
+        """Save, because the job has trained for an interval, or wait for the save before."""
         state.worked_s += self.now - state.began_s
         state.began_s = self.now
         if state.saving:
-            state.held_s = self.now  # until the one before is done
+            state.held_s = self.now  # until the save before is done
         else:
             self._save(number, state)
 
@@ -187,7 +193,7 @@ class Cluster(Events):
         self._ask(save)
 
     def _saved(self, state: State) -> None:
-        """All its nodes have written."""
+        """End a save that all nodes have written, and let the job go on."""
         self._risk(state)
         save, state.saving = state.saving, None
         assert save
@@ -220,7 +226,7 @@ class Cluster(Events):
         if state.saving:
             self._cancel(state.saving)
             state.saving = None
-        # One that fails while it restarts begins that again.
+        # A job that fails during its restart begins the restart again.
         lost.restart += RESTART_S
         state.life += 1
         state.began_s = self.now + RESTART_S
@@ -251,7 +257,7 @@ class Cluster(Events):
         self.counts.most_connected = max(self.counts.most_connected, connected)
 
     def _grant(self) -> None:
-        """Free slots to those that are next. Nodes of one save that begin together end together."""
+        """Grant free slots. Nodes of one save that begin together also end together."""
         if self.queue is None:
             return
         begun: dict[int, tuple[Save, int]] = {}
@@ -262,7 +268,7 @@ class Cluster(Events):
             save.writing += nodes
             save.first_s = min(save.first_s, self.now)
             begun[id(save)] = (save, begun.get(id(save), (save, 0))[1] + nodes)
-        # Whoever has a slot has its targets: the others do not matter.
+        # A writer with a slot has its targets for itself, so other writers do not slow it down.
         for save, nodes in begun.values():
             rate = self.storage.rate(self.capacity)
             rate = min(rate, self.storage.writer_bandwidth * self.storage.alone)
@@ -288,7 +294,11 @@ class Cluster(Events):
             self._saved(self.states[save.job.number])
 
     def _cancel(self, save: Save) -> None:
-        """Its processes are gone. What holds a slot ends as if it had gone on: a lease's time."""
+        """Cancel a save whose processes are dead.
+
+        Nodes that hold a slot keep it as long as the write would have taken, which stands for the
+        lease.
+        """
         save.cancelled = True
         self.counts.cancelled += save.waiting
         if self.queue is None:

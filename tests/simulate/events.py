@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events one after the other, and a crowd of writers that share a storage."""
+"""Run events in order of time, and model a crowd of writers that share a storage."""
 
 import heapq
 import math
@@ -8,13 +8,13 @@ from itertools import count
 
 
 class Crowd:
-    """Writers at a time: each has the same speed, which follows from how many they are."""
+    """Concurrent writers with equal speed, which depends on their number."""
 
     def __init__(self, rate: Callable[[int], float]) -> None:
         self.now = 0.0
         self.weight = 0
         self._rate_of = rate
-        self._passed = 0.0  # what one who was always there would have written
+        self._passed = 0.0  # bytes that a writer would have written that was always there
         self._ends: list[tuple[float, int, object]] = []
         self._numbers = count()
         self._gone: set[int] = set()
@@ -35,7 +35,7 @@ class Crowd:
         self.weight -= weight
 
     def next_end(self) -> tuple[float, object]:
-        """When the next one is through; None: nobody is there."""
+        """Return the end of the next writer and the writer, or infinity and None."""
         while self._ends and id(self._ends[0][2]) in self._gone:
             self._gone.remove(id(heapq.heappop(self._ends)[2]))
         if not self._ends:
@@ -45,7 +45,7 @@ class Crowd:
 
 
 class Events:
-    """The time, and what happens when. `rate`: of each writer in the crowd, if so many write."""
+    """A clock and its events. `rate` returns each writer's speed for a number of writers."""
 
     def __init__(self, rate: Callable[[int], float]) -> None:
         self.now = 0.0
@@ -76,13 +76,13 @@ class Events:
         return not self._waiting and self.crowd.next_end()[1] is None
 
     def passes(self, at: float) -> None:
-        """It is later."""
+        """Advance the clock."""
         self.now = at
         self.crowd.advance(at)
 
     def written(self, writer: object) -> None:
-        """One of the crowd is through; it is to leave."""
+        """Handle a writer of the crowd that is done. The override must make it leave the crowd."""
         raise NotImplementedError
 
     def happened(self) -> None:
-        """After each event."""
+        """Do what follows each event."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which save gets the next free slot.
+"""Decide which save gets the next free slot.
 
-One rule for all orders: flows get slots by start-time fair queueing, in proportion to their
-shares, in turns, and a boost moves a save ahead of its flow's share, or behind (docs/slots.md).
-Within a flow the first that came is next. With one flow for all, that alone decides. One of the
-orders, "ours", is that of slots.lua.
+All orders use one rule (docs/slots.md). Start-time fair queueing gives slots to flows in proportion
+to their shares, in turns. A boost moves a save ahead of its flow's share, or behind. Within a flow
+the first request is served first. With a single flow, only that counts. The order "ours" is that of
+slots.lua.
 """
 
 import heapq
@@ -19,57 +19,57 @@ from .workload import NODE_MTBF_S, Job
 
 @dataclass
 class Save:
-    """One checkpoint of a job: a request of each node."""
+    """One checkpoint of a job: one request from each node."""
 
     job: Job
     asked_s: float
-    #: since when work would be lost
+    #: Time since when work is not saved yet.
     since_s: float
     background: bool
-    waiting: int = 0  # nodes that have no slot yet
+    waiting: int = 0  # number of nodes without a slot
     writing: int = 0
-    first_s: float = math.inf  # when the first one got its slot
+    first_s: float = math.inf  # time of the first granted slot
     cancelled: bool = False
 
 
 class Queue(Protocol):
-    """What the cluster asks: who waits, and who is next."""
+    """The interface of a queue of saves to the cluster."""
 
     def push(self, save: Save) -> None: ...
     def pop(self, free: int) -> tuple[Save, int] | None:
-        """So many of its nodes get a slot, of as many as are free."""
+        """Grant slots to nodes of one save; return it and their number, `free` at most."""
 
     def cancel(self, save: Save) -> None:
-        """Its waiting nodes are gone."""
+        """Remove the waiting nodes of a save."""
 
     def done(self, save: Save, nodes: int) -> None:
-        """So many of its nodes gave their slots back."""
+        """Take back the slots of some nodes."""
 
     def advance(self, at_s: float) -> None:
-        """It is now later."""
+        """Advance the clock."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A rule."""
+    """A rule that orders saves."""
 
     name: str
     flow: Callable[[Job], int]
     share: Callable[[Job], float] = lambda _: 1.0
-    #: seconds of the whole pool
+    #: Boost in seconds of the whole pool.
     boost_s: Callable[[Save], float] = lambda _: 0.0
     turn_s: float = 0.0
 
 
 def interval_class(job: Job) -> int:
-    """Set-10: the order of magnitude of the time between two of its saves."""
+    """Return Set-10's class of a job: the order of magnitude of the time between two saves."""
     return round(math.log10(job.interval_s))
 
 
-#: a turn of a job, in seconds of the whole pool (libioshape/slots/slots.lua)
+#: Turn of a job in seconds of the whole pool, from libioshape/slots/slots.lua.
 TURN_S = 20.0
-#: of twice the cost for each byte; what a byte usually costs; and the most, either way
-#: (libioshape/slots/identity.c)
+#: Boost for each doubling of the cost per byte, the usual cost per byte, and the largest boost in
+#: either direction. The values are from libioshape/slots/identity.c.
 DOUBLE_S = 60.0
 USUAL_COST = 3e-11
 MOST_BOOST_S = 300.0
@@ -78,7 +78,8 @@ RANKS_PER_NODE = 8
 
 def boost_s(save: Save) -> float:
     """Return the boost of a save for what its waiting costs."""
-    # A failure loses what all nodes did since the last save; or all of them stand still.
+    # A failure loses the work of all nodes since the last save. In a blocking save all nodes stand
+    # still.
     at_risk = save.job.nodes * (save.asked_s - save.since_s) / NODE_MTBF_S
     cost = (at_risk + (not save.background)) * RANKS_PER_NODE / save.job.node_bytes
     boost = DOUBLE_S * math.log2(max(cost / USUAL_COST, 1e-30))
@@ -95,16 +96,16 @@ ORDERS = {
 
 @dataclass
 class Flow:
-    """Saves that share a share."""
+    """Saves that have one share together."""
 
     share: float
     finish: float = 0.0
-    tag: float = 0.0  # start of its next request
-    turn: float = 0.0  # start of its turn
+    tag: float = 0.0  # start tag of its next request
+    turn: float = 0.0  # start tag of its turn
     turn_of: Save | None = None
     queued: bool = False
     writing: int = 0
-    has_been: bool = False  # present when its latest request began
+    has_been: bool = False  # was present when its latest request began
     saves: deque[Save] = field(default_factory=deque)
 
     @property
@@ -113,14 +114,14 @@ class Flow:
 
 
 class Fair:
-    """Start-time fair queueing over flows, in bytes; `bandwidth` is that of the pool."""
+    """Start-time fair queueing over flows. Tags are in bytes; `bandwidth` is that of the pool."""
 
     def __init__(self, order: Order, quantum: int = 1, bandwidth: float = 0.0) -> None:
         self.order, self.quantum, self.bandwidth = order, quantum, bandwidth
         self._flows: dict[int, Flow] = {}
         self._heap: list[tuple[float, int]] = []
         self._virtual = 0.0
-        self._shares = 0.0  # of the flows that are present
+        self._shares = 0.0  # sum over the flows that are present
 
     def push(self, save: Save) -> None:
         number = self.order.flow(save.job)
@@ -155,7 +156,7 @@ class Fair:
         pass
 
     def _drop_done(self, flow: Flow) -> bool:
-        """Drop saves of which no node waits; say whether there were any."""
+        """Drop saves without waiting nodes, and return whether there were any."""
         before = len(flow.saves)
         while flow.saves and not flow.saves[0].waiting:
             flow.saves.popleft()
@@ -177,7 +178,7 @@ class Fair:
 
     def _serve(self, number: int, flow: Flow, score: float, free: int) -> tuple[Save, int]:
         save = flow.saves[0]
-        # Who has no rival needs no turns.
+        # A flow without rivals needs no turns.
         nodes = min(free, save.waiting, self.quantum if self._heap else free)
         cost = nodes * save.job.node_bytes
         self._virtual = max(self._virtual + cost / self._shares, min(flow.turn, score))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the largest jobs' saves did when, drawn as docs/scale.svg shows."""
+"""Draw the saves of the largest jobs as a timeline, as in docs/scale.svg."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Redis has to do for a cluster: slots.lua, with each request and heartbeat of each node."""
+"""Measure the load on Redis: slots.lua runs each request and heartbeat of each simulated node."""
 
 import re
 import time
@@ -15,10 +15,10 @@ from .storage import Storage
 from .workload import jobs
 
 MIB = 1 << 20
-CONNECTIONS = 1000  # whose memory is measured
-#: until Redis gives idle connections' buffers back
+CONNECTIONS = 1000  # idle connections whose memory is measured
+#: Time until Redis frees the buffers of idle connections.
 IDLE_S = 8.0
-AFTER_S = 30.0  # a failover is watched for so long
+AFTER_S = 30.0  # time for which a failover is watched
 
 
 def number(server: Server, section: str, name: str) -> float:
@@ -32,7 +32,7 @@ def cpu_seconds(server: Server) -> float:
 
 
 def connection_bytes(folder: Path) -> float:
-    """Of one that has called, and is idle."""
+    """Return the memory of one connection that has sent a command and is idle."""
     with Server(folder, "--maxclients", str(CONNECTIONS + 32)) as server:
         before = number(server, "memory", "used_memory")
         connections = [Connection(server.path) for _ in range(CONNECTIONS)]
@@ -46,7 +46,7 @@ def connection_bytes(folder: Path) -> float:
 
 
 def fail_over(cluster: Cluster, queue: Scripted) -> dict[str, float]:
-    """The Redis loses all data, as after a failover without a replica, and answers at once."""
+    """Replace Redis by an empty one, as after a failover without a replica that answers at once."""
     before, at = cluster.counts.most_writing, cluster.now
     queue.fail_over(lose_all=True)
     cluster.run(at + AFTER_S)
@@ -59,7 +59,10 @@ def fail_over(cluster: Cluster, queue: Scripted) -> dict[str, float]:
 
 
 def measure(storage: Storage, count: int, nodes: int, seconds: float) -> dict[str, float]:
-    """Each call is a round trip, as it is where each comes from a node of its own."""
+    """Measure the load of normal operation.
+
+    Each call is a round trip, as calls of different nodes are.
+    """
     work = jobs(count, nodes, storage.bandwidth, 1)
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -69,14 +72,14 @@ def measure(storage: Storage, count: int, nodes: int, seconds: float) -> dict[st
             queue = Scripted(rules, storage.writers)
             cluster = Cluster(work, storage, queue, background=True)
             cluster.start()
-            cluster.run(seconds / 3)  # until the queue is as long as it usually is
+            cluster.run(seconds / 3)  # until the queue has its usual length
             cpu, calls = cpu_seconds(server), rules.calls
             cluster.run(seconds)
             cpu, calls = cpu_seconds(server) - cpu, rules.calls - calls
             waiting, connected = cluster.counts.most_waiting, cluster.counts.most_connected
             failed_over = fail_over(cluster, queue)
             data = number(server, "memory", "used_memory_peak")
-    # One for commands, and the one on which it waited.
+    # Each node has one connection for commands and one that waits.
     connections = 2 * connected
     return {
         "nodes": sum(job.nodes for job in work),
@@ -94,7 +97,7 @@ def measure(storage: Storage, count: int, nodes: int, seconds: float) -> dict[st
 
 
 def measure_storm(storage: Storage, count: int, nodes: int, seconds: float) -> dict[str, float]:
-    """All nodes ask at the same moment, and wait."""
+    """Measure a storm: all nodes ask at the same moment, and wait."""
     work = jobs(count, nodes, storage.bandwidth, 1)
     with TemporaryDirectory() as name, Server(Path(name)) as server:
         rules = Real(server, at_once=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulation found, as numbers."""
+"""Run simulations and return their results as numbers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -10,15 +10,15 @@ from .order import ORDERS, Fair
 from .storage import INSTANT, Storage
 from .workload import Job, jobs
 
-#: turns of so many requests each, where jobs compete: turns of one would take far longer, and come
-#: to the same within a few percent
+#: Number of requests in a turn while jobs compete. Turns of one request would take far longer to
+#: simulate, and change the result by a few percent.
 QUANTUM = 64
-#: in no order: all write at once
+#: Name of the order without a queue: all jobs write at once.
 AT_ONCE = "at once"
 
 
 def queue_of(order: str, storage: Storage, quantum: int = QUANTUM) -> Fair | None:
-    """Return a queue in this order."""
+    """Return a queue for this order, or None for AT_ONCE."""
     if order == AT_ONCE:
         return None
     return Fair(ORDERS[order], quantum, storage.rate(storage.writers) * storage.writers)
@@ -26,15 +26,15 @@ def queue_of(order: str, storage: Storage, quantum: int = QUANTUM) -> Fair | Non
 
 @dataclass(frozen=True)
 class Found:
-    """Shares are of the time of all nodes, in which they could have trained."""
+    """Results of one simulation. Shares are of the time in which all nodes could have trained."""
 
-    lost: float  # to saves and to failures, without restarts
+    lost: float  # to saves and failures, without restarts
     saving: float
     late: float
     again: float
-    mean_save_s: float  # mean over jobs, from asking until durable
+    mean_save_s: float  # mean over jobs, from the request until durable
     longest_save_s: float
-    jain: float  # of how many times longer than alone each job's saves take
+    jain: float  # fairness of the factors by which jobs' saves take longer than alone
     saves: int
 
 
@@ -50,7 +50,7 @@ def slowdowns(cluster: Cluster) -> list[float]:
 
 
 def jain(values: Sequence[float]) -> float:
-    """1: all the same."""
+    """Return Jain's index of fairness, which is 1 if all values are equal."""
     squares = sum(value**2 for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
@@ -77,7 +77,7 @@ def found_in(cluster: Cluster, seconds: float) -> Found:
 def run(
     work: list[Job], storage: Storage, order: str, *, hours: float, background: bool, seed: int
 ) -> Found:
-    """Until so many hours have passed."""
+    """Simulate this many hours."""
     cluster = Cluster(work, storage, queue_of(order, storage), background=background, seed=seed)
     cluster.start()
     cluster.run(hours * 3600)
@@ -85,7 +85,7 @@ def run(
 
 
 def storm(work: list[Job], storage: Storage, order: str) -> tuple[float, float]:
-    """All jobs save at the same moment: when the last one is done, and the mean of all nodes."""
+    """Let all jobs save at once. Return when the last job is done, and the mean over all nodes."""
     cluster = Cluster(work, storage, queue_of(order, storage))
     cluster.start_storm()
     cluster.run(1e9)
@@ -97,7 +97,7 @@ def storm(work: list[Job], storage: Storage, order: str) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Case:
-    """What is varied; the rest is as in workload.py and storage.py."""
+    """The varied parameters. Others are in workload.py and storage.py."""
 
     name: str
     storage: Storage
@@ -114,16 +114,16 @@ class Compared:
     """Medians over the seeds."""
 
     case: Case
-    load: float  # asked for, of the storage's bandwidth
-    io: dict[str, float]  # by order: the share of the time that is lost because storage is slow
-    found: dict[str, Found]  # of the first seed
+    load: float  # requested fraction of the storage's bandwidth
+    io: dict[str, float]  # by order: the fraction of time that is lost because storage is slow
+    found: dict[str, Found]  # results of the first seed
 
     def ratio(self, order: str, to: str) -> float:
         return self.io[order] / self.io[to]
 
 
 def compare(case: Case) -> Compared:
-    """In all orders."""
+    """Simulate a case in all orders."""
     io: dict[str, list[float]] = {name: [] for name in (AT_ONCE, *ORDERS)}
     first: dict[str, Found] = {}
     loads = []
@@ -136,7 +136,7 @@ def compare(case: Case) -> Compared:
                 work, storage, order, hours=case.hours, background=case.background, seed=seed
             )
 
-        # What remains of that with a storage that takes no time, no order can save.
+        # With infinitely fast storage some time is still lost. No order can save that.
         least = lost(AT_ONCE, INSTANT).lost
         for order, values in io.items():
             found = lost(order, case.storage)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""slots.lua in the place of an order: in a real Redis, or its model, on the simulation's clock.
+"""Run slots.lua as the queue of the simulation, in a real Redis or as a model, on its clock.
 
-Each node's request is one, with its heartbeats, as the library sends them: a client asks, shows
-that it lives every third of a lease, confirms the slot that it was granted, and gives it back.
+Each node sends its own request and heartbeats, as the library does. A client asks, sends a
+heartbeat every third of a lease, confirms a granted slot, and releases it.
 """
 
 import heapq
@@ -20,15 +20,15 @@ STARTED_MS = 1_700_000_000_000
 LEASE_MS = 15_000
 BEAT_S = LEASE_MS / 3 / 1000
 WAITING, HOLDING = 1, 2
-#: one list for all of them: what each client of its own would find in its own
+#: All clients share one wake-up list. In reality each client has its own.
 CLIENT = "sim"
-#: heartbeats are sent together for so long
+#: Heartbeats within this time are sent together.
 TOGETHER_S = 0.05
 
 
 @dataclass
 class Asked:
-    """What the client of a node knows of its request."""
+    """The state of a request, as the client of a node knows it."""
 
     id: str
     save: Save
@@ -55,7 +55,7 @@ class Asked:
 
 
 class Rules(Protocol):
-    """Who decides. Answers are those of slots.lua."""
+    """The side that decides about slots. Answers are those of slots.lua."""
 
     def clock(self, now_ms: int) -> None: ...
     def fail_over(self, *, lose_all: bool) -> None: ...
@@ -63,7 +63,7 @@ class Rules(Protocol):
     def beat(self, due: Sequence[Asked], epoch: int) -> list[Answer]: ...
     def release(self, held: Sequence[Asked], epoch: int) -> None: ...
     def woken(self) -> list[str]:
-        """Those that were granted a slot since the last call."""
+        """Return the ids that were granted a slot since the last call."""
 
 
 class Real:
@@ -145,7 +145,7 @@ class Real:
 
 
 class Modelled:
-    """tests/support/models/slots_model.py: for small crowds, since it is slow."""
+    """The model in tests/support/models/slots_model.py. It is slow, so crowds must be small."""
 
     def __init__(self) -> None:
         self._now_ms = STARTED_MS
@@ -193,24 +193,24 @@ class Modelled:
 
 
 class Scripted:
-    """A `Queue` that others decide."""
+    """A Queue whose decisions are made by Rules."""
 
     def __init__(self, rules: Rules, capacity: int) -> None:
         self.rules, self.capacity = rules, capacity
         self.now = 0.0
         self._epoch = 0
         self._asked: dict[str, Asked] = {}
-        self._holding: dict[int, deque[Asked]] = {}  # by save
+        self._holding: dict[int, deque[Asked]] = {}  # keyed by the save
         self._granted: deque[Asked] = deque()
         self._beats: list[tuple[float, str]] = []
         self._made = 0
 
     def fail_over(self, *, lose_all: bool) -> None:
-        """Another server answers: with all data, or with none."""
+        """Switch to another server, with all data or with none."""
         self.rules.fail_over(lose_all=lose_all)
 
     def advance(self, at_s: float) -> None:
-        """All heartbeats until then."""
+        """Send all heartbeats that are due until then."""
         while self._beats and self._beats[0][0] <= at_s:
             self._to(self._beats[0][0])
             due: list[Asked] = []
@@ -226,7 +226,8 @@ class Scripted:
             self.now = at_s
             self.rules.clock(STARTED_MS + int(at_s * 1000))
 
-    # ---- As the cluster asks for it ------------------------------------------------------------
+    # ---- The interface of Queue
+    # --------------------------------------------------------------------
 
     def push(self, save: Save) -> None:
         new = [Asked(f"{self._made + n}", save, n) for n in range(save.waiting)]
@@ -252,7 +253,7 @@ class Scripted:
         self._confirm()
 
     def cancel(self, save: Save) -> None:
-        """Its clients are dead: the leases will tell."""
+        """Forget the waiting clients of a save. They are dead, and their leases run out."""
         save.waiting = 0
         for asked in list(self._asked.values()):
             if asked.save is save and asked not in self._holding.get(id(save), ()):
@@ -262,7 +263,7 @@ class Scripted:
 
     def _acquire(self, new: Sequence[Asked]) -> None:
         answers = self.rules.acquire(new, self.capacity, self._epoch)
-        # Or it would ask again for ever.
+        # A request without an answer would be asked again forever.
         assert all(answer["state"] for answer in answers)
         self._hear(new, answers)
 
@@ -276,7 +277,7 @@ class Scripted:
             if state == HOLDING:
                 self._hold(one, int(answer["fence"]), int(answer["weight"]))
             elif one.state == WAITING and state != WAITING:
-                lost.append(one)  # it is not known there any more, and asks again
+                lost.append(one)  # the server has forgotten this request, so the client asks again
                 continue
             heapq.heappush(self._beats, (self.now + BEAT_S, one.id))
         if lost:
@@ -290,7 +291,7 @@ class Scripted:
             self._granted.append(asked)
 
     def _confirm(self) -> None:
-        """Whoever was woken shows that it knows."""
+        """Send a heartbeat for each request that was woken."""
         ids = self.rules.woken()
         if ids:
             self._beat([self._asked[one] for one in ids if one in self._asked])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs like those of published traces; docs/scale.md names the sources."""
+"""Draw jobs like those in published traces. docs/scale.md names the sources."""
 
 import math
 from collections.abc import Iterator
@@ -9,31 +9,32 @@ from random import Random
 GB = 1e9
 DAY_S = 86_400.0
 
-#: 419 failures of 2,048 nodes in 54 days (Llama 3)
+#: Mean time between failures of a node: 419 failures of 2,048 nodes in 54 days (Llama 3).
 NODE_MTBF_S = 54 * DAY_S * 2048 / 419
-#: a node copies its tensors to memory of the host
+#: Speed at which a node copies its tensors to host memory.
 STAGE_BYTES_S = 20 * GB
 RESTART_S = 300.0
 
-#: P(more nodes than n) falls with n to this power: few jobs have most nodes
+#: Exponent of the tail: P(more than n nodes) falls as n to this power. So few jobs have most nodes.
 TAIL = 0.6
 SMALLEST, LARGEST = 8, 8192
-#: of a job of the smallest size; the model grows more slowly than the number of nodes
+#: Bytes of a node in a job of the smallest size, and an exponent: models grow more slowly than
+#: nodes.
 NODE_BYTES, SHRINKS = 14 * GB, 0.3
-#: scatter of what a node saves, and of intervals around the best: factors
+#: Scatter of a node's bytes, and of intervals around the best one, as a factor.
 SCATTER = 1.6
 SHORTEST_S, LONGEST_S = 120.0, 4 * 3600.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """What runs for the whole time."""
+    """A job that runs for the whole time."""
 
     number: int
     nodes: int
     node_bytes: float
-    interval_s: float  # of training between two saves
-    #: its first save is due so much earlier
+    interval_s: float  # training time between two saves
+    #: Time by which its first save is due earlier.
     phase_s: float = 0.0
 
     @property
@@ -42,7 +43,7 @@ class Job:
 
     @property
     def stage_s(self) -> float:
-        """How long a save in the background holds training."""
+        """The time for which a background save blocks training."""
         return self.node_bytes / STAGE_BYTES_S
 
     @property
@@ -50,7 +51,10 @@ class Job:
         return NODE_MTBF_S / self.nodes
 
     def failures(self, seed: int) -> Iterator[float]:
-        """When it fails, in seconds from the start. The same whatever its saves do."""
+        """Yield the times of failures in seconds from the start.
+
+        They do not depend on the saves.
+        """
         random, at = Random(f"failures {seed} {self.number}"), 0.0
         while True:
             at += random.expovariate(1 / self.mtbf_s)
@@ -58,10 +62,10 @@ class Job:
 
 
 def sizes(count: int, nodes: int, random: Random) -> list[int]:
-    """As many as that, together about that many nodes: a Pareto distribution, cut at both ends."""
+    """Draw `count` sizes with about `nodes` nodes in all from a truncated Pareto distribution."""
     drawn = [(1 - random.random()) ** (-1 / TAIL) for _ in range(count)]
     low, high = 0.0, float(nodes)
-    for _ in range(60):  # the scale at which they fill the cluster
+    for _ in range(60):  # find the scale at which the jobs fill the cluster
         scale = (low + high) / 2
         found = [round(min(max(size * scale, SMALLEST), LARGEST)) for size in drawn]
         low, high = (scale, high) if sum(found) < nodes else (low, scale)
@@ -73,8 +77,10 @@ def scattered(random: Random) -> float:
 
 
 def jobs(count: int, nodes: int, bandwidth: float, seed: int, stretch: float = 1.0) -> list[Job]:
-    """`bandwidth` of the storage, from which each job takes the interval of Young and Daly as if
-    it was alone there; `stretch` makes them all longer."""
+    """Return jobs whose save intervals are the optimum of Young and Daly, times `stretch`.
+
+    `bandwidth` is that of the storage. For the optimum each job counts as alone on it.
+    """
     random = Random(f"jobs {seed}")
     found = []
     for number, size in enumerate(sizes(count, nodes, random)):
