@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Slots of this host and of a Redis: they are taken, also by two at a time. */
+/* Acts that take slots of this host or of a Redis, also in two processes at a time. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
@@ -25,7 +25,7 @@
 
 enum where {
 	THIS_HOST,
-	THIS_HOST_AS_EVER, /* in the usual folder */
+	THIS_HOST_AS_EVER, /* in the default folder */
 	REDIS,
 	REDIS_SOCKET,
 	REDIS_PASSWORD_FILE,
@@ -35,16 +35,15 @@ enum where {
 
 struct variant {
 	enum where where;
-	bool no_pool; /* that of the filesystem */
+	bool no_pool; /* the pool is that of the filesystem */
 	bool urgent;
-	bool no_wakes; /* the Redis lets nobody wait for them */
+	bool no_wakes; /* the Redis forbids BLPOP, by which waiters are woken */
 };
 
 static struct redis_server server;
 static char address[128];
 
-/* ---- A Redis, for others as well --------------------------------------------------------------
- */
+/* ---- A Redis, also for other acts ------------------------------------------------------------ */
 
 const char *harm_redis(void)
 {
@@ -96,8 +95,7 @@ static void close_where(const struct act *act)
 		redis_server_free(&server);
 }
 
-/* ---- Slots ------------------------------------------------------------------------------------
- */
+/* ---- Slots ----------------------------------------------------------------------------------- */
 
 static int open_context(const struct variant *variant, struct ioshape_context **context)
 {
@@ -134,7 +132,7 @@ static int take_slot(struct ioshape_context *context, const struct variant *vari
 	ret = harm_heed(ioshape_slot_pace(slot, MIB));
 	if (!ret)
 		ret = harm_heed(ioshape_slot_get_info(slot, &info));
-	/* Others have to wait meanwhile. */
+	/* The other rank has to wait meanwhile. */
 	usleep(2000);
 	ioshape_slot_free(slot);
 	return ret;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is saved on a tier, and its way to where it belongs. */
+/* Acts that save on a tier, drain it, or look at it. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
@@ -19,7 +19,7 @@
 
 #define THERE "there"
 #define NEAR "tier"
-#define OLDER THERE "/older" /* a file that is drained before */
+#define OLDER THERE "/older" /* a file that was drained before */
 #define NOTHING THERE "/nothing"
 
 enum content {
@@ -29,21 +29,20 @@ enum content {
 };
 
 struct variant {
-	bool folder; /* it is a directory of files */
-	bool drains; /* what is harmed: the drain, and not the save */
-	bool full;   /* there is room if what has been drained goes */
+	bool folder; /* the saved object is a directory of files */
+	bool drains; /* the harmed operation is the drain, not the save */
+	bool full;   /* there is space only if a drained copy is removed */
 };
 
 static struct sample samples[CONTENTS];
-static uint8_t *archives[CONTENTS]; /* files of them */
+static uint8_t *archives[CONTENTS]; /* files with the samples */
 static size_t archive_bytes[CONTENTS];
-static char places[PATH_MAX]; /* where copies of what belongs THERE lie */
+static char places[PATH_MAX]; /* folder of the copies of files below THERE */
 
 static struct ioshape_context *context;
 static struct ioshape_tier *tier;
 
-/* ---- In a process of its own ------------------------------------------------------------------
- */
+/* ---- Operations, each in a process of its own ------------------------------------------------ */
 
 static int open_all(bool full, uint32_t keep_last)
 {
@@ -56,7 +55,7 @@ static int open_all(bool full, uint32_t keep_last)
 		open_context_with(&context, &options, (struct test_rules){ .queue_depth = 2 }));
 	if (ret)
 		return ret;
-	/* Two copies of the three. */
+	/* Three copies are made, and the tier has space for two of them. */
 	tier_options.most_bytes = full ? archive_bytes[NEW] * 5 / 2 : 0;
 	tier_options.keep_last = keep_last;
 	return harm_heed(ioshape_tier_open(context, NEAR, &tier_options, &tier));
@@ -89,7 +88,7 @@ static int save_raw(const char *path, enum content content)
 	return ret;
 }
 
-/* An archive, and a directory with a file that has checksums beside it. */
+/* Writes an archive, and a directory with a file that has checksums beside it. */
 static int fill(const char *folder, enum content content)
 {
 	char path[PATH_MAX + 16];
@@ -144,7 +143,7 @@ static int drain(void)
 static int run(const struct act *act, unsigned rank)
 {
 	const struct variant *variant = act->variant;
-	/* Of what is drained one stays, and the older one goes. */
+	/* One drained copy is kept, and the older one is removed. */
 	int ret = open_all(variant->full, variant->drains && variant->folder);
 
 	(void)rank;
@@ -153,7 +152,7 @@ static int run(const struct act *act, unsigned rank)
 	return close_all(ret);
 }
 
-/* Nothing is changed by that. */
+/* Lists and finds copies. This changes nothing. */
 static int look_around(const struct act *act, unsigned rank)
 {
 	struct ioshape_tier_copy *copies;
@@ -184,8 +183,7 @@ static int look_around(const struct act *act, unsigned rank)
 	return close_all(ret);
 }
 
-/* ---- Before and afterwards --------------------------------------------------------------------
- */
+/* ---- State before and after ------------------------------------------------------------------ */
 
 static int prepare(const struct act *act)
 {
@@ -243,7 +241,7 @@ static enum state look_there(const struct variant *variant)
 	return holds(variant, NEW) ? STATE_NEW : holds(variant, OLD) ? STATE_OLD : STATE_TORN;
 }
 
-/* What was kept is drained by the next one; what a drain leaves, too. */
+/* Looks at the destination. A copy that was kept, or that a drain left, is drained first. */
 static enum state look(const struct act *act)
 {
 	const struct variant *variant = act->variant;
@@ -270,7 +268,7 @@ static int save_and_drain(const struct act *act)
 		ret = save_near(variant->folder, path_of(variant), OLD);
 	if (!ret)
 		ret = drain();
-	/* As one does beside a tier. */
+	/* A save beside the tier, which replaces a file that the tier has drained. */
 	if (!ret)
 		ret = sample_save(context, OLDER, &samples[NEW], NULL);
 	return close_all(ret);
@@ -331,7 +329,8 @@ static void close_act(const struct act *act)
 	.close = close_act, .begin = begin, .run = run, .look = look, .again = again,              \
 	.slow = true, .leaves = true
 
-/* Checksums beside a file may be lost, and what goes to make room is renamed before. */
+/* Checksums beside a file may be lost, and a copy that makes space is renamed first. So some of
+ * these acts are not durable. */
 static const struct act acts[] = {
 	{ ACT("save on a tier", .full = false), .durable = true },
 	{ ACT("save on a full tier", .full = true), .durable = true },

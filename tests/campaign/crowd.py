@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many processes of several users save beside each other, through two mounts, and are hurt."""
+"""Let many processes of several users save through two mounts, and harm them."""
 
 import contextlib
 import json
@@ -19,19 +19,22 @@ MOST_TOLD = 20
 
 
 def apart() -> list[str]:
-    """Without root there is one user, who is root in there, and so may mount."""
+    """Return the command that makes namespaces.
+
+    Without root there is one user, which is root in the namespace, and so may mount.
+    """
     return [*APART[:-1], *([] if os.geteuid() == 0 else ["--map-root-user"]), "--"]
 
 
 def storm(seed: int, work: Path) -> dict[str, Any]:
-    """In a process in whose namespaces all others end with it; see crowd_storm.py."""
+    """Run crowd_storm.py in its own namespaces, with which all its processes end."""
     ended = subprocess.run(
         [*apart(), sys.executable, "-m", "tests.campaign.crowd_storm", str(seed), str(work)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
-        start_new_session=True,  # a Ctrl-C is for us; we end it
+        start_new_session=True,  # Ctrl-C reaches only this process, which ends the storm
     )
     if ended.returncode:
         raise RuntimeError(f"crowd, seed {seed}: {ended.stderr}")

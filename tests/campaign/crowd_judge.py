@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log of a storm says of files and generations, against what is there in the end."""
+"""Compare the log of a storm with the files and checkpoints at its end."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from chaos_judge import Line, read_log
 
 @dataclass
 class Save:
-    """Of a file. It ends when its process says how, or dies."""
+    """A save of a file. It ends when its process logs the result, or dies."""
 
     client: str
     turn: int
@@ -22,7 +22,7 @@ class Save:
     acknowledged: bool = False
 
     def is_after(self, other: "Save") -> bool:
-        """Whether it has to win."""
+        """Return whether this save must win over the other one."""
         if self.client == other.client:
             return self.turn > other.turn
         return self.asked > other.ended
@@ -32,12 +32,12 @@ class Save:
 
 
 class Story:
-    """A log, read. `jobs`: which job saves generations, by the number of the client."""
+    """The contents of a log. `jobs` maps the number of a checkpointing client to its job."""
 
     def __init__(self, log: Path, deaths: Mapping[str, int], jobs: Mapping[int, int]) -> None:
         self.saves: list[Save] = []
         self.findings: list[str] = []
-        #: by job: when somebody was told that which step is there
+        #: By job: times at which a rank logged that a step is saved, and the step.
         self.kept: dict[int, list[tuple[float, int]]] = {job: [] for job in jobs.values()}
         self._jobs = jobs
         self._open: dict[tuple[str, str], Save] = {}
@@ -48,7 +48,7 @@ class Story:
             save.ended = deaths.get(save.client, math.inf)
 
     def newest(self, job: int, before: float = math.inf) -> int:
-        """Of the steps that somebody had been told of."""
+        """Return the newest step that a rank had logged before this time."""
         return max((step for at, step in self.kept[job] if at < before), default=0)
 
     def _job_of(self, client: str) -> int:
@@ -75,7 +75,7 @@ class Story:
 
     @staticmethod
     def _is_last(line: Line) -> bool:
-        """Nobody was hurt any more, and it broke nevertheless."""
+        """Return whether a last save failed, although the storm was over."""
         return line.event == "broke" and line.client.endswith("-last")
 
     def _judge_latest(self, line: Line) -> None:
@@ -86,7 +86,7 @@ class Story:
 
 
 def judge_files(story: Story, there: Mapping[str, int]) -> Iterator[str]:
-    """`there`: what is in each file, by its user's folder and name."""
+    """Yield findings about files. `there` has each file's content by user folder and name."""
     of: dict[str, list[Save]] = {}
     for save in story.saves:
         of.setdefault(save.file, []).append(save)

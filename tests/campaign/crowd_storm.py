@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One storm, in a process with namespaces of its own: crowd_storm SEED FOLDER.
+"""Run one storm in a process with its own namespaces: crowd_storm SEED FOLDER.
 
-64 processes share one pool and one filesystem of 400 MiB. Each is in one of two pods: there the
-same path is a mount of its own, by FUSE, which does not see the locks of the other. Of each user,
-12 save, replace, load and prune, and 4 are ranks of a job that saves generations. It prints what it
-found, as JSON; if that is something, the log goes to FOLDER.
+64 processes share one pool and one filesystem of 400 MiB. Each runs in one of two pods. In each pod
+the filesystem has a FUSE mount of its own at one path, which does not see locks taken through the
+other mount. For each user, 12 processes save, replace, load and prune files, and 4 are ranks of a
+job that saves checkpoints. The findings are printed as JSON. If there are any, the log is copied to
+FOLDER.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from tree import build_folder
 
 from . import crowd_judge
 
-#: In memory that is ours alone.
+#: Memory that only this mount namespace sees.
 MEMORY = Path("/dev/shm")
 BASE, SHARED = MEMORY / "base", MEMORY / "shared"
 N_PODS = 2
@@ -41,7 +42,8 @@ STORM_S = 4.0
 CAPACITY = 3
 LARGE_BYTES, PAUSE_MS = 256 << 10, 60
 
-#: Whoever gets nowhere for so long hangs: ranks of a broken job, too, once their deadline is over.
+#: A process without progress for this time hangs. So do ranks of a broken job, after their
+#: deadline.
 PATIENCE_S = 60.0
 PEACE_S = 660.0
 
@@ -58,18 +60,21 @@ def call(*command: object) -> None:
 
 
 def mount() -> None:
-    """It goes with our namespaces."""
+    """Mount the filesystems. The mounts end with the namespace."""
     call("mount", "-t", "tmpfs", "-o", "mode=1777", "none", MEMORY)
     for folder in (BASE, SHARED, MEMORY / "build"):
         folder.mkdir()
-    # Other users may not be able to reach it where it is.
+    # Other users may not be able to reach the build folder at its real path.
     call("mount", "--bind", build_folder(), MEMORY / "build")
     os.environ["IOSHAPE_TEST_BUILD"] = str(MEMORY / "build")
     call("mount", "-t", "tmpfs", "-o", "size=400m,mode=0755", "none", BASE)
 
 
 def pod() -> list[str]:
-    """What goes before a command that is to run there. It ends with our namespaces, too."""
+    """Start a pod, and return the prefix of commands that run in it.
+
+    It ends with the namespaces.
+    """
     program = build_folder() / "tests/c/fault/passthrough"
     device = SHARED.stat().st_dev
     holder = subprocess.Popen(["unshare", "--mount", program, BASE, SHARED, "users"])
@@ -79,11 +84,11 @@ def pod() -> list[str]:
 
 
 def fill_disk() -> None:
-    """For a moment."""
+    """Fill the disk for a moment."""
     free = os.statvfs(BASE)
     filler = BASE / "filler"
     with filler.open("wb") as file:
-        with contextlib.suppress(OSError):  # somebody else was quicker
+        with contextlib.suppress(OSError):  # another process was faster
             os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
         time.sleep(0.4)
     filler.unlink()
@@ -93,7 +98,7 @@ def fill_disk() -> None:
 
 
 class Job:
-    """Ranks of one user, who all begin again when one is gone."""
+    """The ranks of one user. When one of them is gone, all start again."""
 
     def __init__(self, storm: "Storm", user: int, board: str) -> None:
         self.user, self.board = user, board
@@ -113,13 +118,13 @@ class Job:
         return f"storm-{self.user}"
 
     def words_of(self, rank: int) -> tuple[object, ...]:
-        """What a rank has to be told."""
+        """Return the arguments of a rank."""
         runs = SHARED / f"user{self.user}" / "runs"
         board = BOARDS[self.board]
         return (runs, self.token, board, self.mode, rank, N_RANKS, LARGE_BYTES, PAUSE_MS // 2)
 
     def start(self, storm: "Storm") -> None:
-        """A new life: rank 0 is in the other pod."""
+        """Start all ranks again. Rank 0 moves to the other pod."""
         self._life += 1
         self._broken_at = 0.0
         for rank, member in enumerate(self.members):
@@ -129,7 +134,7 @@ class Job:
             member.start()
 
     def tend(self, storm: "Storm") -> None:
-        """Whether all have ended once one is gone."""
+        """Start the ranks again when all have ended. If one has, the others must end, too."""
         ended = [one for one in self.members if one.process and one.process.poll() is not None]
         for one in ended:
             assert one.process
@@ -150,7 +155,7 @@ class Job:
 
 
 class Storm(Scene):
-    """What the module says."""
+    """One storm: its clients, jobs and faults."""
 
     patience_s = PATIENCE_S
 
@@ -194,7 +199,7 @@ class Storm(Scene):
         return FIRST_USER + user if self.users > 1 else os.getuid()
 
     def prefix_of(self, user: int, where: int) -> list[str]:
-        """In front of a command: the pod."""
+        """Return the prefix of a user's command in a pod."""
         uid = self._uid(user)
         other = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"]
         return self._pods[where] + (other if self.users > 1 else [])
@@ -211,10 +216,10 @@ class Storm(Scene):
                 self.findings.append(f"{client.name} ends with {client.process.returncode}")
                 client.start()
 
-    # -- What is done to them --
+    # -- Faults --
 
     def _kill(self) -> None:
-        # Few of them write at any moment.
+        # Kill several, because few of them write at any moment.
         for one in self.random.sample(self._awake(self._savers), 6):
             one.kill()
             one.start()
@@ -240,7 +245,7 @@ class Storm(Scene):
             del self._wakes[one]
 
     def rage(self, seconds: float) -> None:
-        """Kills, stops, a full disk; a Redis that is killed."""
+        """Kill and stop processes, fill the disk, and kill the Redis."""
         harms: list[Callable[[], None]] = [*3 * [self._kill], *2 * [self._kill_rank]]
         harms += [self._stop, self._stop, self._fill]
         if self._redis:
@@ -257,15 +262,15 @@ class Storm(Scene):
         fill_disk()
         self.harm.counts["fills"] += 1
 
-    # -- What became of it --
+    # -- Results --
 
     def _await_peace(self) -> None:
-        """Wait for longer: a boost is worth ten minutes of the pool."""
+        """Wait longer than other scenes: a boost can be worth ten minutes of the pool."""
         self.patience_s = PEACE_S
         super()._await_peace()
 
     def judge(self) -> list[str]:
-        """All that is wrong."""
+        """Return all findings."""
         faults = self.finish().faults()
         if self.harm.counts["fills"]:
             faults = [one for one in faults if " -28 " not in one]
@@ -336,7 +341,7 @@ class Storm(Scene):
 
 
 def _is_real_root() -> bool:
-    """Not of a namespace, in which there is nobody else."""
+    """Return whether this is root of the initial user namespace, where other users exist."""
     return int(Path("/proc/self/uid_map").read_text(encoding="ascii").split()[2]) > 1
 
 

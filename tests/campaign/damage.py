@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to damage a file, by chance and on purpose. What is done follows from the Random alone.
+"""Damage files, at random and deliberately. The result follows from the Random alone.
 
-What happens by chance leaves checksums that are wrong, so it must be noticed or not matter. On
-purpose they are made right again: then the file means something else, and may be loaded.
+Random damage makes checksums wrong, so the library must notice it, or it must not matter. After
+deliberate damage the checksums are corrected. Such a file is valid but has other contents, and may
+be loaded.
 """
 
 import functools
@@ -35,7 +36,7 @@ NUMBERS: tuple[int, ...] = (
 )
 NUMBERS += ((1 << 32) - 2, (1 << 32) - 1, 1 << 32, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
 
-#: Offset and length of the fields behind each signature of a zip.
+#: Offset and length of the fields after each signature of a zip.
 FIELDS = {
     b"PK\3\4": ((4, 2), (6, 2), (8, 2), (10, 4), (14, 4), (18, 4), (22, 4), (26, 2), (28, 2)),
     b"PK\7\x08": ((4, 4), (8, 4), (12, 4)),
@@ -50,13 +51,14 @@ FIELDS = {
 
 
 def _range(rng: Random, data: bytes) -> slice:
-    """Somewhere, short or long."""
+    """Return a random range of the data, short or long."""
     length = min(len(data), 1 << rng.randrange(16))
     start = rng.randrange(len(data) - length + 1)
     return slice(start, start + length)
 
 
-# ---- By chance ---------------------------------------------------------------------------------
+# ---- Random damage
+# ---------------------------------------------------------------------------------
 
 Blind = Callable[[Random, bytes, Sequence[bytes]], bytes]
 
@@ -69,7 +71,7 @@ def flipped(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
 
 
 def flipped_at_the_end(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
-    """Where the directory is."""
+    """Flip a bit near the end, where the directory is."""
     changed = bytearray(data)
     changed[-1 - rng.randrange(min(len(data), 2000))] ^= 1 << rng.randrange(8)
     return bytes(changed)
@@ -98,14 +100,14 @@ def lengthened(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
 
 
 def shifted(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
-    """Bytes are missing, or are there twice."""
+    """Remove bytes, or repeat them."""
     at = _range(rng, data)
     again = data[at] if rng.random() < 0.5 else b""
     return data[: at.start] + 2 * again + data[at.stop :]
 
 
 def exchanged(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
-    """Two ranges have each other's bytes."""
+    """Swap the bytes of two ranges."""
     one, other = sorted((_range(rng, data), _range(rng, data)), key=lambda at: at.start)
     if one.stop > other.start:
         return data[: other.start] + data[one.start :]
@@ -114,7 +116,7 @@ def exchanged(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
 
 
 def spliced(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """The beginning of one and the end of another."""
+    """Join the beginning of one file and the end of another."""
     other = rng.choice(others)
     at = rng.randrange(len(data))
     if rng.random() < 0.5:
@@ -123,7 +125,7 @@ def spliced(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
 
 def with_other_fields(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
-    """Of the zip: one, seldom two."""
+    """Change one field of the zip, rarely two."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2))):
         signature = rng.choice(tuple(FIELDS))
@@ -138,7 +140,7 @@ def with_other_fields(rng: Random, data: bytes, _others: Sequence[bytes]) -> byt
 
 
 def with_other_numbers(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
-    """Replace one number in a text such as JSON, seldom two."""
+    """Replace one number in a text such as JSON, rarely two."""
     for _ in range(rng.choice((1, 1, 1, 2))):
         if places := [*re.finditer(rb"-?\d+", data)]:
             at = rng.choice(places)
@@ -153,10 +155,11 @@ BLIND: tuple[Blind, ...] = (
     *(exchanged, spliced, with_other_fields, with_other_fields),
 )
 
-#: For a text such as JSON.
+#: Damage of texts such as JSON.
 TEXT: tuple[Blind, ...] = (*BLIND, *(3 * (with_other_numbers,)))
 
-# ---- On purpose --------------------------------------------------------------------------------
+# ---- Deliberate damage
+# -----------------------------------------------------------------------------
 
 Members = list[tuple[str, bytes]]
 
@@ -170,7 +173,7 @@ def _archive(rng: Random, members: Members) -> bytes:
     stream = io.BytesIO()
     method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     with warnings.catch_warnings(), zipfile.ZipFile(stream, "w", method) as archive:
-        warnings.simplefilter("ignore")  # names that are there twice
+        warnings.simplefilter("ignore")  # duplicate names
         for name, content in members:
             info = zipfile.ZipInfo(name)
             info.compress_type = method
@@ -184,7 +187,7 @@ def _archive(rng: Random, members: Members) -> bytes:
 
 
 def with_right_sums(rng: Random, data: bytes) -> bytes:
-    """A record's content is another one of the same length, where it lies."""
+    """Replace the contents of a record in place by others of equal length, with right checksums."""
     changed = bytearray(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         directory = archive.start_dir
@@ -230,7 +233,7 @@ def with_other_members(rng: Random, data: bytes) -> bytes:
 
 @functools.lru_cache
 def _operations(pickled: bytes) -> tuple[bytes, ...]:
-    """Return its operations with their arguments; none if it is no pickle."""
+    """Return the operations of a pickle with their arguments, or none if it is no pickle."""
     try:
         places = [position or 0 for _, _, position in pickletools.genops(pickled)]
     except (ValueError, IndexError, pickle.UnpicklingError):
@@ -239,7 +242,7 @@ def _operations(pickled: bytes) -> tuple[bytes, ...]:
 
 
 def other_pickle(rng: Random, pickled: bytes) -> bytes:
-    """Operations are missing, are there twice or elsewhere, or have another argument."""
+    """Remove, repeat, move or replace operations of a pickle, or change an argument."""
     pieces = [*_operations(pickled)]
     if not pieces:
         return flipped(rng, pickled, ()) if pickled else b"."

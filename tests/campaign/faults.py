@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the library fail: each once, or from there on; and those that come because of it."""
+"""Make system calls of the library fail, and calls that the library makes after a failure."""
 
 import contextlib
 import os
@@ -16,26 +16,26 @@ from . import harm, sites
 from .sites import Sites
 from .trial import Trial
 
-#: Beside the ledger, whose figure it proves.
+#: File beside the ledger. It proves the ledger's figure faults_sites_percent.
 REACHED = Path(__file__).resolve().with_name("reached.txt")
 
-#: Of each act in one trial.
+#: Failed calls of each act in one trial.
 COUNT = 32
 
-#: Trials are in memory, where nothing waits for a disk, but for one of so many: it is on a disk,
-#: and the next one on a filesystem with stripes, each of these in turn.
+#: One of this many trials is on the disk, and one on a filesystem with stripes, of each kind in
+#: turn. Others are in memory, where no call waits for a disk.
 EACH = 4
 PLAYS = ("lustre", "beegfs", "ceph")
 MEMORY = Path("/dev/shm")
 
-#: Of a directory, by which others than the kernel's client are known.
+#: Attribute of directories by which other clients than the kernel's are recognized.
 CEPH_LAYOUT = b"stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs_data"
 
 
 @dataclass(frozen=True)
 class Place:
     path: Path
-    #: Where the machine shows the Lustre that it has.
+    #: folder that stands for the machine's /sys/fs/lustre; None: no Lustre
     lustre: Path | None = None
 
 
@@ -76,15 +76,15 @@ def _trials(work: Path, kept: Path | None) -> Iterator[Callable[[int], Trial]]:
 
 
 def trials(work: Path) -> AbstractContextManager[Callable[[int], Trial]]:
-    """They go on where earlier ones ended, on this machine or another."""
+    """Yield trials that continue earlier ones, of this machine or another one."""
     return _trials(work, REACHED)
 
 
 def short(work: Path) -> AbstractContextManager[Callable[[int], Trial]]:
-    """Without what earlier ones reached."""
+    """Yield trials that do not know what earlier ones reached."""
     return _trials(work, None)
 
 
 def keep(work: Path) -> None:
-    """Notes what was reached, where the ledger is."""
+    """Copy the reached places to the folder of the ledger."""
     shutil.copyfile(work / REACHED.name, REACHED)

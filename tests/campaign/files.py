@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged, truncated and hostile files, tried by load, verify, inspect and extract."""
+"""Try damaged, truncated and hostile files with load, verify, inspect and extract."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .files_process import Shared
     from .files_tried import Base
 
-MEMORY = Path("/dev/shm")  # where the files lie
+MEMORY = Path("/dev/shm")  # folder of the files
 HANGS_S = 60.0
 
 
 def in_child(call: Callable[[int], None]) -> tuple[int, int]:
-    """Its number, and where it is heard."""
+    """Run a function in a child. Return its pid, and a pipe that the function can write to."""
     heard, say = os.pipe()
     child = os.fork()
     if not child:
@@ -43,7 +43,7 @@ def in_child(call: Callable[[int], None]) -> tuple[int, int]:
 
 
 def watch(child: int, heard: int, shared: Shared) -> tuple[list[str], str]:
-    """The lines that it said, and how it died; "" if it did not."""
+    """Return the lines that the child wrote, and how it died, or "" if it did not."""
     text = b""
     seen, since, hangs = shared.get(), time.monotonic(), False
     try:
@@ -70,7 +70,7 @@ def watch(child: int, heard: int, shared: Shared) -> tuple[list[str], str]:
 
 
 def run(seed: int, sound: list[Base], folder: Path, work: Path) -> Trial:
-    """In one process; in another from where that one dies."""
+    """Try the files in one process. When it dies, another one continues after that file."""
     from .files_process import FILES, Shared, file_of, try_all  # noqa: PLC0415
     from .files_tried import WAYS  # noqa: PLC0415
 
@@ -111,7 +111,7 @@ def run(seed: int, sound: list[Base], folder: Path, work: Path) -> Trial:
 def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
     if not MEMORY.is_dir():
         raise CannotTry(f"files: {MEMORY} is not there")
-    # torch and boto3 are large: only this kind imports them.
+    # torch and boto3 are large, so only this kind imports them.
     from .files_store import connect  # noqa: PLC0415
     from .files_tried import bases  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of the kind "files" that are no files of torch: one function for each kind of input.
+"""Make inputs of the kind "files" that are not files of torch, with a function for each format.
 
-How an input is damaged follows from the file that is tried, so a seed makes it again.
+The damage of an input follows from the file that is tried, so a seed reproduces it.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ from torch.distributed.checkpoint import filesystem, metadata
 from .damage import BLIND, TEXT, flipped, other_pickle
 from .files_store import HOSTILE_PART, answers
 
-#: Refuses an exception that is no refusal; raises what is silent.
+#: Refused raises a finding if the exception is not a proper refusal. Silent makes the exception for
+#: wrong data that was accepted.
 Refused = Callable[[Exception], None]
 Silent = Callable[[str], Exception]
 
@@ -67,7 +68,7 @@ def _quietly(*arguments: str) -> None:
 
 
 def description(path: Path, rng: Random, refused: Refused, _silent: Silent) -> None:
-    """A .metadata of DCP: damaged by chance, with other operations, or hostile."""
+    """Try a .metadata of DCP: with random damage, with other operations, or hostile."""
     folder = path.with_name("checkpoint")
     folder.mkdir(exist_ok=True)
     data = _description()
@@ -93,7 +94,7 @@ def _sound_safetensors(path: Path) -> bytes:
 
 
 def header(path: Path, rng: Random, refused: Refused, _silent: Silent) -> None:
-    """A safetensors file, damaged where its header is."""
+    """Try a safetensors file with a damaged header."""
     tried = path.with_name("tried.safetensors")
     data = _sound_safetensors(tried)
     length = 8 + int.from_bytes(data[:8], "little")
@@ -108,7 +109,7 @@ def header(path: Path, rng: Random, refused: Refused, _silent: Silent) -> None:
 
 @functools.cache
 def _with_checksums(folder: Path, length: int) -> tuple[bytes, bytes, int]:
-    """Write a file, and return its content, that of its checksums, and its time."""
+    """Write a file, and return its contents, those of its checksum file, and its time."""
     folder.mkdir(exist_ok=True)
     file = folder / "file"
     with ioshape.open(file, "wb", checksums=True) as opened:
@@ -118,7 +119,10 @@ def _with_checksums(folder: Path, length: int) -> tuple[bytes, bytes, int]:
 
 
 def checksums(path: Path, rng: Random, refused: Refused, silent: Silent) -> None:
-    """A file with checksums beside it, of which one is damaged; the time stays as on bad disks."""
+    """Try a file with a checksum file, one of which is damaged.
+
+    The file's time stays unchanged, as when a disk corrupts data.
+    """
     folder = path.with_name("beside")
     content, sums, time_ns = _with_checksums(folder, rng.choice((1, 1, 40, 40, 40, 9000)))
     if rng.random() < 0.3:
@@ -143,7 +147,7 @@ def checksums(path: Path, rng: Random, refused: Refused, silent: Silent) -> None
 
 
 def trace(path: Path, rng: Random, _refused: Refused, _silent: Silent) -> None:
-    """A line of a trace, which may be there often."""
+    """Try a trace with a damaged line, which may be repeated."""
     folder = path.with_name("trace")
     folder.mkdir(exist_ok=True)
     line = (
@@ -165,5 +169,5 @@ BESIDE = {
 
 
 def rng_of(data: bytes) -> Random:
-    """Return what follows from a file alone."""
+    """Return a Random that follows from a file alone."""
     return Random(zlib.crc32(data))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that tries the files of a seed, with little memory besides what it begins with."""
+"""Try the files of a seed in a process whose memory is limited."""
 
 import ctypes
 import gc
@@ -21,11 +21,11 @@ FILES = 1000
 MOST_SECONDS = 2.0
 MOST_MIB = 256
 
-M_ARENA_MAX = -8  # of malloc.h
+M_ARENA_MAX = -8  # from malloc.h
 
 
 class Shared:
-    """What the parent sees of its child at any time, also once that was killed."""
+    """State that the parent sees at any time, also after it has killed its child."""
 
     _FORM = struct.Struct("<qqdd")
 
@@ -51,7 +51,10 @@ def peak_mib() -> float:
 
 
 def limit_memory() -> None:
-    """Each arena of malloc() would take 64 MiB of addresses."""
+    """Limit the address space to what is used and MOST_MIB more.
+
+    malloc() gets one arena, because each arena would reserve 64 MiB of addresses.
+    """
     ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * resource.getpagesize() + (MOST_MIB << 20)
@@ -61,8 +64,8 @@ def limit_memory() -> None:
 def try_file(
     file: Damaged, path: Path, way: Callable[[Path, Damaged], None]
 ) -> tuple[float, float]:
-    """CPU seconds and MiB that it took."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    """Try a file in one way, and return CPU seconds and MiB."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     mib, seconds = peak_mib(), time.process_time()
     way(path, file)
     return time.process_time() - seconds, peak_mib() - mib
@@ -71,7 +74,7 @@ def try_file(
 def try_all(
     seed: int, first: int, sound: list[Base], shared: Shared, folder: Path, say: int
 ) -> None:
-    """The child. Each finding is a line of JSON for the parent."""
+    """Try all files in the child. Each finding is a line of JSON for the parent."""
     warnings.simplefilter("ignore")
     path = folder / "file.pt"
     path.write_bytes(sound[0].data)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of an S3 server for the kind "files": damaged by chance, or hostile.
+"""Make answers of an S3 server for the kind "files", with random damage or hostile.
 
-No server runs: boto3 gets the answers in place of a connection. Listings, lists of keys, headers
-and contents are damaged. A list of keys has no checksum, so only a download is compared with what
-was uploaded.
+No server runs: boto3 gets the answers instead of a connection. Listings, lists of keys, headers and
+contents are damaged. A list of keys has no checksum, so only downloads are compared with the
+uploaded data.
 """
 
 import base64
@@ -34,11 +34,11 @@ from .damage import TEXT
 ENDPOINT = "http://127.0.0.1:1"
 BUCKET = "damaged"
 FILES = {"a.pt": bytes(range(256)), "sub/b.pt": 40 * b"weights", "sub/empty": b""}
-#: A download sends about this many requests.
+#: Approximate number of requests in a download.
 REQUESTS = 7
-#: Hostile inputs are always the same and take long; one input of 500 is one of them.
+#: Fraction of hostile inputs. They do not vary and take long, so one input in 500 is hostile.
 HOSTILE_PART = 0.002
-#: Of this part of the inputs only the listing is read, which takes a hundredth of the time.
+#: Fraction of inputs of which only the listing is read, in a hundredth of the time.
 LISTINGS_PART = 0.6
 
 # ---- Answers ------------------------------------------------------------------------------------
@@ -91,13 +91,13 @@ def _sound(method: str, key: str, query: Mapping[str, Any], part: str) -> hostil
 
 @functools.cache
 def _hostile_listings() -> dict[str, bytes]:
-    """Listings, made once: what it takes to make them is no part of what it takes to read them."""
+    """Return hostile listings. They are made once, so that making them is not measured."""
     made = {name: make() for name, make in hostile_store.LISTINGS.items()}
     return {name: body for name, body in made.items() if isinstance(body, bytes)}
 
 
 class _Pieces(io.RawIOBase):
-    """A body that may never end."""
+    """A body that may be endless."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -114,7 +114,7 @@ class _Pieces(io.RawIOBase):
 
 
 class _Store:
-    """Answers requests, of which one may be damaged."""
+    """A store that answers requests, one of which may be damaged."""
 
     def __init__(self, rng: Random, damaged: int) -> None:
         self._rng = rng
@@ -160,16 +160,17 @@ class _Store:
         return status, headers, body
 
 
-# ---- Reading them -------------------------------------------------------------------------------
+# ---- Reading answers
+# -------------------------------------------------------------------------------
 
 
 @functools.cache
 def connect(folder: Path) -> None:
-    """Connect ioshape.s3 to no server: to make a client takes longer than all else."""
+    """Give ioshape.s3 a client without a server. It is made once, because that takes long."""
     os.environ.update(
         object_store.variables(ENDPOINT, folder), AWS_RETRY_MODE="standard", AWS_MAX_ATTEMPTS="1"
     )
-    # Nothing waits between attempts where there is one.
+    # With a single attempt no time passes between attempts.
     made = client.connect(ENDPOINT, 1)
     for module in (download, look):
         module.connect = lambda *_: made  # type: ignore[attr-defined]
@@ -190,7 +191,7 @@ def answers(
     refused: Callable[[Exception], None],
     silent: Callable[[str], Exception],
 ) -> None:
-    """Answers of an object store, of which one is damaged, or all are hostile."""
+    """Try answers of an object store: one is damaged, or all are hostile."""
     if rng.random() < LISTINGS_PART:
         _decode(rng)
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of kind "files", and the ways to read one.
+"""Make the files of the kind "files", and define the ways to read one.
 
-Where torch unpickles, the library has no say: a pickle that was changed on purpose, and whose
-checksum was made right, is listed and verified, but not loaded.
+torch unpickles without the library's control. So a pickle that was changed deliberately, with a
+correct checksum, is listed and verified but not loaded.
 """
 
 import contextlib
@@ -33,41 +33,42 @@ from .files_store import HOSTILE_PART
 
 @dataclass(frozen=True)
 class Base:
-    """A sound file."""
+    """A valid file."""
 
     name: str
     data: bytes
-    means: Any  # what describe() says of what is loaded
+    means: Any  # describe() of the loaded object
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A file made of a base."""
+    """A file made from a base."""
 
     of: str
     how: str
     data: bytes
-    #: The base's; of a file made on purpose its own.
+    #: Bytes of the base; of a deliberate change, its own bytes.
     sound: bytes
-    #: What may be loaded; None: anything, because its checksums were made right.
+    #: Allowed results of a load; None: any, because the checksums are correct.
     means: list[Any] | None
-    #: torch may unpickle it: its pickle is sound, or its checksum is wrong.
+    #: Whether torch may unpickle it: its pickle is valid, or its checksum is wrong.
     load: bool = True
 
 
 class Wrong(Exception):
-    """A promise does not hold."""
+    """A promise of the library does not hold."""
 
 
 class Silent(Wrong):
-    """What nobody saved was handed out as if it had been."""
+    """Data that was never saved was returned as if it had been."""
 
 
-# ---- Files -------------------------------------------------------------------------------------
+# ---- Files
+# -----------------------------------------------------------------------------------------
 
 
 def bases(folder: Path) -> list[Base]:
-    """What ioshape.save and torch.save write, and what a zip tool makes of it."""
+    """Return files by ioshape.save and torch.save, and some that a zip tool has compressed."""
     many = {f"layer.{i}.weight": torch.full((i % 7, 3), float(i)) for i in range(120)}
     base = torch.arange(400.0)
     objects = {
@@ -95,7 +96,7 @@ def bases(folder: Path) -> list[Base]:
 
 
 def packed(base: Base) -> Base:
-    """By a zip tool: torch reads what is compressed."""
+    """Return the file as a zip tool would compress it. torch reads compressed records."""
     stream = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(base.data)) as source,
@@ -127,11 +128,12 @@ def damaged(rng: Random, sound: list[Base]) -> Damaged:
     return Damaged(base.name, how.__name__, data, base.data, [base.means, other.means])
 
 
-# ---- Ways to read one --------------------------------------------------------------------------
+# ---- Ways to read a file
+# ---------------------------------------------------------------------------
 
 
 def refused(error: Exception) -> None:
-    """It was refused; not because it asked for what there is not."""
+    """Check that an exception is a refusal, and not a shortage of memory or an internal error."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         raise Wrong("asks for too much memory")
     if isinstance(error, (SystemError, RecursionError)):
@@ -157,7 +159,7 @@ def load(path: Path, file: Damaged) -> None:
         return
     try:
         loaded = ioshape.load(path, weights_only=True)
-    except Exception as error:  # what torch.load raises is torch's choice
+    except Exception as error:  # torch.load may raise anything
         refused(error)
         return
     if file.means is not None and describe(loaded) not in file.means:
@@ -165,7 +167,7 @@ def load(path: Path, file: Damaged) -> None:
 
 
 def extract(path: Path, file: Damaged) -> None:
-    """As the part of a generation, whose manifest has the length and checksum of the sound file."""
+    """Extract the file as a rank's share of a checkpoint. Its manifest describes the valid file."""
     folder, output = path.with_name("generations"), path.with_name("extracted.pt")
     shutil.rmtree(folder, ignore_errors=True)
     output.unlink(missing_ok=True)
@@ -199,7 +201,7 @@ def read_generations(folder: Path, expected: Any = None) -> None:
 
 
 def generation(path: Path, file: Damaged) -> None:
-    """A manifest that is damaged by chance, beside a part that is sound; or a hostile one."""
+    """Read a checkpoint with a damaged manifest and a valid file, or with a hostile manifest."""
     folder = path.with_name("generations")
     shutil.rmtree(folder, ignore_errors=True)
     rng = Random(zlib.crc32(file.data))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that save through frameworks are killed at random moments; the frameworks judge."""
+"""Kill programs that save through frameworks at random moments, and let the frameworks load."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .trial import Trial
 
-#: In one trial, and in one of the short form.
+#: Kills in one trial, and in one trial of the short form.
 KILLS, FEW_KILLS = 20, 4
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "support" / "programs"
@@ -22,21 +22,21 @@ PATIENCE_S = 900
 
 @dataclass(frozen=True)
 class Scene:
-    """A program, to be called with a folder, how many kills, and a seed.
+    """A program whose arguments are a folder, a number of kills and a seed.
 
-    It ends with 0 if at all times the newest checkpoint that anybody could see was whole, and
-    nothing was lost that had been saved. Otherwise it says so in its last line of output.
+    It exits with 0 if the newest visible checkpoint was whole at all times, and no saved one was
+    lost. Otherwise its last line of output says what was wrong.
     """
 
     program: str
-    #: what it imports; where that is not installed, it is not tried
+    #: Module that the program imports. If it is not installed, the scene is skipped.
     needs: str
 
     def is_here(self) -> bool:
         return importlib.util.find_spec(self.needs) is not None
 
 
-# They take turns: each trial is one of them. A new one is a line here, and a program in
+# Trials take these scenes in turn. To add one, add a line here and a program in
 # tests/support/programs.
 SCENES = (
     Scene("dcp_kills", "torch"),

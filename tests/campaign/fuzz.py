@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers get any bytes: the targets of tests/c/fuzz, with a corpus that grows from run to run.
+"""Feed arbitrary bytes to parsers: the targets of tests/c/fuzz, with a corpus that grows.
 
-What one machine found worth keeping is packed into the source now and then, for the next one.
-In the short form the targets get what is packed, and inputs that are made of it: where libFuzzer
-looks next follows from what it has reached, and that differs from one processor or run to the next.
+From time to time the best inputs of one machine are packed into the repository for others. The
+short form runs the packed inputs and inputs made from them. It does not run libFuzzer's search,
+because that depends on reached code and so on the processor.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ KEPT = ROOT / "tests/c/fuzz/kept.tar.xz"
 
 SECONDS = 5
 N_SHORT = 2000
-MOST_MIB = 2048  # AddressSanitizer keeps what is freed, and libFuzzer its corpus
+MOST_MIB = 2048  # AddressSanitizer keeps freed memory, and libFuzzer its corpus
 EXECUTED = re.compile(r"^stat::number_of_executed_units:\s+(\d+)", re.MULTILINE)
 TOLD_LINES = 12
 
-# The largest inputs: of files 1 MiB, of notes and texts what they may have at most.
+# Largest inputs in bytes: 1 MiB for files, and for other formats their maximum.
 MOST_BYTES = dict.fromkeys(("file", "manifest", "reader"), 1 << 20)
 USUAL_BYTES = 1 << 16
 
@@ -54,17 +54,17 @@ def command(name: str, work: Path, *arguments: str) -> list[str]:
 
 
 def go_on(name: str, seed: int, work: Path) -> Trial:
-    """For a while, from where earlier trials have come."""
+    """Run libFuzzer for SECONDS, starting from the inputs of earlier trials."""
     kept = work / name
     kept.mkdir(exist_ok=True)
-    folders = (str(kept), str(CORPUS / name))  # what is new goes into the first one
+    folders = (str(kept), str(CORPUS / name))  # new inputs go into the first folder
     return run(name, command(name, work, f"-seed={seed}", f"-max_total_time={SECONDS}", *folders))
 
 
 def made(name: str, seed: int, work: Path) -> Iterator[bytes]:
-    """By the seed alone, of what is kept."""
+    """Yield inputs that follow from the seed and the kept inputs alone."""
     found = work / name
-    found.mkdir(exist_ok=True)  # nothing has been kept of a new target
+    found.mkdir(exist_ok=True)  # a new target has no kept inputs
     kept = sorted([*found.iterdir(), *(CORPUS / name).iterdir()], key=lambda path: path.name)
     inputs = [data for path in kept if (data := path.read_bytes())]
     rng = Random(f"{name} {seed}")
@@ -73,7 +73,7 @@ def made(name: str, seed: int, work: Path) -> Iterator[bytes]:
 
 
 def repeat(name: str, seed: int, work: Path) -> Trial:
-    """What is kept, and what is made of it."""
+    """Run the kept inputs, and inputs made from them."""
     folder = work / f"{name}-made"
     folder.mkdir()
     for number, data in enumerate(made(name, seed, work)):
@@ -110,7 +110,7 @@ def run(name: str, command: list[str]) -> Trial:
 
 
 def keep(work: Path) -> None:
-    """Of each target as few inputs as reach all that is reached."""
+    """Pack as few inputs of each target as reach all the code that is reached."""
     with tempfile.TemporaryDirectory() as folder, tarfile.open(KEPT, "w:xz") as kept:
         for name in names():
             merged, found = Path(folder) / name, work / name
@@ -120,7 +120,7 @@ def keep(work: Path) -> None:
             command = [target, "-merge=1", str(merged), str(CORPUS / name), str(found)]
             subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
             for path in sorted(merged.iterdir()):
-                about = tarfile.TarInfo(f"{name}/{path.name}")  # nothing of this machine
+                about = tarfile.TarInfo(f"{name}/{path.name}")  # no metadata of this machine
                 about.size = path.stat().st_size
                 with path.open("rb") as content:
                     kept.addfile(about, content)

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *   harm list kills|faults          the names of all acts
- *   harm kills SEED COUNT ACT       kills an act at its calls, before one after the other
+ * Runs acts of the library, kills them or makes their system calls fail, and judges the results.
+ *
+ *   harm list kills|faults          prints the names of all acts
+ *   harm kills SEED COUNT ACT       kills an act before its calls, each time before another one
  *   harm faults SEED COUNT ACT      makes its calls fail
- *   harm once SEED COUNT ACT RANK CALL CODE [CALL CODE]    makes just these calls of it fail
+ *   harm once SEED COUNT ACT RANK CALL CODE [CALL CODE]    makes exactly these calls fail
  *
- * The seed chooses the calls and what becomes of them. Works in the working directory,
- * which is empty. What $HARM_LUSTRE names is this machine's /sys/fs/lustre. The file that
- * $HARM_MISSING names has places in the code: those that the act comes to fail, too. What it says,
- * line by line:
+ * The seed chooses the calls and what happens to them. The working directory must be empty.
+ * $HARM_LUSTRE names a folder that stands for this machine's /sys/fs/lustre. $HARM_MISSING names a
+ * file with code positions; calls that the act makes from there fail, too. Output, line by line:
  *
- *   harmed N        so often
- *   site ADDRESS    a call that goes on there, in this program, was made to fail
- *   KIND SENTENCE   KIND is torn, lost, litter or wrong: what was found
+ *   harmed N        number of harmed calls
+ *   site ADDRESS    a call with this return address in the program was made to fail
+ *   KIND SENTENCE   a finding; KIND is torn, lost, litter or wrong
  */
 #define _GNU_SOURCE
 #include "harm_run.h"
@@ -35,13 +36,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* No act takes that long, whatever fails. */
+/* Seconds after which an act hangs, whatever failed. */
 #define PATIENCE_S 60
 
-/* Ranks may miss each other where the machine is busy. */
+/* On a busy machine ranks may miss each other, so unharmed runs are repeated up to this number. */
 #define BUSY_TRIES 5
 
-/* Leaks are looked for where the sanitizer is there to do it. */
+/* Leaks are checked if the program is built with the sanitizer. */
 extern int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 
 const struct act *act;
@@ -57,8 +58,7 @@ static bool unharmed;
 static uint64_t random_state;
 static char coordinator[512];
 
-/* ---- For acts ---------------------------------------------------------------------------------
- */
+/* ---- Functions for acts ---------------------------------------------------------------------- */
 
 int harm_heed(int ret)
 {
@@ -149,8 +149,7 @@ const char *harm_coordinator(void)
 	return coordinator;
 }
 
-/* ---- One run ----------------------------------------------------------------------------------
- */
+/* ---- One run of an act ----------------------------------------------------------------------- */
 
 unsigned harm_ranks(void)
 {
@@ -175,7 +174,8 @@ static void be(unsigned rank)
 	mine->ret = act->run(act, rank);
 	calls_end();
 	mine->descriptors = (int)scratch_descriptors() - descriptors;
-	/* What only threads of the parent knew of would be called a leak: groups start some. */
+	/* Groups start threads. What only threads of the parent referred to would count as leaked,
+	 * so acts of groups are not checked. */
 	mine->leaked = !act->ranks && __lsan_do_recoverable_leak_check &&
 		       __lsan_do_recoverable_leak_check();
 	mine->ended = true;
@@ -204,7 +204,7 @@ void harm_run(void)
 	play();
 }
 
-/* -1, or a rank that failed. */
+/* Returns a rank that failed, or -1. */
 static int failed_rank(void)
 {
 	int rank = (int)harm_ranks() - 1;
@@ -275,7 +275,7 @@ void harm_found(const char *kind, const char *what)
 	printf(": %s\n", what);
 }
 
-/* The next one tidies; of rings the kernel lets go some time after their process is gone. */
+/* Tries for a second, because the kernel frees rings some time after their process has ended. */
 void harm_check_litter(const char *kind)
 {
 	unsigned left = act->again ? act->again(act) : 0;
@@ -288,10 +288,9 @@ void harm_check_litter(const char *kind)
 		harm_found(kind, "the next one leaves something behind");
 }
 
-/* ---- All --------------------------------------------------------------------------------------
- */
+/* ---- Program --------------------------------------------------------------------------------- */
 
-/* NULL if there is none of this name. */
+/* Returns the act of this name, or NULL. */
 static const struct act *act_of(const char *name)
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(families); i++)
@@ -321,7 +320,7 @@ static void list_acts(bool faults)
 				puts(one->name);
 }
 
-/* As a machine that has a Lustre; without one where nothing can be mounted. */
+/* Makes this process see a Lustre. Does nothing where mounts are forbidden. */
 static void show_lustre(const char *shown)
 {
 	if (!shown || !can_mount())
@@ -370,7 +369,9 @@ int main(int argc, char **argv)
 		act->open(act);
 	count = (unsigned)strtoul(argv[3], NULL, 10);
 	if (act->ranks > 1 || act->slow)
-		count = kills ? (count + 7) / 8 : (count + 2) / 3; /* survivors wait */
+		count = kills ? (count + 7) / 8 :
+				(count +
+				 2) / 3; /* survivors of a failed rank wait until their deadline */
 	if (kills)
 		harm_kills(count);
 	else if (!strcmp(argv[1], "once") && argc > 7)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program harm: it kills acts of the library at their calls, or makes the calls fail."""
+"""Run the program harm, which kills acts of the library at their calls or makes calls fail."""
 
 import os
 import subprocess
@@ -17,12 +17,12 @@ PATIENCE_S = 900
 
 @dataclass
 class Harm:
-    """What one run of the program said."""
+    """The output of one run of the program."""
 
     harmed: int = 0
-    #: Calls that were made to fail, by the address in the program where they go on.
+    #: Return addresses in the program of calls that were made to fail.
     sites: set[int] = field(default_factory=set)
-    #: Sentences, by the kind of what is wrong.
+    #: Messages by the kind of finding.
     found: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, act: str, said: str) -> None:
@@ -36,7 +36,7 @@ class Harm:
                 self.found.setdefault(kind, []).append(f"{act}: {rest}")
 
     def trial(self, name: str, kinds: tuple[str, ...], **latest: float) -> Trial:
-        """As the campaign counts it."""
+        """Return the result as the campaign counts it."""
         counts = {name: self.harmed}
         counts |= {f"{name}_{kind}": len(self.found.get(kind, [])) for kind in kinds}
         return Trial(
@@ -45,18 +45,21 @@ class Harm:
 
 
 def check() -> None:
-    """Whether it is there."""
+    """Raise CannotTry if the program is not built."""
     if not PROGRAM.exists():
         raise CannotTry(f"kills or faults: there is no {PROGRAM}")
 
 
 def run(mode: str, seed: int, count: int, work: Path, **told: Path | None) -> Harm:
-    """Each act `count` times; those of several ranks less often. What else the program is told."""
+    """Run each act `count` times, acts of several ranks less often.
+
+    `told` are further settings, which the program gets as environment variables.
+    """
     harm = Harm()
     listed = subprocess.run([PROGRAM, "list", mode], capture_output=True, text=True, check=True)
     arguments = [mode, str(seed), str(count)]
     environment = os.environ | {f"HARM_{name.upper()}": str(it) for name, it in told.items() if it}
-    # Most of them wait more than they compute.
+    # More threads than processors, because most acts wait more than they compute.
     with ThreadPoolExecutor(1 + (os.cpu_count() or 1)) as threads:
         acts = listed.stdout.splitlines()
         for act, said in zip(
@@ -69,7 +72,7 @@ def run(mode: str, seed: int, count: int, work: Path, **told: Path | None) -> Ha
 
 
 def _run_act(act: str, arguments: list[str], work: Path, environment: Mapping[str, str]) -> str:
-    """What the program says."""
+    """Run one act and return the output."""
     with tempfile.TemporaryDirectory(dir=work) as folder:
         command = [str(PROGRAM), *arguments, act]
         ended = subprocess.run(

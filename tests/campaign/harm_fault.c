@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls fail. */
+/* Makes calls of an act fail, and chooses them so that all code positions are reached. */
 #define _GNU_SOURCE
 #include "harm_run.h"
 
@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Of what calls can fail; the first class that has the name. */
+/* Error codes by the names of calls. The first class that lists the name applies. */
 static const struct {
-	const char *names; /* NULL: all others */
+	const char *names; /* NULL: all other names */
 	int codes[10];
 } classes[] = {
 	{ " fallocate64 ftruncate64 flock renameat2 linkat link ",
@@ -48,8 +48,8 @@ static int choose_code(const char *name)
 	return classes[i].codes[harm_random(most)];
 }
 
-/* Calls seen so far, those that were made to fail, and those that no trial has made fail yet: by
- * where they go on. */
+/* Bit maps of return addresses of calls: seen in any run, made to fail in this program, and not
+ * made to fail by earlier trials. */
 #define MOST_SITES (1u << 24)
 static uint8_t seen[MOST_SITES / 8], reached[MOST_SITES / 8], missing[MOST_SITES / 8];
 
@@ -58,7 +58,7 @@ static bool is_marked(const uint8_t *sites, uint32_t site)
 	return sites[site % MOST_SITES / 8] & 1 << site % 8;
 }
 
-/* Returns whether it was there. */
+/* Marks the position. Returns whether it was marked before. */
 static bool mark(uint8_t *sites, uint32_t site)
 {
 	const uint8_t bit = (uint8_t)(1 << site % 8);
@@ -73,7 +73,7 @@ static bool is_missing(uint32_t site)
 	return is_marked(missing, site) && !is_marked(reached, site);
 }
 
-/* The calls that came only because another one had failed: the latest found first. */
+/* Calls that came only because another one had failed. The last one found is tried first. */
 static struct harm found[CALLS_MOST];
 static uint32_t found_sites[CALLS_MOST];
 static unsigned found_count;
@@ -101,7 +101,7 @@ static void discover(void)
 	}
 }
 
-/* Where the first call from there failed; 0: it did not come. */
+/* Returns the number of the first failed call from this position, or 0 if there was none. */
 static unsigned long place_of(uint32_t site)
 {
 	const struct calls_record *record = calls_record();
@@ -113,8 +113,8 @@ static unsigned long place_of(uint32_t site)
 	return 0;
 }
 
-/* Where threads take turns, the calls come in another order now and then: then the code may be none
- * that this one gives. */
+/* Returns whether call `nth` is not the expected one. With threads the order of calls varies
+ * between runs, and the chosen code may be impossible for another call. */
 static bool is_other(unsigned long nth, const char *name)
 {
 	return name && strcmp(name, harm_name_of(nth)) != 0;
@@ -136,7 +136,7 @@ static void fail(struct harm one)
 	discover();
 }
 
-/* For whoever looks at a finding: what else was called, and failed. */
+/* Makes exactly these calls fail and prints all calls, to reproduce a finding. */
 void harm_once(char **numbers, int count)
 {
 	const struct calls_record *record = calls_record();
@@ -155,15 +155,14 @@ void harm_once(char **numbers, int count)
 		       record->codes[i]);
 }
 
-/* ---- What is tried ----------------------------------------------------------------------------
- */
+/* ---- Choice of calls ------------------------------------------------------------------------- */
 
-/* The calls of a run in which nothing failed, as they are in the record: by place in the code. */
+/* The recorded calls of a run without failures, grouped by their position in the code. */
 static struct {
 	unsigned long calls;
 	unsigned places;
 	unsigned place[CALLS_MOST];
-	uint32_t sites[CALLS_MOST]; /* of places */
+	uint32_t sites[CALLS_MOST]; /* indexed by place */
 	const char *names[CALLS_MOST];
 } plan;
 
@@ -185,7 +184,7 @@ static void make_plan(unsigned rank)
 	}
 }
 
-/* One of the calls that come from there; once, or from there on. */
+/* Chooses one of the calls from this position, which fails alone or with all later ones. */
 static struct harm harm_at(unsigned rank, unsigned place)
 {
 	struct harm one = { .rank = rank };
@@ -200,8 +199,8 @@ static struct harm harm_at(unsigned rank, unsigned place)
 	return one;
 }
 
-/* What earlier trials did not come to, as far as this act does; so that harm_once() can repeat it.
- */
+/* Makes calls fail from positions that earlier trials did not reach. Each fails once, so that
+ * harm_once() can repeat it. */
 static void fail_missing(unsigned rank)
 {
 	for (unsigned place = 0; place < plan.places; place++) {
@@ -227,7 +226,7 @@ static void fail_missing(unsigned rank)
 	}
 }
 
-/* From a file: a number in each line. */
+/* Reads positions from a file with one number on each line. */
 static void read_missing(const char *path)
 {
 	FILE *file = path ? fopen(path, "re") : NULL;
@@ -242,8 +241,8 @@ static void read_missing(const char *path)
 void harm_faults(uint64_t seed, unsigned count)
 {
 	const unsigned rank = (unsigned)(seed % harm_ranks());
-	/* Seed after seed goes through all places, with half of what it has to try: each act from
-	 * another one on, as they begin alike. */
+	/* The positions are tried in turn, with half of the trials of each seed. Acts start at
+	 * different positions, because their first calls are alike. */
 	uint64_t next = base_hash_text(act->name) + seed / harm_ranks() * ((count + 1) / 2);
 
 	make_plan(rank);

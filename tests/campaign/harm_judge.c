@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What may not come of a failure. */
+/* Judges what an act did after a failure. */
 #define _GNU_SOURCE
 #include "harm_run.h"
 
@@ -7,13 +7,14 @@
 
 #include <errno.h>
 
-/* Nobody waits for what passes if it never does. */
+/* Returns whether the code is a passing condition. Callers retry these, so they must not fail
+ * forever. */
 bool harm_passes(int code)
 {
 	return code == EINTR || code == EAGAIN || code == EBUSY || code == CALLS_SHORT;
 }
 
-/* The calls by which the new state came, as in the record; -1 if it has not come. */
+/* Returns the index of the last successful call with one of these names before `before`, or -1. */
 static long last_of(const char *const names[], unsigned count, long before)
 {
 	const struct calls_record *record = calls_record();
@@ -40,7 +41,8 @@ static long placed_at(void)
 	return last_of(placing, ARRAY_LENGTH(placing), CALLS_MOST);
 }
 
-/* Synced, then in place, then the directory synced; and nothing written in between. */
+/* Returns whether the file was synced, then renamed, then the directory synced, and not written
+ * after the sync. */
 static bool is_durable(void)
 {
 	const long placed = placed_at();
@@ -50,17 +52,17 @@ static bool is_durable(void)
 	       last_of(writing, ARRAY_LENGTH(writing), placed) < synced;
 }
 
-/* What nobody gets over: bytes are lost. */
+/* Returns whether the failure can lose bytes, so that the save must fail. */
 static bool was_grave(unsigned long nth, int code)
 {
 	const char *name = nth ? harm_name_of(nth) : "";
 
 	if (!nth || harm_passes(code))
 		return false;
-	/* What comes after the new state is safe is about the old one. */
+	/* A directory sync after the new state was durable concerns the old state. */
 	if (!strcmp(name, "fsync directory"))
 		return last_of(syncing_folder, 1, (long)nth - 1) <= placed_at();
-	/* Of a file that was not given up before; and the first one tells all. */
+	/* The file must not have been given up before, and its first close reports all errors. */
 	if (!strcmp(name, "close temporary"))
 		return (long)nth > last_of(syncing, 1, CALLS_MOST) + 1 &&
 		       last_of(closing, 1, (long)nth - 1) < last_of(syncing, 1, CALLS_MOST);
@@ -70,7 +72,7 @@ static bool was_grave(unsigned long nth, int code)
 static void judge_durability(void)
 {
 	if (atomic_load(&calls_record()->count) > CALLS_MOST)
-		return; /* it is not known what they were */
+		return; /* the record is full, so the calls are unknown */
 	if (!is_durable())
 		harm_found("wrong", "success, but it is not durable");
 	else if (was_grave(harm.nth, harm.code) || was_grave(harm.also, harm.also_code))
@@ -100,20 +102,21 @@ static void judge_rank(unsigned rank)
 		harm_found("wrong", *one->sentence ? one->sentence : "an error without a sentence");
 }
 
-/* Of memory or descriptors: then nothing has been looked at. */
+/* Returns whether memory or descriptors were lacking. The act has then looked at nothing. */
 static bool is_shortage(unsigned long nth, int code)
 {
 	return calls_is_memory(harm_name_of(nth)) || code == EMFILE || code == ENFILE;
 }
 
-/* What cannot be read may be passed over; not so if there was another reason. */
+/* Returns whether an act may succeed without an effect: it ignores unreadable files. A shortage is
+ * no such reason. */
 static bool is_tolerated(void)
 {
 	return act->passes_over && (!is_shortage(harm.nth, harm.code) ||
 				    (harm.also && !is_shortage(harm.also, harm.also_code)));
 }
 
-/* Who may not remove a file leaves it to the next one. */
+/* Returns whether a temporary file is left, although no removal failed. */
 static bool left_temporary(void)
 {
 	const unsigned long count = MIN(atomic_load(&calls_record()->count), CALLS_MOST);

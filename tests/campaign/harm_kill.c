@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks are killed before a call of theirs. */
+/* Kills ranks before one of their calls. */
 #define _GNU_SOURCE
 #include "harm_run.h"
 
@@ -29,7 +29,7 @@ static void kill_at(unsigned long nth, unsigned rank)
 {
 	harm = (struct harm){ .mode = CALLS_KILL, .rank = rank, .nth = nth };
 	harm_run();
-	/* It may have had fewer calls this time. */
+	/* The rank may have made fewer calls this time. */
 	harmed += WIFSIGNALED(statuses[rank]);
 	judge_kill();
 }
@@ -38,7 +38,7 @@ void harm_kills(unsigned count)
 {
 	const unsigned rank = (unsigned)harm_random(harm_ranks());
 	const unsigned long calls = harm_count_calls(rank);
-	/* Each stretch of calls has one. */
+	/* The kills are spread evenly over all calls. */
 	const double step = calls > count ? (double)calls / count : 1;
 	double at = 1 + (double)harm_random(1000) / 1000 * (step - 1);
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes are killed: before a call of theirs, one after the other; or at a random moment."""
+"""Kill processes before each of their calls in turn, or at a random moment."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,10 +10,10 @@ from group_chaos import Verdict, lane, scenes
 from . import harm
 from .trial import Trial
 
-#: Of each act in one trial, spread over its calls.
+#: Kills of each act in one trial, spread over its calls.
 COUNT = 16
 
-#: One trial of so many is a job that saves on and on, and ranks or its Redis are killed.
+#: One of this many trials is a job that saves repeatedly, whose ranks or Redis are killed.
 CHAOS_EACH, CHAOS_SCENES = 8, 6
 
 

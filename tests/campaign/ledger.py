@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the campaign has done: a line of JSON for each slice of trials, and what they add up to."""
+"""Read and write the ledger of the campaign: one line of JSON for each slice of trials."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from .trial import Trial
 HERE = Path(__file__).resolve().parent
 LEDGER, MENDED = HERE / "ledger.jsonl", HERE / "mended.json"
 
-#: The figures and what they have to be. Those that have to be 0 count findings.
+#: The figures and their bounds. Figures that must be 0 count findings.
 WANTED = {
     "power_images": (">=", 3000),
     "power_lost": ("<=", 0),
@@ -44,7 +44,7 @@ WRONG = [name for name, wanted in WANTED.items() if wanted == ("<=", 0)]
 
 @dataclass(frozen=True)
 class Found:
-    """A trial with findings. What it found wrong counts until somebody has mended it."""
+    """A trial with findings. They count until an entry of mended.json has its seed."""
 
     seed: int
     says: list[str]
@@ -54,11 +54,11 @@ class Found:
 
 @dataclass
 class Slice:
-    """Trials of one kind, one after the other."""
+    """Consecutive trials of one kind."""
 
     kind: str
     commit: str
-    first: int  # the seeds
+    first: int  # first seed
     last: int
     seconds: float = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def _raise(most: dict[str, float], values: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True)
 class Mend:
-    """Of what the trial with that seed found."""
+    """The fix for a finding of the trial with that seed."""
 
     kind: str
     seed: int
@@ -123,7 +123,7 @@ def next_seed(slices: Iterable[Slice], kind: str) -> int:
 
 
 def still_open(slices: Iterable[Slice], mended: Iterable[Mend]) -> list[tuple[str, Found]]:
-    """With their kinds."""
+    """Return the findings without a fix, with their kinds."""
     done = {(mend.kind, mend.seed) for mend in mended}
     return [
         (one.kind, found)
@@ -134,7 +134,7 @@ def still_open(slices: Iterable[Slice], mended: Iterable[Mend]) -> list[tuple[st
 
 
 def figures(slices: Sequence[Slice], mended: Sequence[Mend]) -> dict[str, float]:
-    """All that were counted or measured; in the order of WANTED."""
+    """Return all figures that were counted or measured, in the order of WANTED."""
     sums: dict[str, int] = {}
     others: dict[str, float] = {}
     for one in slices:

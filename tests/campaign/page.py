@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/reliability.md that the ledger makes."""
+"""Make the tables of docs/reliability.md from the ledger."""
 
 from collections.abc import Sequence
 from pathlib import Path

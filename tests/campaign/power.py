@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Power fails while ranks and files are saved; and saves on a device that fails.
+"""Test power failures during saves, and saves on a device that fails.
 
 A trial saves on one filesystem, on a device that logs its writes. Then it makes images of what the
-disk may hold after some of them, mounts each, and looks whether all is there that was acknowledged.
+disk may hold after a prefix of the writes. It mounts each image and checks that every acknowledged
+save is there.
 """
 
 import contextlib
@@ -20,10 +21,10 @@ from .trial import CannotTry, Trial
 FILESYSTEMS = ("ext4", "xfs", "btrfs")
 N_IMAGES = 15
 
-#: A trial that has not ended by then hangs.
+#: Seconds after which a trial hangs.
 PATIENCE_S = 600.0
 
-#: Who starts it may be killed, and it ends nevertheless.
+#: The processes end even if the starting process is killed.
 APART = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
     *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
@@ -31,7 +32,7 @@ APART = (
 
 
 class _Machine:
-    """Our side of power_machine.py."""
+    """The client of power_machine.py."""
 
     def __init__(self, work: Path) -> None:
         self._work = work
@@ -41,7 +42,7 @@ class _Machine:
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # a Ctrl-C is for us; we end it
+            start_new_session=True,  # Ctrl-C reaches only this process, which ends the machine
         )
 
     def _read_line(self) -> str:
@@ -50,7 +51,7 @@ class _Machine:
         return self._process.stdout.readline() if ready else ""
 
     def why_not(self) -> str:
-        """Why this computer cannot do it; "" if it can."""
+        """Return why this computer cannot run trials, or "" if it can."""
         line = self._read_line()
         return line.strip() if line else "no namespaces of its own for mounts and processes"
 
@@ -71,19 +72,19 @@ class _Machine:
         return answer
 
     def close(self) -> None:
-        """With it goes all that it has made."""
+        """Kill the process. All that it has made ends with it."""
         self._process.kill()
         self._process.communicate()
 
 
 @contextlib.contextmanager
 def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
-    """What the module says."""
+    """Yield trials of power failures."""
     machine = _Machine(work)
     try:
         if why_not := machine.why_not():
             raise CannotTry(f"power: {why_not}")
-        # What is lost of saves that do not wait for the disk shows that a loss is seen.
+        # Saves without a sync must lose something. That shows that the trials notice a loss.
         if not machine.ask(0, 8, durable=False)["findings"]:
             raise RuntimeError("power: files that nobody synced were not missed; it sees no loss")
         yield lambda seed: _try(machine, seed)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block devices for trials of power loss: one that logs what is written to it, and may refuse it.
+"""Make block devices for trials of power failures: they log writes, and can refuse them.
 
-A qemu-storage-daemon shows the device as a file (by FUSE), and a loop device is on that file. To be
-used where mounts and processes are nobody else's: see power_machine.py.
+A qemu-storage-daemon exports the device as a file by FUSE, and a loop device uses that file. Mounts
+and processes must be in namespaces of their own: see power_machine.py.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 PATIENCE_S = 60.0
 MIB = 1 << 20
 
-#: The smallest that mkfs makes, or a little more: images are copied all the time.
+#: Sizes close to the minimum of mkfs, because images are copied often.
 SIZES = {"ext4": 128 * MIB, "xfs": 300 * MIB, "btrfs": 192 * MIB}
 _MAKE = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-b", "4096"),
@@ -29,7 +29,7 @@ _MAKE = {
 
 
 def call(*command: str | Path) -> None:
-    """With what it said, if it fails."""
+    """Run a command, and raise its output as an OSError if it fails."""
     done = subprocess.run(
         [str(word) for word in command],
         stdin=subprocess.DEVNULL,
@@ -44,7 +44,7 @@ def call(*command: str | Path) -> None:
 
 
 def make_filesystem(kind: str, image: Path) -> None:
-    """In a sparse file."""
+    """Make a filesystem in a sparse file."""
     with image.open("wb") as file:
         file.truncate(SIZES[kind])
     call(*_MAKE[kind], image)
@@ -52,7 +52,7 @@ def make_filesystem(kind: str, image: Path) -> None:
 
 
 def mount(image: Path, at: Path, *options: str) -> None:
-    """On a loop device that goes when the filesystem is unmounted."""
+    """Mount an image on a loop device, which goes away when the filesystem is unmounted."""
     at.mkdir(exist_ok=True)
     call("mount", "-o", ",".join(("loop", "noatime", *options)), image, at)
 
@@ -63,10 +63,10 @@ def unmount(at: Path) -> None:
 
 @contextlib.contextmanager
 def small_requests(at: Path) -> Iterator[None]:
-    """To the loop device below a mount; each goes to FUSE as one.
+    """Limit requests to the loop device below a mount, so that each becomes one FUSE request.
 
-    Of a large request FUSE may do the first part and refuse the rest, and the loop device says that
-    all is done: that error nobody hears of.
+    FUSE may do the first part of a large request and refuse the rest. The loop device then reports
+    success for all of it, and the error is lost.
     """
     mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     loop = next(Path(source).name for source, where, *_ in mounts if where == str(at))
@@ -75,15 +75,15 @@ def small_requests(at: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # It stays with the device. What was there before may be ours, of a trial that was killed.
+        # Reset the limit to the maximum. The former value may come from a killed trial.
         (queue / "max_sectors_kb").write_text((queue / "max_hw_sectors_kb").read_text())
 
 
 class Device:
-    """What is written to it goes to an image."""
+    """A device whose writes go to an image."""
 
     def __init__(self, folder: Path, image: Path, log: Path | None = None) -> None:
-        #: where it is seen
+        #: Path of the device.
         self.file = folder / "device"
         self.file.touch()
         monitor = folder / "monitor"
@@ -92,7 +92,7 @@ class Device:
             log.touch()
             nodes += [
                 f"driver=file,node-name=log-file,filename={log}",
-                # Its count of entries is right at any time.
+                # Updates the number of entries in the log after each write.
                 "driver=blklogwrites,node-name=log,file=image,log=log-file,discard=unmap,"
                 "log-super-update-interval=1",
             ]
@@ -111,7 +111,7 @@ class Device:
         self._connect(monitor)
 
     def _connect(self, monitor: Path) -> None:
-        """It answers when all that it was asked for is there."""
+        """Connect to the daemon, which answers when all its nodes are there."""
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(PATIENCE_S)
         end = time.monotonic() + PATIENCE_S
@@ -138,7 +138,11 @@ class Device:
                 return
 
     def _put_top_on(self, node: str) -> None:
-        """Flushes first. That may meet an error that was meant for others, which then is gone."""
+        """Put the top node on another one. The daemon flushes first.
+
+        The flush may report an error of an earlier request. Such an error is reported once, so a
+        retry succeeds.
+        """
         top = {"driver": "raw", "node-name": "top", "file": node, "discard": "unmap"}
         for tries_left in reversed(range(8)):
             try:
@@ -149,18 +153,18 @@ class Device:
                     raise
 
     def refuse(self, rules: dict[str, Any]) -> None:
-        """Has requests fail from here on: rules of qemu's driver "blkdebug"."""
+        """Make requests fail from now on, by rules of qemu's driver "blkdebug"."""
         node = {"driver": "blkdebug", "node-name": "refusing", "image": self._below}
         self._tell("blockdev-add", **node, **rules)
         self._put_top_on("refusing")
 
     def accept(self) -> None:
-        """As before refuse()."""
+        """End the effect of refuse()."""
         self._put_top_on(self._below)
         self._tell("blockdev-del", **{"node-name": "refusing"})
 
     def stop(self) -> None:
-        """When it is not mounted any more. Its image and log are complete then."""
+        """Stop an unmounted device. Its image and log are complete then."""
         self._process.terminate()
         self._process.wait(PATIENCE_S)
         self.file.unlink()

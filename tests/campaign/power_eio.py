@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves on a device that fails: they fail in words or are durable, and the old file stands."""
+"""Save on a failing device.
+
+A save fails with a message or is durable, and the old file survives.
+"""
 
 import contextlib
 import errno
@@ -19,13 +22,13 @@ N_BLOCKS = 200
 
 
 def _choose_rules(random_: random.Random, size: int) -> tuple[str, dict[str, Any]]:
-    """Which requests fail, in words and as qemu takes it."""
+    """Return which requests fail, in words and as rules for qemu."""
     error = {"event": "none", "errno": errno.EIO, "immediately": False}
     kind = random_.choice(("writes", "blocks", "a flush", "a write"))
     if kind == "writes":
         return "all writes", {"inject-error": [error | {"iotype": "write"}]}
     if kind == "blocks":
-        # A request fails if one of these is in it.
+        # A request that includes one of these blocks fails.
         some = sorted(random_.sample(range(0, size // 512, 8), N_BLOCKS))
         bad = [error | {"iotype": "write", "sector": sector} for sector in some]
         return f"{N_BLOCKS} blocks", {"inject-error": bad}
@@ -51,7 +54,7 @@ def _failing(disk: device.Device, at: Path, rules: dict[str, Any]) -> Iterator[N
 
 
 class _Series:
-    """Versions of what is saved. A save that failed has left the old version or its own."""
+    """Versions of one checkpoint. A failed save leaves the old version or its own."""
 
     def __init__(self, at: Path) -> None:
         self._at = at
@@ -62,16 +65,16 @@ class _Series:
         raise NotImplementedError
 
     def _judge(self, versions: range) -> str:
-        """What is wrong with it; "" if nothing is."""
+        """Return what is wrong with it, or ""."""
         raise NotImplementedError
 
     def take_wrong(self) -> list[str]:
-        """What is wrong since the last time."""
+        """Return the findings since the last call."""
         wrong, self._wrong = self._wrong, []
         return wrong
 
     def save(self) -> bool:
-        """Whether it succeeded."""
+        """Save the next version, and return whether it succeeded."""
         self._newest += 1
         try:
             self._save(self._newest)
@@ -87,14 +90,14 @@ class _Series:
             self._wrong.append("cannot be saved though the device works again")
 
     def judge(self) -> None:
-        """When the filesystem was mounted again, and nothing comes from a cache."""
+        """Judge the checkpoint after a remount, when no cache has its bytes."""
         wrong = self._judge(range(self._oldest, self._newest + 1))
         if wrong:
             self._wrong.append(wrong)
 
 
 class _File(_Series):
-    """Which is replaced each time."""
+    """A file that is replaced each time."""
 
     name = "model.pt"
 
@@ -106,7 +109,7 @@ class _File(_Series):
 
 
 class _Generations(_Series):
-    """Of one rank. A version is a step."""
+    """Checkpoints of one rank. A version is a step."""
 
     name = "run"
 
@@ -132,7 +135,7 @@ class _Generations(_Series):
 
 
 def trial(folder: Path, image: Path, seed: int) -> tuple[int, list[str]]:
-    """How many saves were made while the device failed, and what was wrong."""
+    """Return the number of saves while the device failed, and the findings."""
     random_ = random.Random(f"eio {seed}")
     at = folder / "disk"
     disk = device.Device(folder, image)
@@ -146,7 +149,7 @@ def trial(folder: Path, image: Path, seed: int) -> tuple[int, list[str]]:
         series = random_.choice(all_series)
         with _failing(disk, at, rules):
             series.save()
-        # The filesystem may have shut itself down. A save that succeeds is durable nevertheless.
+        # The filesystem may have shut itself down. If this save succeeds it must be durable.
         if random_.random() < 0.5:
             random_.choice(all_series).save()
         device.unmount(at)

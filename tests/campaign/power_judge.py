@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be on a disk after a power failure, by the history of its saves."""
+"""Judge a disk after a power failure by the history of its saves."""
 
 import warnings
 from pathlib import Path
@@ -10,7 +10,7 @@ from .power_saves import FILES, N_SAVES, RANKS, History, contents, is_equal, par
 
 
 def judge_file(path: Path, versions: range) -> str:
-    """What is wrong with it; "" if nothing is."""
+    """Return what is wrong with the file, or ""."""
     if not path.exists():
         return f"is lost: version {versions[0]} was acknowledged" if versions[0] else ""
     try:
@@ -27,7 +27,10 @@ def judge_file(path: Path, versions: range) -> str:
 
 
 def _name(generation: ioshape.types.Generation) -> str:
-    """As it was saved: it may have stepped aside to be removed, and is there until it has been."""
+    """Return the name under which the checkpoint was saved.
+
+    A checkpoint that is being removed has another name, and exists until it is removed.
+    """
     return f"step-{generation.step:010}"
 
 
@@ -47,7 +50,7 @@ def _judge_generation(generation: ioshape.types.Generation, versions: range) -> 
 
 
 def _judge_newest(folder: Path, history: History, at: int) -> str:
-    """What a program that goes on would load."""
+    """Judge the checkpoint that a resuming program would load."""
     acknowledged = [name for name in history.generations(at) if history.versions(name, at)[0]]
     newest = ioshape.latest(folder)
     if newest is None:
@@ -66,7 +69,7 @@ def _judge_newest(folder: Path, history: History, at: int) -> str:
 
 
 def _judge_pruning(folder: Path) -> str:
-    """Removes generations and what those who saved have left; the newest stays."""
+    """Prune checkpoints and leftovers of dead savers. The newest checkpoint must stay."""
     newest = ioshape.latest(folder)
     if newest is None:
         return ""
@@ -88,7 +91,7 @@ def _judge_next_save(path: Path, version: int) -> str:
 
 
 def judge(disk: Path, history: History, at: int) -> list[str]:
-    """What is wrong on a disk that has this prefix of the log, or may have it."""
+    """Return all findings on a disk that holds this prefix of the log, or may hold it."""
     wrong: dict[str, str] = {}
     for name in FILES:
         wrong[name] = judge_file(disk / "files" / name, history.versions(name, at))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a device's writes, and images of what a disk may hold when the power fails.
+"""Read the log of a device's writes, and make images of what a disk may hold after a power failure.
 
-The log has the format of the kernel's dm-log-writes: a sector that says how many entries there are,
-then for each a sector that says what was written where, and the data.
+The log has the format of the kernel's dm-log-writes. Its first sector has the number of entries.
+Each entry is a sector that describes a write, followed by the data.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _SUPER = struct.Struct("<QQQI")  # magic, version, entries, bytes of a sector of
 _ENTRY = struct.Struct("<QQQQ")  # sector, sectors, flags, bytes of data that are not the device's
 _FLUSH, _FUA, _DISCARD = 1, 2, 4
 
-#: A disk writes this much as a whole or not at all.
+#: A disk writes this many bytes as a whole or not at all.
 ATOM = 4096
 
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
@@ -28,7 +28,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class Entry(NamedTuple):
-    """A request, when it was done."""
+    """A completed request."""
 
     offset: int  # on the device
     n_bytes: int
@@ -37,12 +37,12 @@ class Entry(NamedTuple):
 
     @property
     def is_flush(self) -> bool:
-        """All before it is on the disk."""
+        """True if all earlier requests are on the disk."""
         return bool(self.flags & _FLUSH)
 
     @property
     def is_forced(self) -> bool:
-        """It is on the disk itself."""
+        """True if the request itself is on the disk."""
         return bool(self.flags & _FUA)
 
     @property
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
 
 def n_entries(log: int) -> int:
-    """So far, of a file that is open."""
+    """Return the current number of entries in an open log."""
     head = os.pread(log, _SUPER.size, 0)
     return int(_SUPER.unpack(head)[2]) if len(head) == _SUPER.size else 0
 
@@ -71,7 +71,7 @@ def read_entries(log: mmap.mmap) -> list[Entry]:
 
 
 def copy_sparse(source: int, name: Path) -> int:
-    """A new file, open."""
+    """Copy to a new sparse file, and return its open descriptor."""
     size = os.fstat(source).st_size
     copy = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     os.truncate(copy, size)
@@ -88,7 +88,7 @@ def copy_sparse(source: int, name: Path) -> int:
 
 
 class Replay:
-    """Of a log, forward only."""
+    """A replay of a log, forward only."""
 
     def __init__(self, folder: Path, pristine: Path, log: Path) -> None:
         self._image = folder / "image"
@@ -98,7 +98,7 @@ class Replay:
         self.entries = read_entries(self._log)
         with pristine.open("rb") as file:
             self._flushed = copy_sparse(file.fileno(), folder / "flushed")
-        self._n_flushed = 0  # entries
+        self._n_flushed = 0  # number of entries in the flushed image
 
     def close(self) -> None:
         self._data.release()
@@ -117,16 +117,16 @@ class Replay:
             raise OSError("a short write to an image")
 
     def _apply_parts(self, image: int, entry: Entry, random_: random.Random) -> None:
-        """As if the power had failed meanwhile."""
+        """Apply a random part of an entry, as if power failed during the write."""
         for begin in range(0, 1 if entry.is_discard else entry.n_bytes, ATOM):
             if random_.random() < 0.5:
                 self._apply(image, entry, begin, min(begin + ATOM, entry.n_bytes))
 
     def image(self, prefix: int, way: str, random_: random.Random) -> Path:
-        """What the disk may hold after so many entries; no fewer than the last time.
+        """Return an image after `prefix` entries, which must not decrease from call to call.
 
-        Of what was written after the last flush the disk has "all", "none", "some" entries, or
-        "parts" of them.
+        Of the writes after the last flush the disk has "all", "none", "some" entries, or "parts" of
+        them.
         """
         flushed = prefix
         while flushed > self._n_flushed and not self.entries[flushed - 1].is_flush:
@@ -150,9 +150,10 @@ class Replay:
 def choose_prefixes(
     entries: list[Entry], first: int, known: list[int], count: int, random_: random.Random
 ) -> list[tuple[int, str]]:
-    """Where the power fails, and what becomes of that which was not flushed; in order.
+    """Return where power fails, in order, and what happens to writes that were not flushed.
 
-    From `first` on: where saves were acknowledged (`known`), around flushes, and anywhere.
+    Places are at entry `first` or later: where saves were acknowledged (`known`), near flushes, and
+    anywhere.
     """
     anywhere = range(first, len(entries) + 1)
     flushes = [number for number in anywhere[:-1] if entries[number].is_flush]

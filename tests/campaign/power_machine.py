@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which power fails: the first of a namespace, so all others there end with it.
+"""Run power failures in the first process of a namespace, with which all its processes end.
 
-Nobody else sees its mounts, and its memory goes with them. It says why it cannot do its work, or
-nothing, in a line; then it reads requests, a line of JSON each, and answers each with one. What a
-trial leaves behind is removed after it.
+Its mounts are private, and files in memory end with them. The process prints a line that says why
+it cannot work, or an empty line. Then it reads requests, one line of JSON each, and answers each
+with one. Leftovers of a trial are removed after it.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import ioshape._group.load  # noqa: F401 - what a trial's processes need, which are forked
+import ioshape._group.load  # noqa: F401 - the forked processes of a trial need these modules
 import torch
 
 from . import power_device as device
 from . import power_eio, power_judge, power_log, power_saves
 
-#: In memory that is ours alone; and so are the library's own files there.
+#: Private memory; the library keeps its own files there, too.
 MEMORY = Path("/dev/shm")
 PRISTINE = MEMORY / "pristine"
 TRIAL = MEMORY / "trial"
 SLOTS = MEMORY / "slots"
 
-#: How the filesystems are mounted; the seed chooses.
+#: Mount options, of which the seed chooses one.
 OPTIONS = {
     "ext4": ("data=ordered", "data=ordered", "data=writeback", "data=journal"),
     "xfs": ("nouuid",),
@@ -42,7 +42,7 @@ _MNT_DETACH = 2
 
 
 class _Images:
-    """What the disk may hold if the power fails during a trial."""
+    """The images of a disk after a power failure in a trial."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._request = request
@@ -63,7 +63,7 @@ class _Images:
         return history
 
     def look(self) -> list[str]:
-        """Findings."""
+        """Make and judge all images of the trial, and return the findings."""
         seed, findings = self._request["seed"], list[str]()
         history = self._save()
         with contextlib.closing(power_log.Replay(TRIAL, self._pristine, TRIAL / "log")) as replay:
@@ -87,7 +87,7 @@ class _Images:
     def _judge(self, image: Path, history: power_saves.History, prefix: int) -> list[str]:
         at = TRIAL / f"prefix-{prefix}"
         try:
-            device.mount(image, at, self._option)  # the kernel recovers what its log has
+            device.mount(image, at, self._option)  # the kernel replays its journal
         except OSError as error:
             return [f"cannot be mounted: {error}"]
         try:
@@ -96,7 +96,7 @@ class _Images:
             device.unmount(at)
 
     def _keep(self, image: Path) -> str:
-        """The first image of a trial that is not right, for whoever looks at it."""
+        """Keep the first bad image of a trial, for debugging."""
         if not self._request["durable"]:
             return ""
         kept = Path(self._request["work"]) / f"seed-{self._request['seed']}.image"
@@ -120,11 +120,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     return {"images": request["images"], "eio": n_eio, "findings": findings}
 
 
-# ---- The first process of the namespace ----------------------------------------------------------
+# ---- Service loop
+# ----------------------------------------------------------------------------------
 
 
 def _clean_up() -> None:
-    """All other processes here, and all that is mounted for a trial."""
+    """Kill all other processes of the namespace and remove the mounts of a trial."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
@@ -139,7 +140,7 @@ def _clean_up() -> None:
 
 
 def _serve_one(line: str) -> str:
-    """In a process of its own: a trial leaves threads and open files."""
+    """Answer a request in a child, because a trial leaves threads and open files."""
     TRIAL.mkdir()
     answer = TRIAL / "answer"
     child = os.fork()
@@ -153,14 +154,14 @@ def _serve_one(line: str) -> str:
         finally:
             os._exit(status)
     os.waitpid(child, 0)
-    # A trial that broke off says so itself.
+    # A trial that failed has printed the reason.
     said = answer.read_text(encoding="utf-8") if answer.exists() else "{}"
     _clean_up()
     return said
 
 
 def _prepare() -> None:
-    """An OSError if that cannot be done here."""
+    """Prepare the filesystems. An OSError says that trials are impossible here."""
     device.call("mount", "-t", "tmpfs", "-o", "mode=1777,size=6g", "none", MEMORY)
     SLOTS.mkdir(mode=0o700)
     PRISTINE.mkdir()
@@ -176,7 +177,7 @@ def _prepare() -> None:
 
 
 def main() -> None:
-    # What C prints must not come between the answers.
+    # Output of C code must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     os.environ["IOSHAPE_COORDINATOR"] = f"local:{SLOTS}"
