@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves on a device that logs its writes, and a history of them that lies elsewhere.
+"""Save on a device that logs its writes, and keep a history of the saves elsewhere.
 
-A save's contents follow from its name and version, so whoever has the history knows them. Three
-processes save generations together, a fourth one saves files; all at once.
+The contents of a save follow from its name and version, so the history determines them. Three
+processes save checkpoints together while a fourth one saves files.
 """
 
 import atexit
@@ -28,13 +28,13 @@ N_SAVES = 24
 N_GENERATIONS = 8
 
 _KIB = 1 << 10
-#: One write, and through engines; not whole blocks.
+#: Sizes for a save by one write, and for saves through engines; some are not whole blocks.
 _SIZES = (3 * _KIB, 100 * _KIB, 700 * _KIB, 1500 * _KIB + 8, 4000 * _KIB + 16)
 _SIZES_OF_PARTS = (3 * _KIB, 300 * _KIB, 1200 * _KIB + 8)
 
 
 def contents(name: str, version: int, sizes: tuple[int, ...] = _SIZES) -> dict[str, Any]:
-    """What is saved."""
+    """Return the saved object."""
     seed = zlib.crc32(f"{name} {version}".encode())
     words = torch.arange(sizes[seed % len(sizes)] // 8, dtype=torch.int64)
     return {"name": name, "version": version, "data": words * (2 * seed + 1) + seed}
@@ -57,10 +57,11 @@ def is_equal(found: Any, wanted: dict[str, Any]) -> bool:
 
 
 class Recorder:
-    """Writes down where in the log a save began, and where it was acknowledged."""
+    """A recorder of the positions in the log at which saves began and were acknowledged."""
 
     def __init__(self, history: Path, log: Path) -> None:
-        self._history = history.open("a", encoding="utf-8", buffering=1)  # a write for each line
+        # line-buffered: one write for each line
+        self._history = history.open("a", encoding="utf-8", buffering=1)
         self._log = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
 
     def note(self, event: str, name: str, version: int) -> None:
@@ -69,7 +70,7 @@ class Recorder:
 
 @dataclass
 class Saved:
-    """A version of a file or generation. Positions are numbers of entries in the log."""
+    """A version of a file or checkpoint. Positions are numbers of entries in the log."""
 
     name: str
     version: int
@@ -85,7 +86,7 @@ class Saved:
 
 @dataclass
 class History:
-    """In the order in which saves began."""
+    """The saves, in the order in which they began."""
 
     saves: list[Saved] = field(default_factory=list)
 
@@ -105,19 +106,25 @@ class History:
         return [save.acknowledged for save in self.saves if save.acknowledged is not None]
 
     def versions(self, name: str, at: int) -> range:
-        """That there may be at this point of the log. From 0 on: or none."""
+        """Return the versions that may exist at this point of the log.
+
+        A range from 0 allows none.
+        """
         of_name = [save for save in self.saves if save.name == name]
         oldest = [save.version for save in of_name if save.is_acknowledged(at)]
         newest = [save.version for save in of_name if save.is_begun(at)]
         return range(max(oldest, default=0), max(newest, default=0) + 1)
 
     def generations(self, at: int) -> list[str]:
-        """Those that were begun by then, in the order of their first saves."""
+        """Return the checkpoints begun by then, in the order of their first saves."""
         names = [s.name for s in self.saves if s.name.startswith("step-") and s.is_begun(at)]
         return list(dict.fromkeys(names))
 
     def kept(self, at: int) -> list[str]:
-        """Generations that nothing may have removed by then: few enough newer ones were begun."""
+        """Return checkpoints that retention must not have removed by then.
+
+        Fewer than KEEP_LAST newer ones were begun since they were acknowledged.
+        """
         begun = [s for s in self.saves if s.name.startswith("step-") and s.is_begun(at)]
         last = {s.name: number for number, s in enumerate(begun) if s.is_acknowledged(at)}
         return [
@@ -127,7 +134,8 @@ class History:
         ]
 
 
-# ---- Who saves -----------------------------------------------------------------------------------
+# ---- Saving processes
+# ------------------------------------------------------------------------------
 
 
 def _in_child(body: Callable[[], None], engine: str) -> int:
@@ -142,7 +150,7 @@ def _in_child(body: Callable[[], None], engine: str) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
-        atexit._run_exitfuncs()  # the library ends groups then
+        atexit._run_exitfuncs()  # the library closes groups in an exit function
         sys.stderr.flush()
         os._exit(status)
 
@@ -175,7 +183,7 @@ def _save_files(folder: Path, recorder: Recorder, seed: int, durable: bool) -> N
 
 
 def _save_generations(folder: Path, recorder: Recorder, seed: int, rank: int) -> None:
-    random_ = random.Random(f"generations {seed}")  # the same on all ranks
+    random_ = random.Random(f"generations {seed}")  # equal on all ranks
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(RANKS),
@@ -188,7 +196,7 @@ def _save_generations(folder: Path, recorder: Recorder, seed: int, rank: int) ->
     step, version = 0, 0
     for _ in range(N_GENERATIONS):
         if version == 1 and random_.random() < 0.3:
-            version += 1  # replaces it
+            version += 1  # replaces the checkpoint
         else:
             step, version = step + 1, 1
         name = f"step-{step:010d}"
@@ -204,7 +212,7 @@ def _save_generations(folder: Path, recorder: Recorder, seed: int, rank: int) ->
 
 
 def _make_folders(*folders: Path) -> None:
-    """On the disk, before anything is saved there."""
+    """Make durable folders before anything is saved there."""
     for folder in folders:
         folder.mkdir(exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -213,7 +221,7 @@ def _make_folders(*folders: Path) -> None:
 
 
 def run(disk: Path, history: Path, log: Path, seed: int, durable: bool) -> History:
-    """Saves to a folder. Files that are not durable make a history that is not true."""
+    """Save to a folder, and return the history. It is false for saves that are not durable."""
     _make_folders(disk / "files", disk / "run", disk)
 
     engine = random.Random(f"engine {seed}").choice(("auto", "auto", "threads", "buffered"))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of the library that may fail, found in the machine code; and which of them have failed.
+"""Find the library's calls that may fail in the machine code, and record which have failed.
 
-A call is a line of the source and the function that it calls; the compiler may have made several
-of it, or a jump, because nothing comes after it: then it goes on where its caller does. What such a
-caller may have called in several places counts as not reached.
+A call is identified by its source line and the called function. The compiler may have made several
+calls of it, or a jump if it is the last statement. After a jump, execution continues where the
+caller's does. If the caller may have jumped from several places, the call does not count as
+reached.
 """
 
 import functools
@@ -22,7 +23,8 @@ WRAPPED = "__wrap_"
 LIBRARY = "/libioshape/"
 SIGNATURE = re.compile(r"\w[^=;]*?(\w+)\(")
 
-#: What else the library calls, and why it is not made to fail.
+#: Other functions that the library calls, which are not made to fail, grouped by reason. These
+#: cannot fail.
 CANNOT_FAIL = """
 __ctype_b_loc __errno_location __sched_cpucount __stack_chk_fail clock_gettime closedir
 crc32_gzip_refl dirfd dirname ec_encode_data_update ec_init_tables explicit_bzero frexp free
@@ -33,7 +35,7 @@ secure_getenv snprintf strcasestr strchr strchrnul strcmp strcpy strcspn strerro
 stpcpy strlen strncmp strnlen strpbrk strrchr strspn strstr strtol strtoll strtoul strtoull time
 vsnprintf
 """
-#: On no Linux that we know of, for the arguments that it is given.
+#: These fail on no known Linux with the arguments that they get.
 FAILS_NOWHERE = """
 __register_atfork kill munmap nanosleep pthread_cond_broadcast pthread_cond_destroy
 pthread_cond_init pthread_cond_signal pthread_cond_timedwait pthread_cond_wait
@@ -42,9 +44,9 @@ pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock pthread
 pthread_once pthread_self pthread_sigmask setvbuf sigaddset sigemptyset sigfillset sigismember
 sigpending sigtimedwait sysconf
 """
-#: Text from or into memory, or from files of which anything is expected.
+#: These convert text in memory, or read files whose contents are not trusted anyway.
 TEXT = "__isoc99_fscanf __isoc99_sscanf fprintf fputc fwrite"
-#: For speed alone: if one fails, things go on as they are, or another thread does it.
+#: These only improve speed. If one fails, another thread does the work, or nothing changes.
 HINTS = "pthread_mutex_trylock pthread_setschedparam readahead"
 OTHERS = set(f"{CANNOT_FAIL} {FAILS_NOWHERE} {TEXT} {HINTS}".split())
 
@@ -55,14 +57,14 @@ def _output(*command: str, given: str = "") -> str:
 
 @dataclass(frozen=True)
 class _Call:
-    """Of a function, or a jump to it."""
+    """A call of a function, or a jump to it."""
 
     address: int
-    #: Where the function begins that it is in; and that which it calls, and its name.
+    #: Address of the function that contains the call, then address and name of the called one.
     caller: int
     called: int
     name: str
-    #: The address; 0 for a jump: where its caller does.
+    #: Return address; 0 for a jump, which returns where its caller does.
     goes_on: int
 
 
@@ -83,13 +85,13 @@ def _calls(disassembly: Iterable[str]) -> Iterable[_Call]:
 
 
 def _places(calls: list[_Call]) -> list[str]:
-    """File and line of each."""
+    """Return file and line of each call."""
     given = "\n".join(hex(call.address) for call in calls)
     return _output("addr2line", "-e", str(PROGRAM), given=given).splitlines()
 
 
 def _site(call: _Call, place: str) -> str:
-    """Its name; "" if it is not made to fail."""
+    """Return the name of the call, or "" if it is not made to fail."""
     if LIBRARY not in place:
         return ""
     if not call.name.startswith(WRAPPED):
@@ -102,7 +104,7 @@ def _site(call: _Call, place: str) -> str:
 
 
 def _through_jumps(jumps: dict[int, set[str]], calls: list[_Call]) -> None:
-    """Jumps to functions that end in jumps themselves."""
+    """Add jumps to functions that themselves end in jumps."""
     more = True
     while more:
         more = False
@@ -121,9 +123,9 @@ def _lines(file: str) -> list[str]:
 
 
 def _enclosing(lines: list[str], line: int) -> tuple[str, int, int]:
-    """The function that a line is in: its name, and its first line and its last, from 0.
+    """Return the name of the function that contains a line, and its first and last line, from 0.
 
-    As all of the library's are written: its braces stand alone, at the beginning of their lines.
+    The library's style puts the braces of a function alone at the beginning of a line.
     """
     first = line
     while first and lines[first] != "{":
@@ -137,19 +139,19 @@ def _enclosing(lines: list[str], line: int) -> tuple[str, int, int]:
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """A call, told by the function that it is in: so it stays the same while others change."""
+    """A call, identified within its function. It stays equal when other functions change."""
 
     file: str
     function: str
-    #: of the function's text
+    #: Digest of the function's text.
     digest: str
-    #: in lines, from where the function begins
+    #: Lines from the beginning of the function.
     offset: int
     called: str
 
 
 def place_of(site: str) -> Place:
-    """Of one that is called as in `Sites.all`."""
+    """Return the place of a call in the notation of `Sites.all`."""
     where, called = site.split(" ")
     file, line = where.split(":")
     lines = _lines(file)
@@ -161,7 +163,7 @@ def place_of(site: str) -> Place:
 
 
 def read(path: Path) -> set[Place]:
-    """What `write` wrote; nothing if it is not there."""
+    """Return what write() wrote, or nothing if the file is missing."""
     found: set[Place] = set()
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         file, function, digest, *calls = line.split(" ")
@@ -172,7 +174,7 @@ def read(path: Path) -> set[Place]:
 
 
 def write(path: Path, places: Iterable[Place]) -> None:
-    """A line for each function: file, name, digest, and offset:called for each call."""
+    """Write a line for each function: file, name, digest, and offset:called for each call."""
     lines: dict[str, list[str]] = {}
     for place in sorted(places):
         head = f"{place.file} {place.function} {place.digest}"
@@ -182,16 +184,16 @@ def write(path: Path, places: Iterable[Place]) -> None:
 
 
 class Sites:
-    """What earlier trials reached counts until the function that it is in is changed."""
+    """All calls, and those that failed in a trial. A change of a call's function resets it."""
 
     def __init__(self, work: Path, reached: Iterable[Place]) -> None:
-        """`reached`: of earlier trials."""
+        """Find all calls. `reached` has the places of earlier trials."""
         self._missing_file = work / "missing"
         calls = list(
             _calls(_output("objdump", "-d", "--no-show-raw-insn", str(PROGRAM)).splitlines())
         )
         places = dict(zip(calls, _places(calls), strict=True))
-        #: By the address where they go on.
+        #: Names of calls by return address.
         self._names: dict[int, set[str]] = {}
         self.all: set[str] = set()
         jumps: dict[int, set[str]] = {}
@@ -211,17 +213,17 @@ class Sites:
         self.reached = {site for site in self.all if self._places[site] in before}
 
     def add(self, addresses: Iterable[int]) -> None:
-        """Those that were made to fail."""
+        """Add calls that were made to fail, by return address."""
         for address in addresses:
             self.reached |= self._names.get(address, set())
 
     @property
     def places(self) -> set[Place]:
-        """That were reached."""
+        """The places that were reached."""
         return {self._places[site] for site in self.reached}
 
     def write_missing(self) -> Path:
-        """A file of addresses where those go on that were never made to fail."""
+        """Write a file with the return addresses of calls that were never made to fail."""
         addresses = (at for at, names in self._names.items() if not names <= self.reached)
         self._missing_file.write_text("".join(f"{at:x}\n" for at in sorted(addresses)))
         return self._missing_file

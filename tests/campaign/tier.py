@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves over a tier, beside direct ones, while savers and drains are killed at any moment."""
+"""Save over a tier and directly, while savers and drains are killed at any moment."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ PATIENCE_S = 300.0
 @contextlib.contextmanager
 def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
     def attempt(seed: int) -> Trial:
-        """In a process of its own, which forks the others; see tier_process.py."""
+        """Run tier_process.py, which forks the other processes."""
         ended = subprocess.run(
             [sys.executable, "-m", "tests.campaign.tier_process", str(seed), str(work)],
             env=os.environ | {"IOSHAPE_COORDINATOR": "open"},

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trial of kind "tier", as a program:
+"""Run one trial of the kind "tier".
+
+For each path one saver at a time writes version after version, over the tier or directly. Drains
+copy them to the destinations. All these processes are killed one after another and replaced.
+Meanwhile the judge looks at the destinations. No version may be incomplete, and none may follow a
+later one. At the end of a round no saver runs, and drains are killed while they copy the last
+versions. Then each version that a saver reported as safe must be there, or a later one.
 
     tier_process.py SEED WORK
-
-To each path one saver at a time writes version after version, over the tier or directly. Drains
-carry them. All of these are killed, one after the other, and replaced. Meanwhile somebody looks at
-the destinations: no version may be half there, and none may come back once there is a later one.
-At the end of a round no saver is left, and drains are killed while they carry the last versions.
-Then what a saver was told to be safe has to be there, or a later one.
 """
 
 import contextlib
@@ -32,21 +32,21 @@ from ioshape._tier.tier import Tier
 
 ROUNDS = 6
 KILLS_AMID = 4
-#: One is a directory.
+#: The last one is a directory.
 PATHS = ("a.bin", "b.bin", "folder")
 FILES = ("one", *(f"inner/{number}" for number in range(8)))  # of the directory
 DRAINS = ("a drain", "another drain")
 ROLES = (*PATHS, *DRAINS)
 MOST_BYTES = 2 << 20
-#: Files that are written within one of these may have the same time.
+#: Files that are written within this time may have equal timestamps.
 TICK_S = 0.012
 MOST_PAUSE_S = 0.1
 LOOK_S = 0.002
-MEMORY = "/dev/shm"  # another filesystem than the destinations'
+MEMORY = "/dev/shm"  # not the filesystem of the destinations
 
 
 class Noted:
-    """Of a path, for all processes: the version that was begun last, and the one that is safe."""
+    """State of a path in shared memory: the latest begun version and the latest safe version."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -74,7 +74,7 @@ class Noted:
 
 
 class Torn(Exception):
-    """What was read is of no version."""
+    """The bytes belong to no single version."""
 
 
 def content(version: int, n_bytes: int) -> bytes:
@@ -91,7 +91,7 @@ def version_of(data: bytes) -> int:
 
 
 def version_at(path: str) -> int | None:
-    """What lies there; None: nothing."""
+    """Return the version at a path, or None if it does not exist."""
     try:
         above = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -100,14 +100,14 @@ def version_at(path: str) -> int | None:
         if not path.endswith("folder"):
             with open(above, "rb", closefd=False) as file:
                 return version_of(file.read())
-        # All of one directory, whatever takes its name meanwhile.
+        # Read all files of one directory, even if another one replaces it meanwhile.
         versions = set()
         for name in FILES:
             inner = os.open(name, os.O_RDONLY, dir_fd=above)
             with open(inner, "rb") as file:  # noqa: PTH123
                 versions.add(version_of(file.read()))
     except FileNotFoundError:
-        if os.fstat(above).st_nlink:  # it has not been replaced
+        if os.fstat(above).st_nlink:  # true if the directory was not replaced
             try:
                 if os.path.samestat(os.stat(path), os.fstat(above)):  # noqa: PTH116
                     raise Torn("a file of it is missing") from None
@@ -122,7 +122,7 @@ def version_at(path: str) -> int | None:
 
 
 class Work:
-    """Where a trial lies, and what its processes do."""
+    """The folders of a trial, and the work of its processes."""
 
     def __init__(self, seed: int, folder: Path, near: Path) -> None:
         self.seed = seed
@@ -135,7 +135,7 @@ class Work:
         return Tier(Context(), self._near)
 
     def start(self, role: str) -> int:
-        """A process that saves to the path of this name, or drains."""
+        """Start a process that saves to the path of this name, or drains."""
         self._begun += 1
         dice = random.Random(f"{self.seed}/{role}/{self._begun}")
         if role in self.paths:
@@ -184,7 +184,7 @@ def forked(call: Callable[[], object]) -> int:
 
 
 class Judge:
-    """What is found wrong, by what it is called in the ledger."""
+    """Findings, counted by the names in the ledger."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -199,7 +199,7 @@ class Judge:
         self.findings.append(f"{what}, {name}, after {self.counts['tier_kills']} kills: {sentence}")
 
     def look(self, name: str, path: str = "") -> int:
-        """The version there; 0: none."""
+        """Return the version at a path, or 0 if there is none."""
         try:
             return version_at(path or self._work.paths[name]) or 0
         except Torn as torn:
@@ -207,7 +207,7 @@ class Judge:
             return self._work.noted[name].begun
 
     def look_at_all(self) -> None:
-        """While all goes on."""
+        """Look at all destinations while the trial runs."""
         for name, before in self._seen.items():
             now = self.look(name)
             if now < before:
@@ -215,7 +215,7 @@ class Judge:
             self._seen[name] = now
 
     def look_at_the_nearest(self) -> None:
-        """As a load does, when nothing goes on any more."""
+        """Look at the nearest copies, as a load does, when no process runs."""
         for name, noted in self._work.noted.items():
             with contextlib.closing(self._work.tier()) as tier:
                 place = tier.find(self._work.paths[name])
@@ -224,7 +224,7 @@ class Judge:
                 self._find("tier_lost", name, f"{found} is the nearest, {noted.safe} was safe")
 
     def drain(self) -> None:
-        """What is left, by somebody who comes later."""
+        """Drain what is left, as a later process would, and judge the destinations."""
         with contextlib.closing(self._work.tier()) as tier:
             tier.drain()
         for name, noted in self._work.noted.items():
@@ -235,7 +235,7 @@ class Judge:
 
 
 class Players:
-    """The processes of a trial that run now, by their roles."""
+    """The running processes of a trial, by role."""
 
     def __init__(self, work: Work, judge: Judge) -> None:
         self._work = work
@@ -243,7 +243,7 @@ class Players:
         self._running = {role: work.start(role) for role in ROLES}
 
     def kill(self, role: str, within_s: float, *, replaced: bool) -> None:
-        """After so long; meanwhile somebody looks."""
+        """Kill a process after this time, in which the judge looks at the destinations."""
         end = time.monotonic() + within_s
         while time.monotonic() < end:
             self._judge.look_at_all()
@@ -254,13 +254,13 @@ class Players:
             self._running[role] = self._work.start(role)
 
     def end(self) -> None:
-        """Whoever is left."""
+        """Kill the processes that are left."""
         while self._running:
             kill(self._running.popitem()[1])
 
 
 def play(work: Work, judge: Judge, dice: random.Random) -> None:
-    """Savers and drains are killed; then all savers; then drains that carry what is left."""
+    """Kill savers and drains, then all savers, then drains that copy the rest. Then judge."""
     players = Players(work, judge)
     try:
         for _ in range(KILLS_AMID):

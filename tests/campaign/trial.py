@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one trial of the campaign found."""
+"""The result of one trial of the campaign."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Trial:
-    """The names are those of figures; see `ledger.WANTED`."""
+    """Figures and findings of a trial. Names of figures are in `ledger.WANTED`."""
 
-    #: Summed over all trials.
+    #: Counts that are summed over all trials.
     counts: Mapping[str, int] = field(default_factory=dict)
-    #: The largest of all trials counts.
+    #: Values of which the largest counts.
     worst: Mapping[str, float] = field(default_factory=dict)
-    #: That of the latest trial counts.
+    #: Values of which the latest counts.
     latest: Mapping[str, float] = field(default_factory=dict)
-    #: Sentences: what is wrong, and how to look at it. The trial's seed makes it happen again.
+    #: Messages that say what is wrong and how to look at it. The trial's seed reproduces it.
     findings: Sequence[str] = ()
 
 
 class CannotTry(Exception):
-    """It says what, and why not here: no right to mount, for example."""
+    """A trial is impossible here. The message says why, for example for lack of rights to mount."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/bench.sh: each benchmark of its usage exists, and declares what it needs."""
+"""Test that tests/bench.sh lists every benchmark, and that benchmarks declare their needs."""
 
 import json
 import re

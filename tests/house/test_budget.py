@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The product does not grow unnoticed: budget.json bounds its lines and its seams.
+"""Test that the product stays within budget.json, which bounds its lines and shared functions.
 
-What became smaller makes the bound smaller, too, so that it is not used up again:
-python tests/tools/sizes.py writes the bounds of today. A bound that rises needs a reason in the
-commit.
+When code becomes smaller its bound must follow, so that it does not grow again unnoticed: python
+tests/tools/sizes.py writes the current values. A commit that raises a bound gives the reason.
 """
 
 import json
@@ -13,7 +12,7 @@ import pytest
 import sizes
 from sizes import BUDGET, Shared, lines_of_code, shared_functions
 
-#: A bound may lie so far above what is there: a part of it, and some.
+#: A bound may exceed the current value by this fraction and this constant.
 SLACK, SOME = 0.01, 3
 
 FOUND = sizes.sizes()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The campaign's figures are what its trials counted."""
+"""Test that the campaign's figures are what its trials counted."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_counts_add_up_the_worst_stays_and_the_latest_wins() -> None:
     assert ledger.figures(slices, []) == {
         "faults_sites_percent": 91,
         "bad_files": 43,
-        "bad_silent": 0,  # tried, and none found
+        "bad_silent": 0,  # tried, none found
         "bad_seconds_max": 0.7,
     }
 
@@ -54,7 +54,7 @@ def test_what_was_found_counts_until_it_is_mended() -> None:
         "bad_silent": 0,
         "bad_seconds_max": 1.0,
     }
-    # Of another kind, or another seed.
+    # The fix is for another kind, or for another seed.
     for mend in Mend("fuzz", 6, "def", "mended"), Mend("files", 5, "def", "mended"):
         assert ledger.figures(slices, [mend])["bad_silent"] == 2
 
@@ -111,7 +111,7 @@ int open_it(const char *path)
 
 
 def places_in(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> list[sites.Place]:
-    """Of close() and of open(), wherever they are."""
+    """Return the places of close() and open() in the source."""
     (folder / "libioshape" / "base").mkdir(parents=True, exist_ok=True)
     (folder / "libioshape" / "base" / "it.c").write_text(source, encoding="utf-8")
     monkeypatch.chdir(folder)

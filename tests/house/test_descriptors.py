@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No descriptor of the library takes the number of a standard stream that the program closed."""
+"""Test that no descriptor takes the number of a standard stream that the program closed."""
 
 import re
 from pathlib import Path
@@ -8,14 +8,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Calls that give a descriptor; not members of a struct that are called like them.
+#: Calls that return a descriptor. Members of structs with these names do not match.
 GIVES = re.compile(r"(?<![\w>.])(?:open|openat|socket|accept4|eventfd|memfd_create|dup)\(")
 MOVES = re.compile(r"(?:base_own|base_above_streams)\(\s*$")
 NOT_CODE = re.compile(r"/\*.*?\*/|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
-#: Where what is opened is not handed on in one expression: a new file is removed if no number is
-#: left; or `open` is a variable.
+#: Exceptions. A new file is not moved in the same expression, because it must be removed if no
+#: number is left. The other `open` is a variable.
 ELSEWHERE = {"fs/layout.c": "openat(", "format/reader.c": "open("}
-#: In Python's package; the commands are programs of their own, which close no streams.
+#: The Python package, without commands: these are programs of their own that close no streams.
 PYTHON_OPENS = re.compile(r"(?<!\w)os\.open\(")
 PYTHON_ROOT = ROOT / "bindings" / "ioshape"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages tell the truth: programs run, and nothing is invented."""
+"""Test that the pages are true: their programs run, and they mention only what exists."""
 
 import os
 import re
@@ -25,7 +25,7 @@ SETTING = re.compile(r"^[A-Z]+\((?:CONTEXT|GROUP|TIER), (\w+),", re.MULTILINE)
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """The language and the text of each block of C or C++."""
+    """Return the language and the text of each block of C or C++."""
     return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
@@ -38,13 +38,13 @@ def headers() -> str:
 
 
 def variables() -> set[str]:
-    """Those of the table of settings that the library reads, and the password's."""
+    """Return the variables of the table of settings that the library reads, and the password's."""
     table = (LIBRARY / "base/settings.def").read_text(encoding="utf-8")
     return {f"IOSHAPE_{name.upper()}" for name in SETTING.findall(table)} | {"IOSHAPE_PASSWORD"}
 
 
 def described() -> str:
-    """What the page says in its own words and tables, not in programs."""
+    """Return the page's text and tables without its programs."""
     return BLOCK.sub("", API.read_text(encoding="utf-8"))
 
 
@@ -77,18 +77,18 @@ def compile_text(language: str, text: str, folder: Path, *options: str | Path) -
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_programs_run(page: Path, tmp_path: Path) -> None:
-    """In the order of the page and in one folder: a later one may load what another saved."""
+    """Run the programs in order and in one folder, because one may load what another saved."""
     library = build_folder() / "libioshape" / "libioshape.so"
     for number, (language, text) in enumerate(programs(page)):
         executable = tmp_path / f"program{number}"
-        # The language of the text is not that of the library.
+        # "-x none" ends the language that was set for the text, because the library is no source.
         compile_text(language, text, tmp_path, "-x", "none", library, "-o", executable)
         run(executable, folder=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_examples_are_whole_programs(page: Path) -> None:
-    """Or nobody compiles them."""
+    """Check that each block is a whole program, because other blocks are not compiled."""
     assert blocks(page) == programs(page)
 
 
@@ -110,7 +110,7 @@ def test_every_class_is_described() -> None:
 
 @pytest.mark.parametrize("page", [README, ROOT / "docs" / "start.md"], ids=lambda path: path.name)
 def test_code_of_the_first_pages_fits(page: Path) -> None:
-    """The site has room for 90 columns on a screen that is 1280 pixels wide."""
+    """Check the line length: the site has 90 columns on a screen of 1280 pixels."""
     text = page.read_text(encoding="utf-8")
     lines = [*re.findall(r"^    (\S.*)$", text, re.MULTILINE)]
     for block in re.findall(r"^```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -132,5 +132,5 @@ def test_nothing_is_invented() -> None:
     for page in (README, API, ROOT / "docs" / "groups.md"):
         told = names(page.read_text(encoding="utf-8"))
         invented = {name for name in told if re.match(r"ioshape_|IOSHAPE_", name)} - known
-        # A package and a target of CMake.
+        # This is a target of CMake.
         assert invented <= {"ioshape_static"}, page

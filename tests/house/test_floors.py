@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A floor includes only the floors below it, through one header each."""
+"""Test that each layer includes only layers below it, through one header each."""
 
 import re
 from pathlib import Path
@@ -9,22 +9,22 @@ from tree import FLOORS, HEADERS, LIBRARY, ROOT, build_folder, code, sources
 
 from tests.bench.house import calls_among_files, circles
 
-#: What the Python package needs beyond the public headers.
+#: Declares what the Python package needs beyond the public headers.
 INTERNAL = LIBRARY / "internal.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
 def violations(path: Path, floor: str, text: str) -> list[str]:
-    """What a file of this floor includes and may not."""
+    """Return the includes of a file that its layer must not have."""
     own = LIBRARY / floor
     below = FLOORS[: FLOORS.index(floor)]
     found = []
     for quote, name in INCLUDE.findall(text):
         first = name.split("/")[0]
         if name == "internal.h":
-            allowed = path == LIBRARY / "base" / "base.h"  # which all others include
+            allowed = path == LIBRARY / "base" / "base.h"  # all other files include base.h
         elif quote == "<":
-            # Public and system headers; a floor in angle brackets would dodge the rule.
+            # Public and system headers are allowed. A layer in angle brackets would evade the rule.
             allowed = first not in FLOORS
         elif first == floor:
             allowed = (own.parent / name).is_file()
@@ -84,11 +84,11 @@ def test_public_headers_include_only_public_and_system_headers() -> None:
     ("floor", "include"),
     [
         ("base", '#include "fs/fs.h"'),  # upwards
-        ("save", '#include "io/queue.h"'),  # past the one header
-        ("group", '#include "save/file.h"'),  # the same, in a folder
+        ("save", '#include "io/queue.h"'),  # not the layer's main header
+        ("group", '#include "save/file.h"'),  # not the layer's main header, either
         ("save", '#include "group/group.h"'),
-        ("format", "#include <io/io.h>"),  # past the rule's quotes
-        ("io", '#include "../base/base.h"'),  # around it
+        ("format", "#include <io/io.h>"),  # angle brackets, which evade the rule
+        ("io", '#include "../base/base.h"'),  # relative, which evades the rule
         ("fs", '#  include "io/io.h"'),
         ("format", '#include "internal.h"'),  # past base.h
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every public header can be the only one that a program includes."""
+"""Test that every public header compiles as the only include of a program."""
 
 import subprocess
 from pathlib import Path
@@ -17,7 +17,7 @@ STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wundef", "-Werror", "-
 
 
 def mpi_options() -> list[str]:
-    """For the one header that needs another's; whose own warnings are not ours."""
+    """Return options for mpi.h, which includes MPI's header. Warnings in that are ignored."""
     done = subprocess.run(
         [program("pkg-config"), "--cflags-only-I", "ompi-c"],
         capture_output=True,
@@ -25,7 +25,7 @@ def mpi_options() -> list[str]:
         check=True,
     )
     folders = [option.removeprefix("-I") for option in done.stdout.split()]
-    # The C++ interface of MPI 2, which was removed from the standard.
+    # Leaves out the C++ interface of MPI 2, which was removed from the standard.
     return ["-DOMPI_SKIP_MPICXX", *(f"-isystem{folder}" for folder in folders)]
 
 
@@ -38,7 +38,7 @@ def test_header_compiles_alone(header: str, language: str, tmp_path: Path) -> No
     if header == "mpi.h":
         options += mpi_options()
     only = tmp_path / "only"
-    # Twice: the guard must hold.
+    # It is included twice to test its guard.
     only.write_text(f"#include <ioshape/{header}>\n#include <ioshape/{header}>\nint only_one;\n")
     done = subprocess.run(
         [program(compiler), *options, *STRICT, "-I", ROOT / "include", only],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages of ioshape form a graph without cycles, and integrations are at its top."""
+"""Test that the packages of ioshape have no import cycles, and integrations are at the top."""
 
 from importlib import metadata
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from imports import cycles, imports
 from ioshape._integrations.huggingface.patching import MODULES
 
-# What names an integration for those who use it; all other code works without.
+# Modules that give users an integration by name. All other code works without integrations.
 ABOVE = {
     "ioshape._latest",
     "ioshape._run",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CONTRIBUTING.md leads to where things are: no path of it is dead, and it stays short."""
+"""Test that all paths in CONTRIBUTING.md exist, and that the page stays short."""
 
 import re
 
@@ -9,11 +9,11 @@ from tree import FLOORS, ROOT
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MOST_LINES = 200
 
-#: Where paths of the guide may begin: the root, and the folders whose tables name their files.
+#: Folders in which paths of the guide may begin: the root, and folders whose tables name files.
 BASES = ("", "libioshape", "bindings/ioshape")
-#: Where a bare name of a file may be: the sentence around it says the folder.
+#: Folders in which a bare file name may be. The text around it names the folder.
 FOLDERS = ("bindings/ioshape", "libioshape", "tests", "docs")
-#: Made by scripts and tools.
+#: Paths that scripts and tools make.
 MADE = ("build/", "dist/", ".venv", "step-")
 
 PATHS = sorted(
@@ -34,7 +34,7 @@ def there(path: str) -> bool:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_lead_somewhere(path: str) -> None:
-    # A name with capitals stands for any, as test_NAME.c does.
+    # A name with capitals is a placeholder, such as test_NAME.c.
     assert re.search(r"[A-Z]{3}", path.replace("README", "").replace("CHANGELOG", "")) or there(
         path
     )
@@ -47,7 +47,10 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_folder_of_the_source_is_named() -> None:
-    """A new floor or room gets a row. (tests/house/test_floors.py knows all floors.)"""
+    """Check that each layer and each Python package has a row.
+
+    See test_floors.py for all layers.
+    """
     assert {name for name in FLOORS if f"`{name}`" not in GUIDE} == set()
     rooms = {p.name for p in (ROOT / "bindings/ioshape").iterdir() if (p / "__init__.py").exists()}
     assert rooms - {name for name in rooms if f"`{name}/`" in GUIDE} == set()

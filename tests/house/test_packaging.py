@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes ask for what the build asks for, and the bill of materials lists it."""
+"""Test that recipes require what the build requires, and that the bill of materials lists it."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from tree import LIBRARY, ROOT
 
 PACKAGING = ROOT / "bindings" / "packaging"
 
-#: What meson calls a library: Debian's, conda-forge's, Spack's and EasyBuild's names.
+#: Names in meson, and the names of Debian, conda-forge, Spack and EasyBuild.
 NAMES = {
     "liburing": ("liburing-dev", "liburing", "liburing", "liburing"),
     "libisal": ("libisal-dev", "isa-l", "isa-l", "isa-l"),
@@ -27,7 +27,7 @@ NAMES = {
 
 
 def wanted() -> dict[str, str]:
-    """By library of those that the build cannot do without: the oldest version."""
+    """Return the oldest version of each library that the build requires."""
     text = (LIBRARY / "meson.build").read_text(encoding="utf-8")
     asked = r"dependency\('(\w+)', version: '>=([\d.]+)', not_found_message: missing_headers\)"
     return dict(re.findall(asked, text))
@@ -53,11 +53,11 @@ def test_there_is_a_name_for_each_library() -> None:
 def test_recipes_ask_for_what_the_build_asks_for(library: str) -> None:
     debian, conda, spack, easybuild = NAMES[library]
     oldest = wanted()[library]
-    # Debian 12, the oldest that is built for, has a hiredis that is new enough.
+    # Debian 12, the oldest supported release, has a new enough hiredis.
     bound = "" if library == "hiredis" else rf" \(>= {oldest}\)"
     assert re.search(rf"^ {debian}{bound},$", read("debian/control"), re.MULTILINE)
     recipe = read("conda/recipe.yaml")
-    assert recipe.count(f"{conda} >={oldest}") == 2  # for C, and for Python
+    assert recipe.count(f"{conda} >={oldest}") == 2  # once for C, once for Python
     assert f'depends_on("{spack}@{oldest}:")' in read("spack/package.py")
     assert f"('{easybuild}', '" in read("easybuild/ioshape-GCCcore-13.3.0.eb")
 
@@ -74,7 +74,8 @@ def test_the_package_of_the_library_is_called_after_its_soname() -> None:
     assert f"(symver)IOSHAPE_{found[1]} " in symbols
 
 
-# ---- What stays out of packages and images -------------------------------------------------------
+# ---- Files that packages and images exclude
+# --------------------------------------------------------
 
 
 def entries(name: str) -> list[str]:
@@ -83,7 +84,7 @@ def entries(name: str) -> list[str]:
 
 
 def test_what_git_ignores_stays_out_of_packages_and_images() -> None:
-    """Of .gitignore what comes before the leavings of editors: what was built, and secrets."""
+    """Compare them with the first block of .gitignore, which has build results and secrets."""
     ignored = {
         entry.strip("/") if entry.startswith("/") else f"**/{entry.strip('/')}"
         for entry in entries(".gitignore")
@@ -102,7 +103,7 @@ def test_what_git_ignores_stays_out_of_packages_and_images() -> None:
     assert pruned == ignored
 
 
-#: Stands for the real one, which builds for minutes: keeps what it was given.
+#: Replaces dpkg-buildpackage, which builds for minutes. It keeps the files that it was given.
 DPKG_BUILDPACKAGE = """#!/bin/sh
 cp -r . "$KEPT"
 touch ../x.deb ../x.dsc ../x.tar.xz ../x.changes ../x.buildinfo
@@ -110,7 +111,10 @@ touch ../x.deb ../x.dsc ../x.tar.xz ../x.changes ../x.buildinfo
 
 
 def test_an_archive_with_secrets_gives_a_package_without(tmp_path: Path) -> None:
-    """Without git, as in the build of the image; and the maintainer is named as they are called."""
+    """Build a package without git, as in the image.
+
+    Also check special characters in the maintainer.
+    """
     archive, programs, kept = tmp_path / "archive", tmp_path / "programs", tmp_path / "kept"
     archive.mkdir()
     shutil.copy(ROOT / "meson.build", archive)
@@ -165,7 +169,7 @@ def test_the_bill_of_materials_lists_what_is_asked_for() -> None:
 def test_the_bill_of_a_wheel_lists_the_libraries_that_it_carries(tmp_path: Path) -> None:
     wheel = tmp_path / "ioshape.whl"
     with zipfile.ZipFile(wheel, "w") as made:
-        made.writestr("ioshape.libs/", b"")  # auditwheel has folders as entries of their own
+        made.writestr("ioshape.libs/", b"")  # auditwheel adds entries for folders
         made.writestr("ioshape.libs/libisal-1.so", b"library")
         made.writestr("ioshape/__init__.py", b"")
     more = [one for one in bill(wheel) if one not in bill()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference that is made of the headers: it is complete, or is refused."""
+"""Test that the reference made from the headers is complete, and that gaps are refused."""
 
 import re
 import subprocess

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sentences of a report that docs/api.md lists are those that the library writes."""
+"""Test that docs/api.md lists exactly the report messages that the library writes."""
 
 import re
 
@@ -15,13 +15,13 @@ ROW = re.compile(r"^\| `(IOSHAPE_STEP_\w+)` \| (.*) \|$", re.MULTILINE)
 
 
 def as_shown(literal: str) -> str:
-    """A format as pages show it: `…` stands for what is filled in."""
+    """Return a format as pages show it, with `…` for values."""
     text = re.sub(r'"\s*"', "", literal).strip('"')
     return PLACEHOLDER.sub("…", text).replace("……", "…").replace("%%", "%")
 
 
 def documented() -> dict[str, list[str]]:
-    """By code: the sentences of the table, not what is said of them."""
+    """Return the messages of the table by code, without the explanations."""
     section = (ROOT / "docs/api.md").read_text(encoding="utf-8")
     section = section.partition("\n## The report\n")[2].partition("\n## ")[0]
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the headers declare, the version map lists, and the libraries export: the same functions."""
+"""Test that headers, version maps and the exports of the libraries have the same functions."""
 
 import re
 import subprocess
@@ -8,15 +8,15 @@ from pathlib import Path
 from tree import HEADERS, LIBRARY, build_folder, code, program
 
 NODE, TIER_NODE = "IOSHAPE_1", "IOSHAPE_TIER_1"
-#: Of the functions that libioshape.so shows for libioshape-tier: which version it is.
+#: Version of the functions that libioshape.so exports for libioshape-tier. It names the release.
 INTERNAL_NODE = re.compile(r"IOSHAPE_TIER_\d+\.\d+\.\d+")
 
-# A declaration at the start of a line: a type, the name, an opening parenthesis. Calls and function
-# pointers do not start so.
+# A declaration at the start of a line: a type, a name, an opening parenthesis. Calls and function
+# pointers do not begin like this.
 DECLARED = re.compile(r"^(?!\s|typedef\b|#)[\w \t*]*?\b(ioshape_\w+)\(", re.MULTILINE)
 
 
-# What they declare is in libraries of their own.
+# The functions of these headers are in libraries of their own.
 MPI, TIER = HEADERS / "mpi.h", HEADERS / "tier.h"
 MAP, TIER_MAP = LIBRARY / "ioshape.map", LIBRARY / "tier" / "tier.map"
 
@@ -50,7 +50,7 @@ def static_library(name: str = "libioshape") -> Path:
 
 
 def internal() -> set[str]:
-    """Functions of the core that libioshape-tier calls and no program may call."""
+    """Return the functions of the core that libioshape-tier calls and programs must not call."""
     exported = defined_symbols("--dynamic", shared_library())
     return {name.split("@@")[0] for name in exported if INTERNAL_NODE.search(name) and "@@" in name}
 
@@ -117,13 +117,13 @@ def test_library_needs_no_more_than_it_says() -> None:
 
 
 def test_library_reads_no_variable_for_a_program_with_more_rights_than_its_user() -> None:
-    """Setuid, for example: by secure_getenv()."""
+    """Check that secure_getenv() is used, which matters for setuid programs."""
     wanted = run(program("nm"), "--dynamic", "--undefined-only", shared_library())
     assert not re.search(r"\bgetenv\b", wanted)
 
 
 def test_static_libraries_show_exactly_what_headers_declare() -> None:
-    """And what the one calls in the other, under names that say whose it is."""
+    """Check exports of the static libraries. Functions for the tier have names with a prefix."""
     shown = defined_symbols("--extern-only", static_library())
     assert shown == declared() | {f"ioshape_internal_{name}" for name in internal()}
     shown = defined_symbols("--extern-only", static_library("libioshape-tier"))

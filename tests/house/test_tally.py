@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last line of tests/run.sh counts honestly."""
+"""Test that the last line of tests/run.sh counts correctly."""
 
 import json
 from pathlib import Path
@@ -18,9 +18,9 @@ PYTEST_REPORT = """<testsuites><testsuite>
         ("OK", "1..2\nok 1 - a\nok 2 - b\n", Counts(passed=2)),
         ("OK", "1..2\nok 1 - a\nok 2 - b # SKIP no disk\n", Counts(passed=1, skipped=1)),
         ("FAIL", "1..2\nok 1 - a\nnot ok 2 - b\n", Counts(passed=1, failed=1)),
-        ("ERROR", "1..9\nok 1 - a\n", Counts(passed=1, failed=1)),  # crashed after the first
+        ("ERROR", "1..9\nok 1 - a\n", Counts(passed=1, failed=1)),  # crashed after the first test
         ("TIMEOUT", "", Counts(failed=1)),
-        ("FAIL", "1..1\nok 1 - a\n", Counts(passed=1, failed=1)),  # a leak, noticed at the end
+        ("FAIL", "1..1\nok 1 - a\n", Counts(passed=1, failed=1)),  # a leak was found at the end
         ("SKIP", "", Counts(skipped=1)),
         ("SKIP", "1..0 # SKIP no io_uring\n", Counts(skipped=1)),
         ("OK", "any text", Counts(passed=1)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that stand in two places agree, and every file says under which license it is."""
+"""Test that version numbers agree in all places, and that every file names its license."""
 
 import re
 
@@ -38,7 +38,7 @@ def test_the_changelog_begins_with_the_version() -> None:
 
 
 def test_no_package_asks_for_a_later_version() -> None:
-    """The symbols of the library are of the version that began its soname."""
+    """Check that symbols have the version that began the soname."""
     text = (ROOT / "bindings/packaging/debian/libioshape1.symbols").read_text(encoding="utf-8")
     (since,) = re.findall(r"^ \(symver\)IOSHAPE_1 (\d+)\.(\d+)\.(\d+)$", text, re.MULTILINE)
     note = re.search(

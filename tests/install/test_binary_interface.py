@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bindings/packaging/abi.sh: who breaks programs that are built already has to raise the soname."""
+"""Test that bindings/packaging/abi.sh demands a new soname if old programs would break."""
 
 import shutil
 import subprocess

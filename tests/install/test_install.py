@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples, built and run by a stranger who has only what `meson install` put into a prefix.
+"""Build and run the examples with only the files that `meson install` put into a prefix.
 
-And the first of the two commands.
+The command quickstart.sh is tested, too.
 """
 
 import os
@@ -17,14 +17,14 @@ import torch
 from processes import TIMEOUT_S
 from tree import HEADERS, LIBRARY, ROOT, build_folder, program, sources
 
-# That one is started by mpirun.
+# The MPI example is started by mpirun.
 MPI_EXAMPLE = ROOT / "examples" / "group_trainer.c"
 EXAMPLES = [example for example in sources("examples") if example != MPI_EXAMPLE]
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 
 
 def run(*command: str | Path, **environment: str | Path) -> str:
-    """Runs a command that must succeed and returns what it printed."""
+    """Run a command that must succeed, and return its output."""
     done = subprocess.run(
         command,
         env={**os.environ, **{name: str(value) for name, value in environment.items()}},
@@ -39,7 +39,7 @@ def run(*command: str | Path, **environment: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An installation of a plain release build, without anything that only tests need."""
+    """Install a release build without the parts that only tests need, and return the prefix."""
     folder = tmp_path_factory.mktemp("install")
     build = folder / "build"
     meson = program("meson")
@@ -51,7 +51,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     run(meson, "compile", "-C", build)
     run(meson, "install", "-C", build, "--quiet")
-    # Nothing may lead back to where it was built.
+    # Installed files must not refer to the build folder.
     shutil.rmtree(build)
     return installed
 
@@ -103,7 +103,7 @@ def test_what_is_installed(prefix: Path) -> None:
 
 @pytest.mark.parametrize("option", ["bindings", "mpi"])
 def test_pages_are_of_what_is_installed(option: str, tmp_path: Path) -> None:
-    """The command comes with the Python package, and functions for MPI with its library."""
+    """Check that the command's page needs the Python package, and MPI's pages need its library."""
     pages = {"bindings": "share/man/man1/ioshape.1", "mpi": "share/man/man3/ioshape_comm_of_mpi.3"}
     chosen = {"bindings": "-Dbindings=true", "mpi": "-Dmpi=enabled"}
     meson, prefix = program("meson"), tmp_path / "prefix"
@@ -137,14 +137,15 @@ def test_pkg_config_shared(prefix: Path, example: Path, tmp_path: Path) -> None:
 def test_pkg_config_static(prefix: Path, example: Path, tmp_path: Path) -> None:
     executable = tmp_path / "example"
     flags = pkg_config(prefix, "--static", "--cflags", "--libs")
-    # Only ours: distributions have ISA-L as a shared library alone.
+    # Only libioshape is linked statically: distributions have ISA-L as a shared library alone.
     ours = ["-l:libioshape.a" if flag == "-lioshape" else flag for flag in flags]
     run(*compiler_for(example), "-o", executable, example, *ours)
     assert "libioshape" not in run(program("ldd"), executable)
     run_example(executable, tmp_path / "files")
 
 
-# ---- The second library -------------------------------------------------------------------------
+# ---- The tier library
+# ------------------------------------------------------------------------------
 
 TIER_PROGRAM = """
 #include <ioshape/ioshape.h>
@@ -191,7 +192,7 @@ def test_the_second_library_can_be_left_out(tmp_path: Path) -> None:
     meson, prefix = program("meson"), tmp_path / "prefix"
     run(meson, "setup", tmp_path / "build", ROOT, "--prefix", prefix, "-Dtier=false")
     run(meson, "install", "-C", tmp_path / "build", "--quiet")
-    # The page of the type that groups take a pointer to stays.
+    # The page of the type that groups take a pointer to is still installed.
     installed = {path.name for path in prefix.rglob("*") if path.suffix != ".3"}
     assert not {name for name in installed if "tier" in name}
     assert {"libioshape.so", "libioshape.a", "ioshape.pc"} <= installed
@@ -199,7 +200,7 @@ def test_the_second_library_can_be_left_out(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cmake_build(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The examples as CMake builds them, against a prefix that has been moved since."""
+    """Build the examples with CMake against a prefix that was moved after its installation."""
     moved = tmp_path_factory.mktemp("cmake") / "moved"
     shutil.copytree(prefix, moved, symlinks=True)
     build = moved.parent / "build"
@@ -221,11 +222,12 @@ def test_cmake(cmake_build: Path, example: Path, target: str, tmp_path: Path) ->
     run_example(executable, tmp_path / "files")
 
 
-# ---- Ranks that save together -------------------------------------------------------------------
+# ---- Ranks that save together
+# ----------------------------------------------------------------------
 
 
 def weights_of(generation: Path, ranks: int) -> torch.Tensor:
-    """All ranks' rows, as stock torch reads them from the zip."""
+    """Return the rows of all ranks, read from the zip by stock torch."""
     (bundle,) = generation.glob("*.zip")
     rows = []
     with zipfile.ZipFile(bundle) as archive:
@@ -236,24 +238,24 @@ def weights_of(generation: Path, ranks: int) -> torch.Tensor:
 
 
 def has_learned(weights: torch.Tensor) -> bool:
-    """What the two trainers of several ranks set out to learn."""
+    """Return whether weights match the target of the two trainers with several ranks."""
     row, column = torch.arange(weights.shape[0])[:, None], torch.arange(weights.shape[1])
     return torch.allclose(weights, (7 * row + 3 * column) % 11 / 11, atol=0.01)
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Nothing but generations is there."""
+    """Return the steps in a folder that must hold checkpoints only."""
     return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Whatever else is there."""
+    """Return the steps in a folder that may hold other files, too."""
     return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
 
 
 @pytest.fixture(scope="module")
 def group_trainer(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trainer of four processes, in C++."""
+    """Build the C++ trainer of four processes."""
     executable = tmp_path_factory.mktemp("group") / "trainer"
     rpath = f"-Wl,-rpath,{prefix / 'lib'}"
     source = ROOT / "examples" / "group_trainer.cpp"
@@ -263,7 +265,7 @@ def group_trainer(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def children_of(process: "subprocess.Popen[str]") -> list[int]:
-    """In the order of their ranks."""
+    """Return the children's pids in the order of their ranks."""
     return [
         int(child)
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -274,7 +276,7 @@ def children_of(process: "subprocess.Popen[str]") -> list[int]:
 def test_a_group_that_is_killed_goes_on(
     group_trainer: Path, rank: int | None, tmp_path: Path
 ) -> None:
-    """One of them, or all at once."""
+    """Kill one rank, or all at once, and resume."""
     ranks = 4
     training = subprocess.Popen(
         [group_trainer, tmp_path, "1000000"],
@@ -289,7 +291,7 @@ def test_a_group_that_is_killed_goes_on(
             assert training.poll() is None, training.communicate()
         if rank is not None:
             os.kill(children_of(training)[rank], signal.SIGKILL)
-            # The others hear of it, and do not wait for their deadline of two minutes.
+            # The other ranks learn of it at once, long before their deadline of two minutes.
             _, said = training.communicate(timeout=TIMEOUT_S)
             assert training.returncode == 1
             assert len(said.splitlines()) == ranks - 1, said
@@ -346,13 +348,13 @@ def test_cmake_versions(prefix: Path, wanted: str, found: bool, tmp_path: Path) 
 
 
 def test_quickstart(tmp_path: Path) -> None:
-    """It says that it went well, and has cleaned up. What it shows has tests of its own."""
+    """Check that the script reports success and cleans up. Other tests check what it shows."""
     said = run(ROOT / "examples" / "quickstart.sh", TMPDIR=tmp_path)
     assert "torchrun saw: Signal 9 (SIGKILL)" in said
     assert said.count("every loss the same to the last bit") == 3
     assert re.search(r"^ours/step-000030-rank-3\.pt: ok", said, re.MULTILINE)
     assert "== Done." in said
-    assert "\x1b" not in said  # no colours
+    assert "\x1b" not in said  # no color codes
     assert not list(tmp_path.glob("ioshape-*"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site that docs/site.sh builds: every page, no dead link, nothing from elsewhere."""
+"""Test the site that docs/site.sh builds: pages exist, links work, nothing is loaded remotely."""
 
 import json
 import re
@@ -17,7 +17,7 @@ NOT_PAGES = {"genindex.html", "search.html"}
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """Built as for readers: what Sphinx warns of is an error."""
+    """Build the site as for readers. Warnings of Sphinx are errors."""
     if not ENVIRONMENT.exists():
         pytest.skip("there is no build/site-env; docs/site.sh --environment makes it")
     done = subprocess.run(
@@ -42,12 +42,12 @@ def test_no_link_leads_nowhere(site: Path) -> None:
 
 
 def test_nothing_comes_from_elsewhere(site: Path) -> None:
-    """Neither fonts nor scripts: a cluster may have no way out."""
+    """Check that no fonts or scripts are remote, because a cluster may have no internet access."""
     assert foreign(site) == []
 
 
 def test_links_read_as_titles(site: Path) -> None:
-    """The name of a file says little to readers of the site."""
+    """Check that links show titles, because file names mean little to readers of the site."""
     link = re.compile(r'<a class="reference internal"[^>]*>(?:<[^>]+>)*([^<]+)')
     texts = [text for path in pages(site) for text in link.findall(path.read_text("utf-8"))]
     assert "Groups: ranks save together" in texts
@@ -55,11 +55,11 @@ def test_links_read_as_titles(site: Path) -> None:
 
 
 def test_words_are_found(site: Path) -> None:
-    """What the search of the browser reads."""
+    """Check the index that the browser's search reads."""
     index = json.loads(
         re.sub(r"^Search\.setIndex\(|\)$", "", (site / "searchindex.js").read_text())
     )
-    # Words of titles are kept apart.
+    # Words of titles have an index of their own.
     found = [*_many(index["terms"]["lustr"]), *_many(index["titleterms"]["lustr"])]
     assert {"docs/filesystems/lustre", "docs/layouts"} <= {index["docnames"][one] for one in found}
 
@@ -85,7 +85,7 @@ def test_a_browser_shows_every_page_without_an_error(site: Path) -> None:
 def test_the_search_finds_sections(site: Path) -> None:
     with served(site) as address, browser() as window:
         window.show(f"{address}/search.html?q=full+disk")
-        # A script of the page's own makes the list of what was found.
+        # A script of the page fills the list of results.
         window.evaluate(
             "new Promise(done => { const look = () =>"
             " document.querySelector('#search-results .search-summary')?.innerText ? done(1) :"

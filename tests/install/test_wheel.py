@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package as strangers get it: an archive of sources, and a wheel for other machines.
+"""Test the Python package as users get it: a source archive, and a wheel for other machines.
 
-All of it is built from a copy of the tree, in environments of its own and without a network: what
-pip needs lies in .venv/wheels.
+All is built from a copy of the tree in separate environments without a network. .venv/wheels has
+the packages that pip needs.
 """
 
 import os
@@ -26,7 +26,7 @@ from tree import ROOT, program
 
 WHEELS = ROOT / ".venv" / "wheels"
 OLDEST_PYTHON = (3, 10)
-# What the extension is linked with and a wheel must carry.
+# Libraries that the extension is linked with and that a wheel must include.
 CARRIED = ("libhiredis", "libisal", "liburing")
 
 NOT_SOURCES = shutil.ignore_patterns(
@@ -35,14 +35,14 @@ NOT_SOURCES = shutil.ignore_patterns(
 
 
 def environment() -> dict[str, str]:
-    """This process's without what would let Python or the loader look elsewhere."""
+    """Return this process's variables without those that redirect Python or the loader."""
     foreign = ("PYTHON", "IOSHAPE_", "LD_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {**kept, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def without_network() -> dict[str, str]:
-    """The same, where pip knows our folder of wheels alone."""
+    """Return these variables with settings that limit pip to the folder of wheels."""
     kept = {name: value for name, value in environment().items() if not name.startswith("PIP_")}
     return {
         **kept,
@@ -54,7 +54,7 @@ def without_network() -> dict[str, str]:
 
 
 def run(*command: str | Path, folder: Path, variables: Mapping[str, str] | None = None) -> str:
-    """Runs a command that must succeed and returns what it printed."""
+    """Run a command that must succeed, and return its output."""
     done = subprocess.run(
         command,
         cwd=folder,
@@ -76,12 +76,13 @@ def version() -> str:
     return found[1]
 
 
-# ---- What is built -----------------------------------------------------------------------------
+# ---- Build results
+# ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This tree as a repository of its own: the archive is made from what git knows."""
+    """Copy this tree into a new git repository: the archive has the files that git tracks."""
     copy = tmp_path_factory.mktemp("sources") / "tree"
     shutil.copytree(ROOT, copy, ignore=NOT_SOURCES, symlinks=True)
     git = [program("git"), "-c", "user.name=test", "-c", "user.email=test@localhost"]
@@ -109,9 +110,10 @@ def unpacked(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made from the archive, so that nothing that it takes is missing there.
+    """Build the wheel from the archive, to test that the archive is complete.
 
-    The script's own Python is not ours, which has what it could have forgotten to ask for.
+    The script must not find this environment's Python, which has packages that the script may have
+    failed to request.
     """
     folder = tmp_path_factory.mktemp("wheel")
     ours = Path(sys.executable).parent
@@ -132,7 +134,7 @@ def contents(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def new_environment(folder: Path, *packages: str | Path) -> Path:
-    """The Python of a fresh virtual environment with these packages."""
+    """Return the Python of a new virtual environment with these packages."""
     run(sys.executable, "-m", "venv", folder, folder=folder.parent)
     python = folder / "bin" / "python"
     run(python, "-m", "pip", "install", *packages, folder=folder)
@@ -141,12 +143,12 @@ def new_environment(folder: Path, *packages: str | Path) -> Path:
 
 @pytest.fixture(scope="module")
 def stranger(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of somebody who installed the wheel, and what it depends on, and nothing else."""
+    """Return the Python of a user who installed the wheel and its dependencies only."""
     return new_environment(tmp_path_factory.mktemp("stranger") / "venv", wheel)
 
 
 def lend_torch(python: Path) -> None:
-    """Lets an environment have what is installed in ours, torch above all, behind its own."""
+    """Let an environment also use this environment's packages, mainly torch, after its own."""
     (site_packages,) = python.parent.parent.glob("lib/python*/site-packages")
     lent = Path(sysconfig.get_path("purelib"))
     (site_packages / "lent.pth").write_text(f"{lent}\n")
@@ -165,9 +167,9 @@ def test_the_archive_holds_all(tree: Path, archive: Path) -> None:
     assert members == {f"{root}/{name}" for name in {*known, "PKG-INFO"}}
 
 
-@pytest.mark.long  # the wheel of the other tests is made from it, too
+@pytest.mark.long  # the wheel of other tests is also built from it
 def test_pip_installs_the_archive(archive: Path, tmp_path: Path) -> None:
-    """Built from source, with pip's own environment for the build, as "pip install ." does."""
+    """Build from source in pip's isolated environment, as "pip install ." does."""
     python = new_environment(tmp_path / "venv", archive)
     said = run(python, "-c", "import ioshape; print(ioshape.__version__)", folder=tmp_path)
     assert said.strip() == version()
@@ -177,7 +179,7 @@ def test_pip_installs_the_archive(archive: Path, tmp_path: Path) -> None:
 
 
 def test_the_name_of_the_wheel(wheel: Path) -> None:
-    tag = f"cp310-abi3-manylinux_2_28_{platform.machine()}"  # as torch's
+    tag = f"cp310-abi3-manylinux_2_28_{platform.machine()}"  # like torch's
     assert re.fullmatch(rf"ioshape-{re.escape(version())}-{tag}\.whl", wheel.name)
 
 
@@ -196,7 +198,7 @@ def test_what_is_in_the_wheel(contents: Path) -> None:
     assert sorted(re.sub(r"-[0-9a-f]+\.so.*", "", name) for name in carried) == [
         f"ioshape.libs/{library}" for library in CARRIED
     ]
-    # A license for what is ours, and for each library that is carried.
+    # There is a license for the package and for each included library.
     licenses = {name.rpartition("/")[2] for name in about if "/licenses/" in name}
     assert licenses == {"LICENSE", "ISA-L.txt", "hiredis.txt", "liburing.txt"}
 
@@ -239,19 +241,19 @@ def test_the_metadata(metadata: Message) -> None:
         "torch",
         "torch-checkpointing",
         "transformers",
-    ]  # no hard dependencies
+    ]  # no other packages are hard dependencies
 
 
 def undefined_symbols(extension: Path) -> list[str]:
     listed = run(program("nm"), "-D", "--undefined-only", extension, folder=extension.parent)
-    # "U name@VERSION (n)"; weak ones may stay undefined.
+    # Lines are "U name@VERSION (n)". Weak symbols may stay undefined.
     found = [line.split()[1].partition("@")[0] for line in listed.splitlines() if " U " in line]
     assert found
     return found
 
 
 def test_python_symbols_are_those_of_the_stable_abi(contents: Path) -> None:
-    """So the extension can be imported by every Python from the oldest on."""
+    """Check that every Python from the oldest on can import the extension."""
     symbols = undefined_symbols(contents / "ioshape" / "_native.abi3.so")
     python = {name for name in symbols if name.startswith(("Py", "_Py"))}
     assert "PyImport_ImportModule" in python
@@ -263,7 +265,7 @@ def test_python_symbols_are_those_of_the_stable_abi(contents: Path) -> None:
 
 
 def test_the_extension_has_the_library_inside(contents: Path) -> None:
-    """All of it: a function that were missing would be noticed only when it is called."""
+    """Check for missing functions, which would be noticed only when they are called."""
     symbols = undefined_symbols(contents / "ioshape" / "_native.abi3.so")
     assert not [name for name in symbols if name.startswith("ioshape")]
     defined = run(program("nm"), "-D", "--defined-only", "ioshape/_native.abi3.so", folder=contents)
@@ -335,7 +337,7 @@ for file in ("sync.pt", "async.pt"):
 assert not any(name.startswith("ioshape") for name in sys.modules)
 """
 
-# Empty files in the places of the libraries, for one command and nobody else.
+# Hides libraries for one command by mounting empty files over them.
 HIDE = """
 while [ "$1" != -- ]; do
 	mount --bind /dev/null "$1" || exit
@@ -347,14 +349,14 @@ exec "$@"
 
 
 def system_libraries() -> set[Path]:
-    """All copies of the libraries that the loader of this machine knows."""
+    """Return all copies of the libraries that this machine's loader knows."""
     listed = run("/sbin/ldconfig", "-p", folder=Path("/"))
     known = {Path(line.split(" => ")[1]) for line in listed.splitlines() if " => " in line}
     return {path.resolve() for path in known if path.name.startswith(CARRIED)}
 
 
 def namespace() -> list[str]:
-    """A command that gives another command mounts of its own."""
+    """Return a command that runs another command in a mount namespace."""
     unshare = program("unshare")
     for options in (["--mount"], ["--map-root-user", "--mount"]):
         command = [unshare, *options]
@@ -374,7 +376,7 @@ def lent(stranger: Path) -> Path:
 
 def test_the_wheel_works_without_the_systems_libraries(lent: Path, tmp_path: Path) -> None:
     libraries = system_libraries()
-    # They are here, or the package could not have been built.
+    # The libraries are installed here, because the package was built with them.
     assert {library for library in CARRIED for path in libraries if path.name.startswith(library)}
     shell = program("sh")
     hidden = [*namespace(), shell, "-c", HIDE, shell, *map(str, libraries), "--"]
@@ -403,7 +405,10 @@ def test_the_command_works_without_torch(stranger: Path, tmp_path: Path) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("minor", [n for n in range(10, 16) if n != sys.version_info.minor])
 def test_other_pythons(wheel: Path, minor: int, tmp_path: Path) -> None:
-    """Those that are here import the extension and read a file. Their cffi is the index's."""
+    """Import the extension and read a file with each installed Python.
+
+    Their cffi is from the index.
+    """
     python = shutil.which(f"python3.{minor}")
     if python is None or subprocess.run([python, "-c", ""], check=False).returncode != 0:
         pytest.skip(f"there is no Python 3.{minor} here")

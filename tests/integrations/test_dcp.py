@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.dcp: checkpoints of torch.distributed.checkpoint, whole or not at all."""
+"""Test ioshape.dcp: checkpoints of torch.distributed.checkpoint are complete or absent."""
 
 import io
 import json
@@ -29,7 +29,7 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTra
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is",
     "ignore:Detected an existing",
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning",  # of DCP's own threads
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning",  # in DCP's threads
 )
 
 # ---- Files ---------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_tensors_are_read_into_those_of_the_state_dict(tmp_path: Path) -> None:
 
 
 class _Turned(StreamTransformExtension):
-    """Every byte the other way round."""
+    """An extension that inverts every byte."""
 
     @staticmethod
     def from_descriptor(version: str) -> "_Turned":
@@ -107,7 +107,7 @@ class _Turned(StreamTransformExtension):
 
         return cast("IO[bytes]", Out())
 
-    def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - torch calls it so
+    def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - the name in torch's interface
         return io.BytesIO(bytes(255 - byte for byte in input.read()))
 
 
@@ -123,7 +123,8 @@ def test_transformed_items_are_written_and_read(tmp_path: Path) -> None:
         assert_same(loaded, value)
 
 
-# ---- Whole or not at all -------------------------------------------------------------------------
+# ---- Complete or absent
+# ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("made_before", [False, True])
@@ -147,7 +148,7 @@ def test_a_checkpoint_is_replaced_or_stays(tmp_path: Path, threads: int) -> None
     save(path, state(1), thread_count=threads)
     (path / "config.json").write_text("mine")
     writer = ioshape.dcp.Writer(path, thread_count=threads)
-    with pytest.raises(dcp.CheckpointException):  # also where it is another thread that fails
+    with pytest.raises(dcp.CheckpointException):  # also if another thread fails
         dcp.save(state(2), storage_writer=writer, planner=Stopped(path), no_dist=True)
     assert_same(by_stock(path, state()), state(1))
     for factor in (2, 3):
@@ -231,7 +232,7 @@ def test_ranks_without_collectives_have_files_of_their_own(tmp_path: Path) -> No
 
 
 def _own_subclass() -> Any:
-    """As code that is imported under patch() has it."""
+    """Define a subclass, as code that is imported under patch() does."""
 
     class Special(dcp.FileSystemWriter):
         def write_data(self, plan: Any, planner: Any) -> Any:
@@ -280,14 +281,14 @@ def test_the_trace_has_the_files_of_a_checkpoint_and_not_its_items(
         for line in file.read_text().splitlines()
     ]
     names = [str(tmp_path / "a" / name) for name in ("__0_0.distcp", ".metadata")]
-    # What is no tensor is pickled by DCP's planner first, into memory.
+    # Objects that are not tensors are pickled into memory by DCP's planner first.
     assert [line["path"] for line in lines if line["path"]] == names
 
 
 def test_a_writer_of_a_patched_program_can_be_pickled(tmp_path: Path) -> None:
     with ioshape.patched(dcp=True):
         made = dcp.FileSystemWriter(tmp_path / "a")
-        made.prepare_global_plan([])  # it has begun
+        made.prepare_global_plan([])  # the writer has begun a save
         writer = pickle.loads(pickle.dumps(made))
     made.reset()
     dcp.save(state(), storage_writer=writer, no_dist=True)

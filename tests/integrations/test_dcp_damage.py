@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of DCP that are damaged or hostile: loaded, and seen by the command."""
+"""Test damaged and hostile checkpoints of DCP: loads of them, and the command."""
 
 import contextlib
 import importlib
@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is",
     "ignore:Detected an existing",
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning",  # of DCP's own threads
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning",  # in DCP's threads
 )
 
 # ---- Damage and hostile files --------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_damage_is_found_and_its_tensor_is_named(tmp_path: Path) -> None:
 
 
 class _Rows(dcp.DefaultLoadPlanner):
-    """Of a rank that has a part of each tensor: some rows."""
+    """A planner for a rank that loads some rows of each tensor."""
 
     def create_local_plan(self) -> Any:
         plan = super().create_local_plan()
@@ -102,7 +102,7 @@ def test_parts_of_tensors_are_read_and_those_of_our_files_verified(
         assert not loaded[name][10:].any()
     damage(tmp_path / "__0_0.distcp")
     if kind == "stock":
-        load()  # there is no checksum of a part
+        load()  # there is no checksum of a slice
         return
     with pytest.raises(dcp.CheckpointException) as caught:
         load()
@@ -148,7 +148,7 @@ def test_metadata_can_name_nothing_but_a_checkpoint(tmp_path: Path, make: Any) -
 
 
 class _ByGetattr:
-    """Is pickled as some versions of Python pickle a member of an enumeration."""
+    """An object that is pickled as some Python versions pickle a member of an enumeration."""
 
     def __init__(self, kind: type, name: str) -> None:
         self.kind = kind
@@ -226,7 +226,7 @@ def test_no_description_changes_what_it_names(tmp_path: Path, module: str, name:
 
 
 class ByAttribute(pickle.Pickler):
-    """Pickles members of enumerations by getattr(), as Python 3.11.2 does."""
+    """A pickler that reduces members of enumerations to getattr(), as Python 3.11.2 does."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Enum):
@@ -266,7 +266,8 @@ def test_descriptions_are_read_as_pickle_reads_them(
     meta = checkpoint_metadata.StorageMeta(PosixPath("/a"), "save", modules=["m"])
     whole = Metadata(items, planned, infos, meta)
     if protocol == 2:
-        planned["ordered"] = planned[("a", 1)] = None  # bytes and sets are calls there
+        # this protocol stores bytes and sets as calls
+        planned["ordered"] = planned[("a", 1)] = None
     file = io.BytesIO()
     pickler(file, protocol).dump(whole)
     (tmp_path / ".metadata").write_bytes(file.getvalue())
@@ -352,7 +353,7 @@ def test_the_command_runs_nothing_of_a_description(tmp_path: Path, command: str)
 
 
 class TensorsAlone(dcp.DefaultLoadPlanner):
-    """The planner of docs/security.md."""
+    """The planner from docs/security.md."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         del value
@@ -368,5 +369,5 @@ def test_a_planner_that_takes_no_bytes_executes_nothing_of_an_item(tmp_path: Pat
     with pytest.raises(dcp.CheckpointException, match="weight is pickled"):
         dcp.load(state, storage_reader=reader, planner=TensorsAlone(), no_dist=True)
     assert not made.exists()
-    dcp.load(state, storage_reader=reader, no_dist=True)  # the planner of torch
+    dcp.load(state, storage_reader=reader, no_dist=True)  # with torch's planner
     assert made.exists()

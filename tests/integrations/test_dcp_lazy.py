@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dcp.async_save() with ioshape.dcp.Writer(optimizer=): copied while training goes on."""
+"""Test dcp.async_save() with ioshape.dcp.Writer(optimizer=), which copies during training."""
 
 import ctypes
 import gc
@@ -39,7 +39,7 @@ def _left_clean() -> Iterator[None]:
 
 @pytest.fixture
 def leisure(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Nothing is copied in the background before it is set."""
+    """Stop background copies until the event is set."""
     begin, copy = threading.Event(), staging._Later._copy_at_leisure
 
     def copy_later(self: Any) -> None:
@@ -85,7 +85,7 @@ def test_a_step_waits_for_the_copy_of_what_it_changes(
     was = copied(state)
     response = begin(state, tmp_path / "a", optimizer=optimizer)
     assert not response.staging_completion.done()
-    counter += 1  # none of the optimizer's: it is copied already
+    counter += 1  # not in the optimizer, so it was copied before
     step(weight, optimizer)
     assert response.staging_completion.done()
     assert not torch.equal(weight, was["weight"])
@@ -121,7 +121,7 @@ def test_what_changes_too_early_fails_the_save(leisure: threading.Event, tmp_pat
     with torch.no_grad():
         weight[7] += 1
     leisure.set()
-    # The ranks hear of it from each other: one without a copy would not come to the save.
+    # Ranks learn of the failure from each other. A rank without a copy would miss the save.
     assert response.staging_completion.exception(60) is None
     failed = response.upload_completion.exception(60)
     assert isinstance(failed, dcp.CheckpointException)
@@ -201,7 +201,7 @@ def test_memory_is_kept_for_the_next_copy(tmp_path: Path) -> None:
         staged = writer.stage(state).result(60)
         places.append({one.data_ptr() for one in staged.values()})
         del staged
-        # The thread that has copied has it a moment longer.
+        # The copying thread holds the memory slightly longer.
         wait_until(lambda: len(staging._free.get(4 * LARGE, [])) >= 2, "memory is given back")
     assert places[0] == places[1]
 
@@ -244,7 +244,7 @@ def test_the_process_that_writes_needs_no_optimizer(tmp_path: Path) -> None:
 def test_large_storages_are_copied_by_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where there may be no more of them."""
+    """Copy with threads, also if no more threads can start."""
     value = {f"{number}": torch.full((4 << 20,), float(number)) for number in range(3)}
     started: list[threading.Thread] = []
     start = threading.Thread.start

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.dcp in the background, and on several ranks."""
+"""Test ioshape.dcp with background saves, and on several ranks."""
 
 import fcntl
 import gc
@@ -30,7 +30,7 @@ from processes import TIMEOUT_S
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is",
     "ignore:Detected an existing",
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning",  # of DCP's own threads
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning",  # in DCP's threads
 )
 
 RANKS = pytest.mark.skipif(
@@ -38,7 +38,8 @@ RANKS = pytest.mark.skipif(
 )
 
 
-# ---- In the background ---------------------------------------------------------------------------
+# ---- Background saves
+# ------------------------------------------------------------------------------
 
 
 def test_async_save_takes_the_state_as_it_was(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_async_save_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """By four ranks, by us and by stock."""
+    """Save with four ranks, by ioshape and by stock DCP."""
     folder = tmp_path_factory.mktemp("ranks")
     return folder, dcp_ranks.run("save", folder, 4)
 
@@ -149,7 +150,7 @@ def test_each_rank_writes_one_file_and_a_rank_that_fails_changes_nothing(saved: 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """By four ranks of two nodes, with a file for each node."""
+    """Save with four ranks of two nodes, with one file for each node."""
     folder = tmp_path_factory.mktemp("nodes")
     return folder, dcp_ranks.run("save", folder, 4, nodes=2)
 
@@ -162,7 +163,8 @@ def test_the_ranks_of_a_node_write_one_file(shared: Any) -> None:
         assert outcomes["paths"][-1] == str(folder / "ours" / f"__{rank // 2 * 2}_0.distcp")
         assert outcomes["failure of replaced"] == outcomes["failure of never"] == [3]
     for name in ("ours", "replaced", "async"):
-        # .metadata, a file for each node, and one item has no room in its rank's part.
+        # There are .metadata, a file for each node, and one item that is too large for its rank's
+        # part.
         assert len(entries(folder / name)) == 4, entries(folder / name)
     assert len(entries(folder / "stock")) == 5
 
@@ -189,11 +191,12 @@ def test_another_number_of_ranks_loads_it_by_stock_and_by_us(saved: Any, size: i
             assert_same(loaded, told[0]["state"])
 
 
-# ---- Memory for copies ---------------------------------------------------------------------------
+# ---- Memory for copies
+# -----------------------------------------------------------------------------
 
 
 def kept() -> list[int]:
-    """Lengths of what is free."""
+    """Return the lengths of free memory."""
     return sorted(size for size, free in staging._free.items() for _ in free)
 
 
@@ -274,12 +277,13 @@ def test_what_dcp_is_told_to_keep_dcp_keeps(
     monkeypatch.setattr(own, "stage", lambda _self, state_dict: ("theirs", state_dict))
     writer = ioshape.dcp.Writer(tmp_path / "a", cache_staged_state_dict=True)
     assert writer.stage({})[0] == "theirs"
-    # A torch whose own stager is another.
+    # This simulates a torch with another stager.
     monkeypatch.setattr("ioshape._integrations.dcp.writer.copy_of", staging._cannot_copy)
     assert ioshape.dcp.Writer(tmp_path / "a").stage({})[0] == "theirs"
 
 
-# ---- Through the page cache, or past it ----------------------------------------------------------
+# ---- Page cache or direct reads
+# --------------------------------------------------------------------
 
 
 _READ_ONCE = """
@@ -331,7 +335,7 @@ dist.destroy_process_group()
 @RANKS
 @pytest.mark.slow
 def test_only_what_several_ranks_want_comes_through_the_page_cache(tmp_path: Path) -> None:
-    """MiB that are there."""
+    """Compare the MiB in the page cache."""
     program = tmp_path / "program.py"
     program.write_text(_READ_ONCE)
     ranks = [
@@ -354,6 +358,6 @@ def test_only_what_several_ranks_want_comes_through_the_page_cache(tmp_path: Pat
     before, own, before_both, both = map(int, (tmp_path / "there").read_text().split())
     if before or before_both:
         pytest.skip("the folder for temporary files is on no disk")
-    # The ends of two files of 8 MiB come through it in any case.
+    # The ends of two files of 8 MiB always go through the page cache.
     assert own <= 4
     assert both >= 16

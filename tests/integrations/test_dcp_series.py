@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of DCP beside each other: the newest, those that are damaged, those that go."""
+"""Test several DCP checkpoints in one folder: the newest, damaged ones, and retention."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ def small(step: int) -> dict[str, Any]:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Saved in this order; and what belongs to no series."""
+    """Save checkpoints in this order, and files that are no checkpoints of the family."""
     for step in (2, 10, 3):
         save(tmp_path / f"step-{step}", small(step))
         os.utime(tmp_path / f"step-{step}" / ".metadata", (1e9, 1e9 + len(entries(tmp_path))))
@@ -160,7 +160,7 @@ def test_an_argument_that_torch_cannot_follow_is_refused(
 
 @pytest.mark.slow
 def test_one_of_several_ranks_loads_all_of_a_checkpoint(tmp_path: Path) -> None:
-    """Nor do the others wait for one that cannot look."""
+    """Load on one rank. The other ranks must not wait for a rank that cannot look."""
     save(tmp_path / "runs" / "step-1", small(1))
     (tmp_path / "loop").symlink_to("loop")
     program = """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.dcp: which ranks write one file, and where each begins in it."""
+"""Test which ranks of ioshape.dcp write one file, and where each rank's part begins."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ def test_64_ranks_on_8_nodes_write_8_files() -> None:
         parts = [share.part for share in found[first : first + 8] if share]
         assert len(parts) == 8
         ends = [0, *(part.offset + part.n_bytes for part in parts)]
-        assert [part.offset for part in parts] == ends[:-1]  # no gap, and none over another
+        assert [part.offset for part in parts] == ends[:-1]  # no gap and no overlap
         assert {part.file_bytes for part in parts} == {ends[-1]}
         for part, (_node, n_bytes) in zip(parts, asked[first:], strict=False):
             assert part.offset % PART_UNIT == part.n_bytes % PART_UNIT == 0
@@ -53,7 +53,7 @@ def test_the_mode_of_groups_says_who_writes_one_file(
 
 
 def shares_for(planner: Any, state: dict[str, Any]) -> list[Share | None]:
-    """Of the one rank that saves it, as DCP asks for them."""
+    """Return the share of the only saving rank, as DCP asks for it."""
     planner.set_up_planner(state, is_coordinator=True)
     plan = replace(planner.create_local_plan(), storage_data=Node("n"))
     plans, _ = planner.create_global_plan([plan])
@@ -64,7 +64,7 @@ def shares_for(planner: Any, state: dict[str, Any]) -> list[Share | None]:
 
 @pytest.mark.parametrize("below", [0, 100, 200, 500, 900, 1023, 1024, 1025, 1200, 1300, 2000])
 def test_what_ends_just_below_the_end_of_a_part_stays_in_it(below: int) -> None:
-    # So long that what the plan of one item says comes close to the end of a part.
+    # With this length the planned size of one item is close to the end of a part.
     n_bytes = 4 * PART_UNIT - planned.most_bytes(4 * PART_UNIT) % PART_UNIT - below
     state = {"w": torch.ones(n_bytes, dtype=torch.uint8)}
     planner = dcp.DefaultSavePlanner()
@@ -76,7 +76,7 @@ def test_what_ends_just_below_the_end_of_a_part_stays_in_it(below: int) -> None:
 
 
 class _Other(dcp.DefaultSavePlanner):
-    """Keeps plans of its own."""
+    """A planner with its own plans."""
 
 
 @pytest.mark.skipif(
@@ -93,9 +93,9 @@ def test_plans_that_dcp_keeps_are_those_of_the_same_save(monkeypatch: pytest.Mon
     share = Share("__0_0.distcp", Part(0, 2 * PART_UNIT, 2 * PART_UNIT))
     assert keeping(dcp.DefaultSavePlanner, little) == [share]
     assert keeping(dcp.DefaultSavePlanner, little) == [share]
-    # A save whose plans are not kept has nothing to do with them.
+    # A save without cached plans does not use them.
     assert shares_for(dcp.DefaultSavePlanner(), much) != [share]
     assert keeping(dcp.DefaultSavePlanner, little) == [share]
-    # Of two kinds of planners nobody says whose plan it is that has not changed.
+    # With two kinds of planners it is unknown whose plan is unchanged.
     assert keeping(_Other, much) != [share]
     assert keeping(dcp.DefaultSavePlanner, little) == [None]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed saves through us: named in its JSON, by one line, and under "ioshape run" unchanged.
+"""Test DeepSpeed with ioshape: by its JSON, by one line of code, and under "ioshape run".
 
-Two ranks each, which train on from what they have loaded as if nothing had been.
+Each test has two ranks. They continue from the loaded state as if training had not stopped.
 """
 
 import json
@@ -16,7 +16,7 @@ from tree import ROOT
 
 PROGRAM = ROOT / "tests" / "support" / "programs" / "deepspeed_ranks.py"
 
-#: A rank that is not done by then hangs.
+#: A rank that takes longer hangs.
 TIMEOUT_S = 600
 
 
@@ -29,7 +29,7 @@ def python() -> str:
 
 
 def run(python: str, folder: Path, what: str, stage: int, *prefix: str, **options: object) -> str:
-    """What rank 0 has said."""
+    """Run two ranks, and return the log of rank 0."""
     ranks = []
     for rank in range(2):
         arguments = (str(rank), what, str(stage), json.dumps(options))
@@ -54,7 +54,7 @@ def run(python: str, folder: Path, what: str, stage: int, *prefix: str, **option
 
 
 def files_in(folder: Path) -> dict[str, bool]:
-    """Of a checkpoint; whether they are ours."""
+    """Return the files of the checkpoint, and whether ioshape wrote them."""
     assert (folder / "run" / "latest").read_text() == "global_step3"
     parts = folder / "run" / "global_step3"
     return {name: is_ours(parts / name) for name in names_in(parts)}
@@ -87,7 +87,7 @@ torch.save({"a": torch.ones(300_000)}, "model.pt")
 
 
 def test_a_script_under_run_may_begin_with_our_module(python: str, tmp_path: Path) -> None:
-    """Which imports torch, that is followed."""
+    """Import ioshape.deepspeed first. It imports torch, which the hook must still notice."""
     (tmp_path / "first.py").write_text(FIRST)
     command = (python, "-m", "ioshape", "run", "first.py")
     done = subprocess.run(
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_ours_becomes_a_universal_one(python: str, tmp_path: Pat
 def test_if_one_rank_fails_all_raise_and_the_latest_stays(
     background: bool, python: str, tmp_path: Path
 ) -> None:
-    prefix = ("-m", "ioshape", "run")  # the module must be there for it, and is
+    prefix = ("-m", "ioshape", "run")  # the run needs the module ioshape.deepspeed, which is there
     run(python, tmp_path, "one_rank_fails", 1, *prefix, ioshape={"background": background})
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that docs/frameworks.md prints run, with the frameworks."""
+"""Run the programs in docs/frameworks.md with the frameworks."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from tree import ROOT
 
 PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
 
-#: where a section's framework is, if the set-up does not install it
+#: Environment of a section's framework, if it is not part of the set-up.
 INSTALLED_AS = {
     "Composer": "composer",
     "Megatron-core": "megatron",
@@ -21,7 +21,7 @@ INSTALLED_AS = {
     "Ray Train": "ray",
 }
 
-#: what stands around a program in a user's
+#: Code of a user around the page's program.
 BEFORE = {
     "Megatron-core": """
 import torch

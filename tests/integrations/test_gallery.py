@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving loops that people really run go on after a kill as if nothing had happened."""
+"""Test that popular training scripts continue after a kill as if they had not been disturbed."""
 
 from pathlib import Path
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frameworks' own tests, run on us and on what the frameworks bring."""
+"""Run the frameworks' own test suites on ioshape and on the frameworks' own code."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""accelerate's tests of its states."""
+"""Describe accelerate's tests of checkpointed states."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's tests of checkpoints that run on CPUs; what needs a GPU skips."""
+"""Describe DeepSpeed's checkpoint tests that run on CPUs. Tests that need a GPU skip."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FRAMEWORK = Framework(
         "unit/checkpoint/test_zero_optimizer.py",
     ),
     installed_as="deepspeed",
-    # With LOCAL_SIZE a machine without GPUs has so many devices.
+    # LOCAL_SIZE sets the number of devices on a machine without GPUs.
     environment=(
         ("DS_DISABLE_REUSE_DIST_ENV", "1"),
         ("LOCAL_SIZE", "4"),

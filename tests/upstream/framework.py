@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a framework's module here says of it."""
+"""Define the description of a framework's tests, and functions that fetch them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Framework:
-    """Its tests, and how they come to use us."""
+    """A framework's tests, and how they are made to use ioshape."""
 
-    #: as pip calls it
+    #: name of the package for pip
     package: str
-    #: brings its tests, of the version that is installed, into a folder; the folder of `files`
+    #: puts the tests of the installed version into a folder, and returns the folder of `files`
     fetch: Callable[[Path], Path]
-    #: files of tests, or what else pytest takes, in that folder
+    #: test files in that folder, or other arguments for pytest
     files: tuple[str, ...]
-    #: a module that pytest loads before the tests (-p), and that makes the framework use us;
-    #: without one, they run under "ioshape run"
+    #: module that pytest loads before the tests (-p) and that makes the framework use ioshape; if
+    #: empty, the tests run under "ioshape run"
     plugin: str = ""
-    #: of tests/support/frameworks.py, if the set-up does not bring it
+    #: name in tests/support/frameworks.py, if the framework has its own environment
     installed_as: str = ""
-    #: more variables of the environment, for both runs
+    #: additional environment variables for both runs
     environment: tuple[tuple[str, str], ...] = ()
-    #: further arguments of pytest, for both runs
+    #: additional arguments of pytest for both runs
     arguments: tuple[str, ...] = ()
 
 
-# pip asks the package's build backend for a name and a version before it hands a source archive
-# over, and the backend may want compilers and a network for that. This one reads what the archive
-# says of itself.
+# Before pip downloads a source archive, it asks the package's build backend for name and version.
+# The real backend may need compilers and a network for that. This one reads PKG-INFO.
 _BACKEND = """
 import email
 import pathlib
@@ -52,17 +51,17 @@ def prepare_metadata_for_build_wheel(folder, settings=None):
 
 
 def fetch_tag(repository: str, tag: str, folder: Path) -> Path:
-    """The tests of a tag, where the packages do not bring them: for a module's fetch()."""
+    """Fetch the tests of a git tag, for packages that do not include them."""
     into = folder / "repository"
     subprocess.run(
         ["git", "clone", "-q", "--depth", "1", "--branch", tag, repository, into], check=True
     )
-    # Without the rest of it, which some take for the package.
+    # Move the tests out of the clone, because some tests would import the package from there.
     return Path(shutil.move(into / "tests", folder / "tests"))
 
 
 def fetch_source(package: str, backend: str, folder: Path) -> Path:
-    """Unpacks the source archive of the installed version: for a module's fetch()."""
+    """Download and unpack the source archive of the installed version."""
     wanted = version(package).partition("+")[0]
     stub = folder / "backend"
     stub.mkdir()

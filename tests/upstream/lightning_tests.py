@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's tests of how checkpoints are written, read and removed."""
+"""Describe Lightning's tests of writing, reading and removing checkpoints."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a framework's own tests, unchanged, twice: on what the framework brings, and on us.
+"""Run a framework's own tests, unchanged, with the framework's own code and with ioshape.
+
+Results of both are printed, and the tests that fail only with ioshape. If there are any, the exit
+status is 1. The tests are fetched to a temporary folder, or taken from --source. The package of
+this tree (tests/support/package.sh) and a package index are needed.
+
+To add a framework, add a module NAME_tests.py with a FRAMEWORK here, and a plug-in for pytest if
+needed. Usage:
 
     python -m tests.upstream.run safetensors
-
-prints passed, failed and skipped of both, and the tests that fail with us alone; then it ends with
-1. The tests are fetched to a temporary folder, or taken from --source; nothing of them stays. Needs
-the package of this tree (tests/support/package.sh), and a package index.
-
-A framework is a module here with a FRAMEWORK in it, and a plug-in for pytest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.upstream.framework import Framework
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-import frameworks  # noqa: E402 - it is there
+import frameworks  # noqa: E402 - found through the path above
 
 NAMES = sorted(
     path.stem.removesuffix("_tests") for path in Path(__file__).parent.glob("*_tests.py")
@@ -36,11 +37,11 @@ NAMES = sorted(
 
 
 class CannotTell(Exception):
-    """The tests say nothing of us."""
+    """The tests give no answer about ioshape."""
 
 
 def outcomes(report: Path) -> dict[str, str]:
-    """How each test of a report of pytest ended."""
+    """Return how each test in a report of pytest ended."""
     ended = {}
     for case in ET.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
@@ -51,11 +52,11 @@ def outcomes(report: Path) -> dict[str, str]:
 
 
 def run(framework: Framework, source: Path, work: Path, *, ours: bool) -> dict[str, str]:
-    """One run; its output is shown."""
+    """Run the tests once. Their output is shown."""
     report = work / f"{'ours' if ours else 'stock'}.xml"
     trace = work / "trace"
     variables = {**os.environ, **dict(framework.environment), "TMPDIR": str(work)}
-    # Tests find the package where it is installed, not in the tree; the plug-ins are in the tree.
+    # Tests must find the installed package, not that of the tree. The plug-ins are in the tree.
     variables["PYTHONPATH"] = str(ROOT) if framework.plugin else ""
     python, way = sys.executable, []
     if framework.installed_as:
@@ -80,7 +81,7 @@ def run(framework: Framework, source: Path, work: Path, *, ours: bool) -> dict[s
 
 
 def table(package: str, stock: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """Both runs, side by side."""
+    """Return a table of both runs."""
     kinds = ("passed", "failed", "skipped")
     lines = [f"{package:<24}" + "".join(f"{kind:>9}" for kind in kinds)]
     for name, ended in (("stock", stock), ("ours", ours)):
@@ -90,12 +91,12 @@ def table(package: str, stock: Mapping[str, str], ours: Mapping[str, str]) -> st
 
 
 def worse(stock: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    """Tests that fail, or do not run, with us alone."""
+    """Return tests that fail or do not run only with ioshape."""
     return [name for name, how in stock.items() if how == "passed" != ours.get(name, "missing")]
 
 
 def both(name: str, source: Path | None = None) -> tuple[dict[str, str], dict[str, str]]:
-    """How a framework's tests ended: on what it brings, and on us."""
+    """Return the outcomes of a framework's tests without and with ioshape."""
     framework: Framework = import_module(f"tests.upstream.{name}_tests").FRAMEWORK
     with tempfile.TemporaryDirectory(prefix="upstream-") as folder:
         work = Path(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For pytest: what the package safetensors writes is written by us."""
+"""Make the package safetensors save through ioshape, as a plug-in of pytest."""
 
 import ioshape
 

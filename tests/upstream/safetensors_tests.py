@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python tests of safetensors that need torch and numpy only."""
+"""Describe the Python tests of safetensors that need only torch and numpy."""
 
 from __future__ import annotations
 
