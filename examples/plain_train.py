@@ -20,7 +20,7 @@ from training import TrainingWithFiles, command_line, train
 
 
 class Rank(TrainingWithFiles):
-    """A rank that saves and resumes with torch."""
+    """A rank of the training, which saves and resumes."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
@@ -32,7 +32,7 @@ class Rank(TrainingWithFiles):
         self.told = True
 
     def told_to_stop(self) -> bool:
-        """Return whether this rank received SIGTERM."""
+        """Return whether this rank was told to stop."""
         return self.told
 
     def save(self) -> None:

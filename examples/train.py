@@ -3,7 +3,7 @@
 
     torchrun --nproc-per-node 4 examples/train.py FOLDER
 
-A later run resumes from the newest checkpoint that all ranks have.
+A second run resumes from the newest common checkpoint.
 
 `diff examples/plain_train.py examples/train.py` shows what ioshape changes in a script.
 """
@@ -15,7 +15,7 @@ from training import TrainingWithFiles, command_line, train
 
 
 class Rank(TrainingWithFiles):
-    """A rank that saves and resumes with ioshape."""
+    """A rank of the training, which saves and resumes."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
@@ -23,15 +23,14 @@ class Rank(TrainingWithFiles):
         self.notice = ioshape.on_preemption(options.deadline, file=options.stop_file)
 
     def told_to_stop(self) -> bool:
-        """Return whether this rank received a preemption notice."""
+        """Return whether this rank was told to stop."""
         return bool(self.notice)
 
     def save(self) -> None:
         """Save one file for this rank, in the background except for the last save."""
         file = self.file(self.step, self.rank)
         if self.stopping:
-            # this rank may have received no notice
-            left = self.notice.left or self.options.deadline
+            left = self.notice.left or self.options.deadline  # this rank may have no notice
             self.say(f"  {ioshape.save(self.state(), file, deadline=left)}")
             return
         self.finish_save()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that transformers, accelerate and huggingface_hub fill appear whole."""
+"""Test that directories by transformers, accelerate and huggingface_hub appear complete."""
 
 import json
 import socket
@@ -46,7 +46,7 @@ def python_with_transformers() -> str:
 
 
 def run(how: str, folder: Path, steps: int, ranks: int = 1, *, ours: str = "run") -> Any:
-    """What rank 0 has seen."""
+    """Run the program on its ranks, and return what rank 0 has seen and all error output."""
     python = python_with_transformers()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -77,7 +77,10 @@ def run(how: str, folder: Path, steps: int, ranks: int = 1, *, ours: str = "run"
 
 
 def test_a_trainer_that_knows_nothing_of_us(tmp_path: Path) -> None:
-    """Whole, old ones last; and another process goes on where it was killed, so to speak."""
+    """Train with an unchanged Trainer, resume in another process, and compare with stock.
+
+    Checkpoints must appear complete, and old ones must be removed last.
+    """
     seen = run("train", tmp_path / "ours", 6)
     assert seen["saving"] == [
         [],
@@ -102,7 +105,7 @@ def test_the_best_checkpoint_is_known_and_stays(tmp_path: Path) -> None:
     assert all(name.startswith("checkpoint-") for name in names_in(tmp_path))
 
 
-@pytest.mark.long  # as test_a_trainer_in_the_background
+@pytest.mark.long  # covered by test_a_trainer_in_the_background
 def test_ranks_of_a_trainer_fill_one_checkpoint(tmp_path: Path) -> None:
     seen = run("train", tmp_path, 4, ranks=2)
     assert seen["saving"] == [[], ["checkpoint-2"]]
@@ -113,7 +116,7 @@ def test_ranks_of_a_trainer_fill_one_checkpoint(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.long  # as test_a_checkpoint_that_fails_in_the_background
+@pytest.mark.long  # covered by test_a_checkpoint_that_fails_in_the_background
 def test_a_rank_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     told = run("train_and_fail", tmp_path, 4, ranks=2)["stderr"]
     assert names_in(tmp_path) == ["checkpoint-2"]
@@ -141,7 +144,7 @@ def test_a_checkpoint_that_fails_in_the_background(tmp_path: Path) -> None:
     assert "rank 1 failed" in told[0]
 
 
-@pytest.mark.long  # as kind "frameworks" of the campaign
+@pytest.mark.long  # covered by the campaign's kind "frameworks"
 def test_killed_trainings_leave_the_newest_checkpoint_whole(tmp_path: Path) -> None:
     done = subprocess.run(
         [python_with_transformers(), hugging_kills.__file__, tmp_path, "5", "1"],
@@ -152,7 +155,7 @@ def test_killed_trainings_leave_the_newest_checkpoint_whole(tmp_path: Path) -> N
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout) <= 2  # what earlier ones left was removed
+    assert int(done.stdout) <= 2  # leftovers of earlier kills were removed
 
 
 # ---- accelerate ---------------------------------------------------------------------------------
@@ -192,17 +195,19 @@ def test_fsdp_of_accelerate(tmp_path: Path) -> None:
     assert names[:3] == ["optimizer_0", "pytorch_model_fsdp_0", "random_states_0.pkl"]
 
 
-# ---- Sets ----------------------------------------------------------------------------------------
+# ---- Sets of shards
+# --------------------------------------------------------------------------------
 
 
 def test_a_set_of_shards_replaces_another(tmp_path: Path) -> None:
-    """Of models, of huggingface_hub, of accelerate; with what else is there."""
+    """Replace sets by models, huggingface_hub and accelerate, beside other files."""
     run("sets", tmp_path, 0, ours="patch")
     assert names_in(tmp_path) == ["hub", "model", "other"]
     assert len(names_in(tmp_path / "hub")) == 3
 
 
-# ---- Their parts, without the packages -----------------------------------------------------------
+# ---- Patches, without the packages
+# -----------------------------------------------------------------
 
 
 def test_a_transformers_that_is_too_old_stays_as_it_is() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What "ioshape run" does for packages that write checkpoints: ours, and those of others."""
+"""Test what "ioshape run" does for packages that write checkpoints: our integrations and others."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def saved_by_us(folder: Path) -> set[str]:
 def installed(
     folder: Path, name: str, version: str, files: dict[str, str], points: str = ""
 ) -> Path:
-    """A package that pip could have put there."""
+    """Write a package as pip would install it."""
     for file, content in files.items():
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,8 @@ def installed(
     return folder
 
 
-# ---- Those of torch and its neighbours ----------------------------------------------------------
+# ---- Integrations of ioshape
+# -----------------------------------------------------------------------
 
 
 def test_safetensors_files_of_dcp_are_ours(tmp_path: Path) -> None:
@@ -100,7 +101,8 @@ assert torch.equal(loaded["weight"], torch.arange(100_000.0))
     assert files == saved_by_us(tmp_path)
 
 
-# ---- Versions that nobody has tried -------------------------------------------------------------
+# ---- Untested versions
+# -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,8 @@ def test_a_version_that_was_not_tried_writes_by_itself(
         ) in done.stderr
 
 
-# ---- Packages of others -------------------------------------------------------------------------
+# ---- Integrations in other packages
+# ----------------------------------------------------------------
 
 THEIRS = """
 def follow(module, *, load):

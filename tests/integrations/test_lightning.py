@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning saves through us: with a plug-in, and under "ioshape run" without a word."""
+"""Test Lightning with the plug-in, and an unchanged script under "ioshape run"."""
 
 import pickle
 import subprocess
@@ -171,7 +171,7 @@ def test_it_goes_to_other_processes(tmp_path: Path) -> None:
 
     io = IoshapeAsyncCheckpointIO()
     io.save_checkpoint({"x": torch.ones(3)}, tmp_path / "x.ckpt")
-    other = pickle.loads(pickle.dumps(io))  # as Lightning's spawned ranks get it
+    other = pickle.loads(pickle.dumps(io))  # as Lightning's spawned ranks receive it
     other.teardown()
     io.teardown()
     assert torch.equal(other.load_checkpoint(tmp_path / "x.ckpt")["x"], torch.ones(3))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.megatron: megatron-core saves through us, and loads what it finds as before."""
+"""Test ioshape.megatron: megatron-core saves through ioshape and loads these files as before."""
 
 import subprocess
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray Train's workers save to its storage path themselves, and Ray finds it."""
+"""Test Ray Train: workers save to its storage path themselves, and Ray finds the checkpoints."""
 
 import subprocess
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 
 def run(what: str, folder: Path, *prefix: str) -> tuple[Path, int]:
-    """The checkpoint that Ray names in the end, and the step that it was told."""
+    """Return the checkpoint that Ray names at the end, and the step that it was told."""
     try:
         python = frameworks.environment("ray")
     except frameworks.CannotInstall as problem:
@@ -46,7 +46,7 @@ def test_workers_that_are_killed_go_on_from_a_checkpoint_that_ray_was_not_told_o
     for rank in range(2):
         state = ioshape.load_group(path.parent, step=5, rank=rank)
         assert set(state["weight"].tolist()) == {rank + 5}
-    # Ray removes those that it was told of, but for two.
+    # Ray removes all but two of the checkpoints that were reported to it.
     steps = {one.step for one in ioshape.generations(path.parent)}
     assert {4, 5} <= steps <= {2, 3, 4, 5}
 

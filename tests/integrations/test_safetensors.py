@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.safetensors, and the package safetensors when it writes through us."""
+"""Test ioshape.safetensors, and the package safetensors when it writes through ioshape."""
 
 import errno
 import io
@@ -38,7 +38,7 @@ COMMAND = [sys.executable, "-m", "ioshape", "run"]
 
 
 class Originals:
-    """As they are; no global variables, because patch() would replace what these hold."""
+    """The original functions. Global variables would be replaced by patch()."""
 
     serialize_file: Any = staticmethod(safetensors.serialize_file)
 
@@ -53,7 +53,7 @@ def _left_clean() -> Iterator[None]:
 
 @pytest.fixture
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a line for each save."""
+    """Return a folder that gets a line for each save."""
     folder = tmp_path_factory.mktemp("trace")
     ioshape.configure(trace=folder)
     return folder
@@ -73,7 +73,8 @@ def state() -> dict[str, torch.Tensor]:
     }
 
 
-# ---- By name ------------------------------------------------------------------------------------
+# ---- Functions of ioshape.safetensors
+# --------------------------------------------------------------
 
 
 def test_a_file_is_durable_whole_and_the_originals(tmp_path: Path) -> None:
@@ -159,7 +160,8 @@ def test_a_model_that_shares_tensors_is_saved_once(tmp_path: Path) -> None:
     assert torch.equal(other[0].weight, model[0].weight)
 
 
-# ---- Through the package ------------------------------------------------------------------------
+# ---- Functions of the patched package
+# --------------------------------------------------------------
 
 
 def test_the_package_writes_through_us(tmp_path: Path, traced: Path) -> None:
@@ -294,7 +296,7 @@ def test_what_is_loaded_is_what_was_saved(checksums: bool, tmp_path: Path) -> No
 def test_many_tensors_are_read_with_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of them to where tensors are already; and the rest to memory of their own."""
+    """Load some tensors into existing ones, and the others into new memory."""
     path = tmp_path / "model.safetensors"
     tensors = {f"{number:02}": torch.randn(90_000 + number) for number in range(20)}
     save_file(tensors, path, checksums=True)
@@ -314,10 +316,14 @@ def test_many_tensors_are_read_with_one_call(
 
 
 def test_a_tensor_may_look_like_an_archive(tmp_path: Path) -> None:
-    """The end of the file is that of a torch zip then, and its records are none of its tensors."""
+    """Load a tensor that ends like a torch zip.
+
+    The zip's records are none of the file's tensors.
+    """
     path, room = tmp_path / "model.safetensors", 300
     archive = b""
-    for _ in range(2):  # the header has the archive's length, which has the header's
+    # the header has the archive's length, and the archive has offsets that include the header
+    for _ in range(2):
         entries = {
             "first": {"dtype": "U8", "shape": [40], "data_offsets": [0, 40]},
             "empty": {"dtype": "F32", "shape": [0], "data_offsets": [40, 40]},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written is what the original library would write, to the byte: from C and from Python."""
+"""Test that files from C and Python equal those of the original library, byte by byte."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ NOT_IN_THE_FORMAT = {torch.complex32, torch.complex128}
 
 
 def knows(dtype: torch.dtype) -> bool:
-    """Whether this version of the original writes it."""
+    """Return whether the installed version of the original supports the dtype."""
     try:
         safetensors.torch.save({"a": torch.zeros(16, dtype=torch.uint8).view(dtype)})
     except KeyError:
@@ -31,7 +31,7 @@ COMMON = [dtype for dtype in DTYPES if knows(dtype)]
 
 
 def tensor_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Any bytes at all are a tensor; but a bool is 0 or 1."""
+    """Return a tensor of random bytes. A bool must be 0 or 1."""
     size = torch.empty(0, dtype=dtype).element_size()
     n_bytes = size * torch.Size(shape).numel()
     made = torch.randint(0, 256, (n_bytes,), generator=torch.Generator().manual_seed(seed))
@@ -42,7 +42,7 @@ def tensor_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Te
 
 
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
-# What an empty name or a NUL is called, C cannot say.
+# C strings can hold neither an empty name nor NUL here.
 NAMES = st.text(
     st.characters(min_codepoint=1, exclude_categories=["Cs"]), min_size=1, max_size=12
 ).filter(lambda name: name != "__metadata__")
@@ -60,7 +60,7 @@ def tensors(draw: st.DrawFn) -> dict[str, torch.Tensor]:
     return made
 
 
-# With several the original writes them in an order that changes from run to run.
+# With several entries the order in the original's files changes from run to run.
 METADATA = st.none() | st.dictionaries(NAMES, st.text(st.characters(min_codepoint=1,
     exclude_categories=["Cs"])), max_size=1)  # fmt: skip
 
@@ -79,12 +79,12 @@ def test_files_are_those_of_the_original(
     state: dict[str, torch.Tensor], metadata: dict[str, str] | None, way: Way
 ) -> None:
     if not state and metadata is not None:
-        return  # see the next test
+        return  # see test_metadata_alone_is_json
     assert ours(state, metadata, way) == safetensors.torch.save(state, metadata)
 
 
 def test_every_dtype_has_its_place() -> None:
-    """Names run against the order of dtypes, and then with it."""
+    """Sort names in the order opposite to dtypes, and then in their order."""
     for names in range(len(COMMON)), range(len(COMMON), 0, -1):
         pairs = zip(names, COMMON, strict=True)
         state = {f"{name:02}": tensor_of(dtype, (4,), name) for name, dtype in pairs}
@@ -108,7 +108,7 @@ def test_python_writes_the_same(
 
 
 def test_metadata_alone_is_json(tmp_path: Path) -> None:
-    # The original (0.8.0) writes a brace too many if there is nothing else and it is empty.
+    # The original (0.8.0) writes one brace too many for empty metadata without tensors.
     path = tmp_path / "empty.safetensors"
     save_safetensors(path, {}, c_metadata({}))
     data = path.read_bytes()
@@ -137,7 +137,7 @@ def test_metadata_keeps_its_order(tmp_path: Path) -> None:
 def test_tensors_are_packed_row_major(
     dtype: torch.dtype, shape: list[int], random: Any, way: Way
 ) -> None:
-    """Also those whose elements lie close together in another order, which our zip keeps."""
+    """Save dense tensors in another element order, too. Our zip would keep that order."""
     dims = list(range(len(shape)))
     random.shuffle(dims)
     whole = tensor_of(dtype, tuple(shape), 5).permute(dims)
@@ -171,7 +171,7 @@ def test_what_readers_would_mistake_is_refused(tmp_path: Path) -> None:
 
 
 def test_names_that_take_more_than_readers_accept_are_refused(tmp_path: Path) -> None:
-    # Each name becomes six times as long in JSON.
+    # Each name is six times as long in JSON.
     state = {"\x01" * 4000 + str(i): torch.zeros(0) for i in range(4200)}
     with pytest.raises(SaveError, match="fewer"):
         save_safetensors(tmp_path / "a", state)

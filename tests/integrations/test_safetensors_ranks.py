@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.safetensors.save_sharded(): one set of files, by all ranks."""
+"""Test ioshape.safetensors.save_sharded(): one set of files by all ranks."""
 
 import json
 import os
@@ -104,7 +104,7 @@ _NO_SPACE = """
 
 
 def test_where_a_part_has_no_space_the_old_set_stays(tmp_path: Path) -> None:
-    """Also with the setting that skips such saves: a set without a part would be none."""
+    """Save with the setting that skips such saves: an incomplete set must still be an error."""
     said = run_interpreter(tmp_path, _NO_SPACE, prefix=small_disk("tmpfs", tmp_path)).stdout
     assert said.startswith('cannot save "disk/set/model-00001-of-00002.safetensors"'), said
 
@@ -122,7 +122,7 @@ def test_elements_in_a_row_are_boxes_that_are_contiguous(shape: tuple[int, ...])
 
 
 def test_each_window_is_written_by_one_that_holds_some_of_it() -> None:
-    """Rows of 64 ranks: few bytes travel, and all write as much."""
+    """Check that few bytes travel and that 64 ranks with rows each write about as much."""
     rows, mib = 64 * 40, 1 << 20
     boxes = {_Box((n * 40, 0), (n * 40 + 40, mib)): [n] for n in range(64)}
     tensors = {"w": sharded._Tensor("uint8", (rows, mib), boxes)}
@@ -139,11 +139,11 @@ def test_what_all_ranks_hold_each_writes_its_share_of() -> None:
     boxes = {_Box((0,), (256 << 20,)): list(range(8))}
     tensors = {"w": sharded._Tensor("uint8", (256 << 20,), boxes)}
     windows = sharded._windows(*sharded._files(tensors, 1 << 60)[:1], tensors, 8)
-    assert sorted(map(len, windows)) == [*[1] * 7, 2]  # the header makes one more
+    assert sorted(map(len, windows)) == [*[1] * 7, 2]  # the header adds one window
 
 
 def assert_verified(path: Path) -> None:
-    """Each MiB of the file has a checksum that is compared."""
+    """Check that each MiB of the file has a checksum that is compared."""
     ioshape.verify(path)
     good, status = path.read_bytes(), path.stat()
     for place in range(0, len(good), 1 << 20):
@@ -159,7 +159,7 @@ def assert_verified(path: Path) -> None:
 @pytest.mark.parametrize("most_bytes", [3 << 20, 1 << 30])
 def test_with_checksums_each_file_has_them_beside_it(tmp_path: Path, most_bytes: int) -> None:
     tensors = {"a": torch.randn(700_001), "b": torch.randn(3, 99_999)}
-    for _ in range(2):  # the second in the place of the first
+    for _ in range(2):  # the second save replaces the first
         save_sharded(tensors, tmp_path / "set", max_shard_bytes=most_bytes, checksums=True)
     names = set(files_in(tmp_path / "set"))
     files = {name for name in names if name.endswith(".safetensors")}
@@ -170,7 +170,8 @@ def test_with_checksums_each_file_has_them_beside_it(tmp_path: Path, most_bytes:
     assert not list((tmp_path / "set").glob(f"*{SUMS}"))
 
 
-# ---- Several ------------------------------------------------------------------------------------
+# ---- Several ranks
+# ---------------------------------------------------------------------------------
 
 
 @RANKS
@@ -182,7 +183,7 @@ def test_ranks_write_what_one_would_write_of_whole_tensors(tmp_path: Path, size:
     assert files_in(tmp_path / "one") == files_in(tmp_path / "their one")
     index = json.loads((tmp_path / "ours" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) == 2
-    for of_rank in paths:  # all take part in it
+    for of_rank in paths:  # all ranks take part
         assert {Path(path).parent for path in of_rank} == {tmp_path / "ours"}
     summed = files_in(tmp_path / "summed")
     beside = [summed.pop(f"{name}{SUMS}") for name in set(index["weight_map"].values())]
@@ -209,9 +210,9 @@ def test_a_rank_that_fails_or_dies_leaves_the_old_set(tmp_path: Path) -> None:
 @pytest.mark.long
 @RANKS
 def test_no_rank_has_memory_for_whole_tensors(tmp_path: Path) -> None:
-    """Two tensors of 384 MiB on 4 ranks, by rows and by columns."""
+    """Save two tensors of 384 MiB on 4 ranks, one by rows and one by columns."""
     for more_bytes in ranks.run(safetensors_ranks.__file__, "large", tmp_path, 4):
-        assert more_bytes < 160 << 20  # three windows of 32 MiB, and the library's own buffers
+        assert more_bytes < 160 << 20  # three windows of 32 MiB, and the library's buffers
     whole = ioshape.safetensors.safe_open(tmp_path / "large" / "model.safetensors")
     with whole as file:
         assert file.get_slice("rows").get_shape() == [4 << 12, (96 << 20) >> 12]

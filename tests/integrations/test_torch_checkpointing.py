@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.torch_checkpointing: the storage of the package torch_checkpointing, with our files."""
+"""Test ioshape.torch_checkpointing, a storage for the package torch_checkpointing."""
 
 import json
 from pathlib import Path

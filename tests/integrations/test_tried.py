@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/frameworks.md says with which versions it was tried."""
+"""Test that docs/frameworks.md states the versions that were tested."""
 
 import re
 
@@ -10,7 +10,7 @@ from tree import ROOT
 
 
 def declared() -> list[Requirement]:
-    """What the project asks for when it installs a package to try it."""
+    """Return the requirements by which the project installs packages for tests."""
     lines = (ROOT / "tests" / "support" / "requirements.txt").read_text().splitlines()
     lines += [one for framework in frameworks.FRAMEWORKS.values() for one in framework.packages]
     extras = (ROOT / "pyproject.toml").read_text()

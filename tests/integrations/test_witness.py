@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under "ioshape run" no byte of a framework's checkpoint is written by anybody else."""
+"""Test that under "ioshape run" frameworks write no checkpoint bytes without ioshape."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The campaign sees what it is there for, and its short form repeats itself."""
+"""Test that the campaign notices what it tests for, and that its short form is reproducible."""
 
 import mmap
 import os
@@ -34,7 +34,7 @@ def hang(_path: Path, _file: Damaged) -> None:
 
 def take_memory(_path: Path, _file: Damaged) -> None:
     try:
-        # Not from the heap: much of that may be free in the process that the tests run in.
+        # Not from the heap, much of which may be free in the process of these tests.
         mmap.mmap(-1, (files_process.MOST_MIB + 10) << 20)
     except OSError as error:
         files_tried.refused(error)
@@ -47,7 +47,10 @@ def sees_nothing(_path: Path, _file: Damaged) -> None:
 def try_two_files(
     monkeypatch: pytest.MonkeyPatch, folder: Path, way: Callable[[Path, Damaged], None]
 ) -> Trial:
-    """The second of them is tried in that way, the first and the sound one in none."""
+    """Try two files, of which only the second is read in this way.
+
+    The valid file is skipped, too.
+    """
     sound = [Base("sound", hostile.sound(), None)]
     second = files_process.file_of(1, 1, sound)
 
@@ -89,11 +92,12 @@ def test_what_the_fuzz_targets_get_in_the_short_form_follows_from_the_seed(tmp_p
         assert len(set(once)) > fuzz.N_SHORT / 2
 
 
-# ---- Kind "crowd" ------------------------------------------------------------------------------
+# ---- The kind "crowd"
+# ------------------------------------------------------------------------------
 
 RANK_OF_JOB = {50: 3}
 
-#: One after the other: 7, then 8, both acknowledged.
+#: Two consecutive saves, 7 and then 8, both acknowledged.
 TWO_SAVES = (
     "10 1.1-crow ask turn=0 step=7 file=/m/user0/a.pt",
     "20 1.1-crow saved turn=0",
@@ -111,8 +115,8 @@ def story_of(folder: Path, *lines: str, **deaths: int) -> crowd_judge.Story:
     ("there", "wrong"),
     [
         ({"user0/a.pt": 8}, 0),
-        ({"user0/a.pt": 7}, 1),  # 8 had been saved after it
-        ({"user0/a.pt": 9}, 1),  # nobody saved that
+        ({"user0/a.pt": 7}, 1),  # 8 was saved after it
+        ({"user0/a.pt": 9}, 1),  # 9 was never saved
         ({}, 1),
     ],
 )
@@ -163,11 +167,12 @@ def test_a_job_begins_again_where_it_was(tmp_path: Path) -> None:
         assert (len(story.findings), story.newest(3)) == (wrong, 6)
 
 
-# ---- Kind "tier" -------------------------------------------------------------------------------
+# ---- The kind "tier"
+# -------------------------------------------------------------------------------
 
 
 def judged(folder: Path, *versions: int | bytes, safe: int = 0) -> dict[str, int]:
-    """What is found of a path that gets these versions, one after the other."""
+    """Return the findings for a path that gets these versions in turn."""
     (folder / "tier").mkdir()
     work = tier_process.Work(1, folder, folder / "tier")
     work.noted["a.bin"].end(safe)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests/testbed leaves of its clusters: nothing."""
+"""Test that tests/testbed leaves nothing of its clusters behind."""
 
 import json
 import os
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.realfs, pytest.mark.skipif(bool(unavailable()), reason
 
 
 def processes_with(text: str) -> list[str]:
-    """Return the command lines of processes that name a text there or in their environment."""
+    """Return the command lines of processes that have a text there or in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -43,7 +43,7 @@ def test_nothing_is_left_after_a_crash_of_all_servers(kind: str) -> None:
     assert folder not in devices
     end = time.monotonic() + 20
     while processes_with(folder) and time.monotonic() < end:
-        time.sleep(0.2)  # a client that has just been unmounted
+        time.sleep(0.2)  # a client that was just unmounted may still run
     assert processes_with(folder) == []
     assert set(spaces.glob("*")) == named
     assert set(volumes.glob("*")) == known
@@ -56,7 +56,7 @@ def test_requests_of_clients_are_counted(kind: str) -> None:
         for number in range(5):
             (made.path / f"file-{number}").touch()
         after = json.loads(order("requests", made.path))
-    if kind == "moosefs":  # whose servers do not count them
+    if kind == "moosefs":  # its servers do not count requests
         assert before == after == {}
     else:
         assert sum(after.values()) - sum(before.values()) >= 5

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files for operators in examples/deploy: what can be said without the programs that read them.
+"""Test the files for operators in examples/deploy without the programs that read them.
 
-tests/bench.sh launch runs those: promtool, Prometheus, the schemas of Kubernetes and CycloneDX.
+tests/bench.sh launch runs these programs: promtool, Prometheus, and the schemas of Kubernetes and
+CycloneDX.
 """
 
 import contextlib
@@ -52,7 +53,7 @@ def test_each_alert_has_a_severity_and_its_part_of_the_runbook() -> None:
 
 
 def test_an_alert_says_when_there_is_nothing_to_look_at() -> None:
-    """A rule about a metric that is not there never fires."""
+    """Check the rule for a missing metric: other rules never fire without one."""
     assert [rule["alert"] for rule in rules() if "absent(ioshape_up" in rule["expr"]]
 
 
@@ -129,12 +130,13 @@ def test_no_secret_is_in_a_file_that_is_given_away() -> None:
         assert not re.search(r"rediss?://[^@\s]*:[^@\s]*@", text), path
 
 
-# ---- The coordinator that Compose, Kubernetes and systemd start ---------------------------------
+# ---- The Redis of Compose, Kubernetes and systemd
+# --------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_address_of_the_redis_is_an_argument(kind: str) -> None:
-    """Redis 6.2 takes an argument with a space for one address."""
+    """Check that addresses are separate arguments. Redis 6.2 does not split them at spaces."""
     command = redis_command(kind)
     at = command.index("--bind") + 1
     assert command[at : at + 3] == ["*", "-::*", "--port"]
@@ -143,7 +145,7 @@ def test_each_address_of_the_redis_is_an_argument(kind: str) -> None:
 
 @contextlib.contextmanager
 def started(kind: str, place: Path) -> Iterator[int]:
-    """That command, with places and the port of the test; the port."""
+    """Start the Redis with folders and a port of the test, and yield the port."""
     secrets = place / "secrets"
     subprocess.run(
         [DEPLOY / "secrets.sh", secrets, "localhost", "127.0.0.1"], check=True, capture_output=True
@@ -164,7 +166,7 @@ def started(kind: str, place: Path) -> Iterator[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_redis_that_is_started_speaks_tls_and_knows_its_users(kind: str) -> None:
-    """The very command line, with a real server; test_slots_cli tests the ACL."""
+    """Run the real command line with a real server. test_slots_cli tests the ACL."""
     with short_folder() as place, started(kind, place) as port:
         secrets = place / "secrets"
 
@@ -182,7 +184,7 @@ def test_the_redis_that_is_started_speaks_tls_and_knows_its_users(kind: str) -> 
             )
             return done.stdout + done.stderr
 
-        # What the probes do, too.
+        # The probes rely on this answer, too.
         await_true(lambda: "NOAUTH" in ask("ping"), "redis-server with TLS")
         assert "PONG" not in ask("ping", tls=False)
         assert ask("ping", user="admin").strip() == "PONG"
@@ -217,8 +219,9 @@ def test_secrets_are_made_once_and_for_their_owner(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_in_a_command_line(tmp_path: Path) -> None:
-    """All users of a machine can read those; what bash says with -x is each of them. The folder has
-    a slash at its end, as shells complete it.
+    """Trace the script by bash -x: other users can read the command lines of its programs.
+
+    The folder has a trailing slash, as after completion by a shell.
     """
     folder = tmp_path / "secrets"
     script: list[str | Path] = ["bash", "-x", DEPLOY / "secrets.sh", f"{folder}/", "redis.cluster"]
@@ -234,8 +237,8 @@ def test_secrets_are_not_in_a_command_line(tmp_path: Path) -> None:
 
 # ---- systemd ------------------------------------------------------------------------------------
 
-#: In tenths: a service that talks to the network can hardly have less; and one that has to write
-#: whatever its user may.
+#: Exposure in tenths. A service on the network can hardly have less than 13. The drain must write
+#: wherever its user may.
 EXPOSURES = {"ioshape-coordinator": 13, "ioshape-exporter": 13, "ioshape-drain@": 20}
 
 
@@ -254,14 +257,15 @@ def test_a_unit_can_do_little(name: str) -> None:
     assert "Overall exposure level" in analyze(*how, unit)
 
 
-# ---- What drains a tier --------------------------------------------------------------------------
+# ---- Drains of a tier
+# ------------------------------------------------------------------------------
 
 
 def test_the_timer_starts_the_drain_of_the_same_user(tmp_path: Path) -> None:
-    """And systemd understands all of it."""
+    """Check that timer and service belong together, and that systemd accepts both."""
     for kind in ("service", "timer"):
         text = (DEPLOY / "systemd" / f"ioshape-drain@.{kind}").read_text(encoding="utf-8")
-        text = text.replace("/usr/bin/ioshape", str(IOSHAPE))  # it looks for that
+        text = text.replace("/usr/bin/ioshape", str(IOSHAPE))  # systemd looks for the program
         text = re.sub("^Documentation=.*$", "", text, flags=re.MULTILINE)
         (tmp_path / f"ioshape-drain@.{kind}").write_text(text)
     for name in names_in(tmp_path):
@@ -269,7 +273,7 @@ def test_the_timer_starts_the_drain_of_the_same_user(tmp_path: Path) -> None:
 
 
 def test_the_service_drains(tmp_path: Path) -> None:
-    """Its very command line."""
+    """Run the command line of the unit."""
     unit = (DEPLOY / "systemd" / "ioshape-drain@.service").read_text(encoding="utf-8")
     found = re.search(r"^ExecStart=/usr/bin/ioshape (.*)$", unit, re.MULTILINE)
     assert found
@@ -280,7 +284,7 @@ def test_the_service_drains(tmp_path: Path) -> None:
 
 
 def epilog(saves: Saver, **more: str) -> subprocess.CompletedProcess[str]:
-    """As slurmd starts it."""
+    """Run the epilog as slurmd does."""
     account = pwd.getpwuid(os.geteuid())
     variables = {
         "SLURM_JOB_UID": str(account.pw_uid),
@@ -301,7 +305,8 @@ def epilog(saves: Saver, **more: str) -> subprocess.CompletedProcess[str]:
 def test_the_epilog_of_slurm_drains_as_the_user_and_never_fails(tmp_path: Path) -> None:
     with saver(tmp_path) as saves:
         path = saves.save("model.pt")
-        assert epilog(saves, SLURM_JOB_UID="4711").returncode == 0  # nobody who has saved here
+        # this user has saved nothing here
+        assert epilog(saves, SLURM_JOB_UID="4711").returncode == 0
         assert not path.exists()
         assert epilog(saves, IOSHAPE="/bin/false").returncode == 0
         assert epilog(saves).returncode == 0
@@ -321,7 +326,8 @@ def test_the_tier_of_kubernetes_is_drained_before_it_goes() -> None:
         mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
         assert mounts == {"tier": "/tier", "checkpoints": "/checkpoints"}
         assert set(mounts) == {one["name"] for one in pod["volumes"]}
-        assert pod["securityContext"]["runAsUser"] == 1000  # else the drain would look elsewhere
+        # otherwise the drain would look in another folder
+        assert pod["securityContext"]["runAsUser"] == 1000
     (training,) = by_kind["Job"]["template"]["spec"]["containers"]
     ended = training["lifecycle"]["preStop"]["exec"]["command"]
     drains = by_kind["Deployment"]["template"]["spec"]["containers"][0]["command"]

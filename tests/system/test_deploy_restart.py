@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator has set survives a restart of Redis, with each configuration that we recommend.
+"""Test that an operator's settings survive a restart of Redis with each recommended configuration.
 
-Redis replays its log as the user "default": with a default user that has no rights, Redis drops
-scripts that write more than once (redis #14541, valkey #3983).
+Redis replays its log as the user "default". If this user has no rights, Redis drops scripts that
+write more than once (redis #14541, valkey #3983).
 """
 
 import json
@@ -25,7 +25,7 @@ _ASKED = json.dumps({"pool": POOL, "nbytes": 5000})
 
 
 class Recommended:
-    """A redis-server with a recommended configuration; only places and ports are the test's."""
+    """A redis-server with a recommended configuration. The test sets only folders and ports."""
 
     def __init__(self, kind: str, place: Path) -> None:
         self._port, tls_port = free_ports(2)
@@ -50,18 +50,18 @@ class Recommended:
         config.write_text(text, encoding="utf-8")
         self._command = [program("redis-server"), str(config)]
         if kind != "plain":
-            # Beside the port for TLS one without: not every client here has TLS.
+            # The plain port is needed beside the TLS port, because some clients here have no TLS.
             ours = {"--port": self._port, "--tls-port": tls_port, "--supervised": "no"}
             self._command += redis_options(kind, secrets, {**ours, "--dir": place})
 
     def start(self) -> None:
-        """Start it, and wait until it has read its log."""
+        """Start the server, and wait until it has read its log."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log)
         await_true(lambda: "loading:0" in self.info(), "redis-server")
 
     def info(self) -> str:
-        """Return what it says about its log, as the administrator sees it."""
+        """Return what the server reports about its log to the administrator."""
         password = self._passwords["admin"].read_text(encoding="utf-8").strip()
         login = ["--user", "admin", "--pass", password, "--no-auth-warning"]
         done = subprocess.run(
@@ -73,7 +73,7 @@ class Recommended:
         return done.stdout
 
     def restart(self, end: str) -> None:
-        """End it once its buffer is in the log, and start it again."""
+        """End the server once its buffer is in the log, and start it again."""
         assert self._process
         await_true(lambda: "aof_buffer_length:0" in self.info(), "an empty buffer of the log")
         getattr(self._process, end)()
@@ -81,30 +81,30 @@ class Recommended:
         self.start()
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """Kill the server."""
         if self._process:
             self._process.kill()
             self._process.wait()
 
     def log(self) -> str:
-        """Return all that it has printed."""
+        """Return the output of the server."""
         return self._log.read_text(encoding="utf-8")
 
     def variables(self) -> dict[str, str]:
-        """Return the variables of a node's users."""
+        """Return the environment of a node's users."""
         return {
             "IOSHAPE_COORDINATOR": f"redis://ioshape@127.0.0.1:{self._port}",
             "IOSHAPE_PASSWORD_FILE": str(self._passwords["ioshape"]),
         }
 
     def ask(self, *words: str) -> Any:
-        """Return what the command prints as JSON."""
+        """Return the JSON that the command prints."""
         return json.loads(succeed(call("slots", *words, "--json", env=self.variables())))
 
 
 @contextmanager
 def recommended(kind: str) -> Iterator[Recommended]:
-    """Start a server, and end it with the test."""
+    """Yield a running server, which ends with the test."""
     with short_folder() as place:
         server = Recommended(kind, place)
         try:
@@ -115,7 +115,7 @@ def recommended(kind: str) -> Iterator[Recommended]:
 
 
 def kept(server: Recommended) -> dict[str, Any]:
-    """Return all that has to survive."""
+    """Return all that must survive."""
     (pool,) = server.ask("status", POOL)
     names = ("capacity", "capacity_by", "pool_bytes_per_s", "job_bytes_per_s", "express", "limits")
     used = ("changed_s", "grants", "written_bytes", "jobs")
@@ -134,7 +134,7 @@ def test_what_was_set_survives_restarts(kind: str) -> None:
         ):
             succeed(call("slots", "set", POOL, *words.split(), env=server.variables()))
         writer = make(server.variables()["IOSHAPE_COORDINATOR"], _ASKED, **server.variables())
-        # In a server's first seconds requests wait for holders that it may have forgotten.
+        # In its first seconds a server lets requests wait for holders that it may have forgotten.
         said = writer.hear()
         assert (writer.hear() if said == "waits" else said) == "holds"
         writer.tell("pace 5000")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of test_realfs.py where the Linux kernel's own clients mount the filesystem."""
+"""Run test_realfs.py on filesystems that the Linux kernel's own clients mount."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from clusters import IN_MACHINE, machine_unavailable, running
 
-#: User-mode Linux, on a busy host, ends a program with this now and then.
+#: On a busy host User-mode Linux occasionally ends a program with this message.
 BROKEN = "The futex facility returned an unexpected error code."
 MOST_TRIES = 3
 

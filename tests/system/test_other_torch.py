@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch that pickles in ways that we do not know writes its files itself; the report says so.
+"""Test that a torch with an unknown pickling writes its files itself, and that the report says so.
 
-Such a torch is made of the real one, in a process of its own, before ioshape is imported there.
+Each variant is made of the real torch in a process of its own, before ioshape is imported there.
 """
 
 import json
@@ -21,7 +21,7 @@ from same import assert_same, describe
 from stock import stock
 from tree import PYTHONPATH
 
-# Calls the save function of the torch at hand with its private parts as they were.
+# Calls the original save function with the private parts that it expects.
 COMMON = """
     import functools, json, os, pickle, sys, warnings
     import torch, torch.serialization as serialization
@@ -51,7 +51,7 @@ COMMON = """
         torch.save = serialization.save = save
 """
 
-# What another torch could look like; and whether it must write its files itself.
+# Changes of torch, and whether torch must write the files itself (None: both are right).
 OTHERS = {
     "unchanged": ("", False),
     "more arguments, which need not be given": (
@@ -222,7 +222,7 @@ OTHERS = {
             raise AssertionError("not for us")
         serialization.register_package = register_package
         """,
-        None,  # either is right
+        None,  # both are right
     ),
 }
 
@@ -253,7 +253,7 @@ RUN = """
     }
 """
 
-# Imports what takes long, then has a child for each request, which changes torch and runs.
+# Imports slow modules, then forks a child for each request. The child changes torch and runs.
 DRIVER = """
 import json, os, sys, traceback
 import torch, zoo
@@ -291,7 +291,7 @@ def driver() -> Iterator[Any]:
 
 
 def run_with(driver: Any, change: str, folder: Path, name: str) -> Any:
-    """What RUN tells, with torch changed before."""
+    """Change torch, execute RUN, and return its results."""
     script = "".join(textwrap.dedent(part) for part in (COMMON, change, RUN))
     answer = folder.parent / f"{folder.name}.json"
     driver.stdin.write(json.dumps([script, str(folder), name, str(answer)]) + "\n")
@@ -307,7 +307,7 @@ def run_with(driver: Any, change: str, folder: Path, name: str) -> Any:
 def test_the_file_is_right_whatever_torch_does(name: str, driver: Any, tmp_path: Path) -> None:
     change, by_torch = OTHERS[name]
     told = run_with(driver, change, tmp_path, "views_of_one_storage")
-    # The same failure, and the old file is there.
+    # The failure is that of torch, and the old file still exists.
     assert told["failure"] in ("AttributeError", "PicklingError")
     assert (told["left"], told["old"]) == (["model.pt"], True)
     assert told["exists"] == str(tmp_path / "model.pt")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real parallel filesystems with two clients: what one saves, the other sees.
+"""Test real parallel filesystems with two clients: each sees what the other one saves.
 
 test_realfs_harm.py has the tests that kill servers.
 """
@@ -36,15 +36,15 @@ pytestmark = pytest.mark.realfs
 
 @dataclass(frozen=True)
 class Expected:
-    """What differs between the kinds."""
+    """Differences between the kinds of filesystems."""
 
-    #: by default files are written past the page cache
+    #: files are written with direct I/O by default
     direct: bool
-    #: layouts can be asked for
+    #: layouts can be requested
     layouts: bool = False
-    #: flock() of one mount is seen by the other
+    #: flock() through one mount is seen through the other one
     locks: bool = True
-    #: what ioshape.load() may fail with while the other client replaces the file
+    #: errors that ioshape.load() may raise while the other client replaces the file
     reading: tuple[int, ...] = ()
 
 
@@ -61,7 +61,7 @@ EXPECTED = {
 
 @dataclass(frozen=True)
 class Folders:
-    """One new folder, as each client sees it."""
+    """A new folder, as each client sees it."""
 
     here: Path
     there: Path
@@ -79,17 +79,17 @@ def folders(cluster: Mounted, request: pytest.FixtureRequest) -> Folders:
 def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for setting in config.SETTINGS.values():
         monkeypatch.delenv(setting.variable, raising=False)
-    # ceph-fuse 16.2 may hold up a write for more than a minute if two clients write.
+    # With two writing clients ceph-fuse 16.2 may delay a write for more than a minute.
     monkeypatch.setattr(nodes, "TIMEOUT_S", 600.0)
     with left_clean():
-        # A context of its own: the kernel gives the numbers of mounts that are gone to others.
+        # A new context is needed, because the kernel reuses device numbers of former mounts.
         ioshape.configure(job="realfs")
         yield
         monkeypatch.undo()
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:
-    """Several blocks, and a length that is no multiple of a page."""
+    """Return a state of several blocks, whose length is no multiple of a page."""
     generator = torch.Generator().manual_seed(seed)
     return {"weights": torch.rand((33 * MIB + 100) // 4, generator=generator)}
 
@@ -104,7 +104,7 @@ def test_another_client_loads_what_was_saved(
 ) -> None:
     ioshape.configure(direct=direct, unchanged="ignore")
     ioshape.save(state(1), cluster.path / f"{direct}.pt")
-    report = ioshape.save(state(2), cluster.path / f"{direct}.pt")  # takes its place
+    report = ioshape.save(state(2), cluster.path / f"{direct}.pt")  # replaces the first one
     expected = {"prefer": EXPECTED[cluster.kind].direct, "require": True, "off": False}
     assert report.direct == expected[direct]
     assert_is(ioshape.load(cluster.other / f"{direct}.pt"), 2)
@@ -131,7 +131,7 @@ def test_background_saves_streams_and_groups(cluster: Mounted) -> None:
 
 
 def test_a_pool_is_named_after_the_cluster(cluster: Mounted) -> None:
-    """Both clients are in one pool, and another cluster is in another one."""
+    """Check that both clients use one pool, whose name contains the cluster."""
     names = {ioshape.probe(path).pool for path in (cluster.path, cluster.other)}
     (name,) = names
     if cluster.kind in {"cephfs", "ceph"}:
@@ -158,7 +158,7 @@ def test_doctor_finds_no_lack_of_inodes(cluster: Mounted) -> None:
 
 
 def test_bench_compares_two_tenants(cluster: Mounted) -> None:
-    """The verdict is printed, and each side has saved in its way."""
+    """Check the printed verdict, and the way in which each side saved."""
     before = sorted(path.name for path in cluster.path.iterdir())
     told = bench(cluster.path)
     assert re.search(r"^without slots .*\nwith slots .*\n", told, re.MULTILINE)
@@ -179,7 +179,7 @@ def test_bench_compares_two_tenants(cluster: Mounted) -> None:
     without, with_slots = verdict["without"], verdict["with_slots"]
     assert verdict["aggregate"] == with_slots["bytes_per_s"] / without["bytes_per_s"]
     assert verdict["p99"] == without["operations"]["p99_ms"] / with_slots["operations"]["p99_ms"]
-    # Nothing is left on the filesystem, as another client sees it.
+    # The other client sees no leftovers on the filesystem.
     assert sorted(path.name for path in cluster.other.iterdir()) == before
 
 
@@ -252,7 +252,8 @@ def test_two_clients_write_one_path(folders: Folders, tmp_path: Path) -> None:
     run_ranks(tmp_path, TWO_WRITERS, *paths, ranks=2, nodes=2)
     wait_until(lambda: number_loaded(paths[0]) == number_loaded(paths[1]), "both see one file")
     assert number_loaded(paths[0]) in (9, 109)
-    # An NFS client renames a file that it believes to be open, and by then it is the other one's.
+    # An NFS client renames a removed file that it believes to be open to .nfs*. Here the file is
+    # the other client's.
     is_ours = re.compile(r"(?!\.nfs)").match
     for folder in (folders.here, folders.there):
         wait_until(
@@ -261,16 +262,20 @@ def test_two_clients_write_one_path(folders: Folders, tmp_path: Path) -> None:
         )
 
 
-# ---- The living and the dead ---------------------------------------------------------------------
+# ---- Running and dead processes
+# --------------------------------------------------------------------
 
 
 def same_client(folders: Folders) -> bool:
-    """Whether the kernel has one superblock for both mounts, as for NFS."""
+    """Return whether the kernel has one superblock for both mounts, as for NFS."""
     return folders.here.stat().st_dev == folders.there.stat().st_dev
 
 
 def tidy(folder: Path) -> None:
-    """Save as a new process would, whose first save into a folder removes what dead ones left."""
+    """Save as a new process would.
+
+    Its first save into a folder removes leftovers of dead processes.
+    """
     config.reset()
     ioshape.configure(job="realfs")
     ioshape.save(checkpoint(9), folder / "other.pt")
@@ -289,7 +294,7 @@ def test_a_killed_save_leaves_the_old_file(folders: Folders, tmp_path: Path) -> 
     assert number_loaded(here) == number_loaded(there) == 1
     wait_until(lambda: len(leftovers(folders.there)) == 1, "the other client sees what is left")
     if not same_client(folders):
-        tidy(folders.there)  # where its writer may be alive
+        tidy(folders.there)  # its writer could be alive on this client
         assert len(leftovers(folders.here)) == 1
     tidy(folders.here)
     for folder in (folders.here, folders.there):
@@ -342,7 +347,7 @@ def test_what_one_client_reads_the_other_does_not_prune(
 
 # ---- Groups --------------------------------------------------------------------------------------
 
-# All ranks give one path: the second node has the other mount at the path of the first.
+# All ranks use one path. On the second node the other mount is bound to the path of the first.
 GROUP = """
 import ctypes
 import subprocess

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real parallel filesystems whose servers are killed, or whose targets are full."""
+"""Test real parallel filesystems whose servers are killed, or whose targets are full."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from held import Held, held
 from ioshape._core import config
 
 MIB = 1 << 20
-#: what a server takes to be back, its clients included
+#: Seconds until a restarted server and its clients work again.
 BACK_S = 120.0
 
 pytestmark = pytest.mark.realfs
@@ -38,11 +38,12 @@ def folder(cluster: Mounted, request: pytest.FixtureRequest) -> Path:
     return made
 
 
-# ---- Servers that are killed while a save writes -------------------------------------------------
+# ---- Servers that are killed during a save
+# ---------------------------------------------------------
 
 
 def target_of(cluster: Mounted, path: Path) -> str:
-    """Return the target that holds a file; of those that hold a part, one."""
+    """Return the target that holds a file, or one of those that hold parts."""
     if cluster.kind != "glusterfs":
         return "target-1"
     told = os.getxattr(path, "trusted.glusterfs.pathinfo").decode()
@@ -50,7 +51,7 @@ def target_of(cluster: Mounted, path: Path) -> str:
 
 
 def kill_and_start(cluster: Mounted, server: str, save: Held) -> dict[str, object]:
-    """Kill a server, let the save go on without it for a while, and start the server again."""
+    """Kill a server, let the save run without it for a while, and restart the server."""
     cluster.harm("stop", server)
     save.go_on()
     time.sleep(3)
@@ -59,9 +60,9 @@ def kill_and_start(cluster: Mounted, server: str, save: Held) -> dict[str, objec
 
 
 def assert_saves_again(cluster: Mounted, path: Path, number: int) -> None:
-    """Save until it works: clients find a server that is back after some seconds.
+    """Save until it works, because clients find a restarted server after some seconds.
 
-    A new context's first save into a folder removes what others have left there.
+    The first save of a new context into a folder removes leftovers of other processes.
     """
     config.reset()
     ioshape.configure(job="realfs")
@@ -87,7 +88,7 @@ def assert_saves_again(cluster: Mounted, path: Path, number: int) -> None:
 def test_the_metadata_server_is_killed_while_a_save_writes(
     cluster: Mounted, folder: Path, tmp_path: Path, phase: str
 ) -> None:
-    """The save waits for the server, and ends well."""
+    """Check that the save waits for the server and succeeds."""
     path = folder / "model.pt"
     ioshape.save(checkpoint(1, 32 * MIB), path)
     with held(tmp_path, "save", path, 2, phase=phase) as save:
@@ -101,7 +102,7 @@ def test_the_metadata_server_is_killed_while_a_save_writes(
 def test_a_target_is_killed_while_a_save_writes(
     cluster: Mounted, folder: Path, tmp_path: Path, phase: str
 ) -> None:
-    """CephFS waits for it, MooseFS writes elsewhere, and GlusterFS reports that it is gone."""
+    """Check the save: CephFS waits, MooseFS writes elsewhere, GlusterFS reports the lost target."""
     path = folder / "model.pt"
     ioshape.save(checkpoint(1, 32 * MIB), path)
     with held(tmp_path, "save", path, 2, phase=phase) as save:
@@ -139,7 +140,7 @@ def test_no_target_has_space(cluster: Mounted, folder: Path) -> None:
     try:
         while free_bytes(folder) >= 100 * MIB:
             assert time.monotonic() < end, "it does not fill up"
-            cluster.harm("fill", "5")  # again: the space of removed files comes late
+            cluster.harm("fill", "5")  # again, because the space of removed files is freed late
             time.sleep(2)
         with pytest.raises(ioshape.StorageError) as full:
             ioshape.save(checkpoint(2, 128 * MIB), path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator of a cluster: what it must not get wrong, and that its parts agree."""
+"""Test the simulator of a cluster: its invariants, and that its parts agree."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +47,7 @@ def test_jobs_fill_the_cluster() -> None:
 
 @pytest.mark.parametrize("background", [True, False])
 def test_invariants(background: bool) -> None:
-    storage = replace(STORAGE, bandwidth=1e10)  # of which too much is asked
+    storage = replace(STORAGE, bandwidth=1e10)  # less than the jobs request
     for queue in queues():
         tried = cluster(queue, storage=storage, background=background)
         tried.start()
@@ -62,7 +62,7 @@ def test_invariants(background: bool) -> None:
         assert counts.asked == counts.finished + counts.cancelled + under_way
         if queue:
             assert counts.most_writing <= tried.capacity
-            # What could be written in that time, and no more.
+            # No more was written than is possible in that time.
             assert counts.bytes <= storage.bandwidth * 4 * HOUR_S * storage.alone * 1.001
         for state in tried.states:
             lost = state.lost
@@ -126,7 +126,8 @@ def test_more_load_loses_more_and_the_order_matters() -> None:
     assert slow.ratio(AT_ONCE, "ours") > 1
 
 
-# ---- The real script, its model, and the order that stands for both ------------------------------
+# ---- The real script, its model, and the order that approximates both
+# ------------------------------
 
 
 def simulated(rules: Rules, fail_over: bool) -> Cluster:
@@ -152,7 +153,7 @@ def test_the_script_is_its_model(fail_over: bool, tmp_path: Path) -> None:
     assert len(real.grants) > 20
     assert real.grants == modelled.grants
     assert real.counts == modelled.counts
-    # After a loss those that reclaim write beside those that got a slot before.
+    # After a loss, holders that reclaim their slots write beside new ones.
     assert real.counts.most_writing <= real.capacity * (2 if fail_over else 1)
     assert all(state.takes_s for state in real.states)
 
@@ -174,7 +175,8 @@ def test_an_order_stands_for_that_of_the_script() -> None:
     assert mean == pytest.approx(exact, rel=0.1)
 
 
-# ---- The storage, and the one that stripefs plays ------------------------------------------------
+# ---- The storage model and stripefs
+# ----------------------------------------------------------------
 
 
 def write(path: Path, mib: int) -> None:
@@ -185,7 +187,7 @@ def write(path: Path, mib: int) -> None:
 
 @pytest.mark.slow
 def test_targets_seek_as_those_of_stripefs() -> None:
-    """By what was counted, not by how long it took."""
+    """Compare counted seeks and bytes rather than times."""
     for files, mib, expected in ((1, 256, 1.0), (16, 32, HDD.crowded)):
         with (
             striped(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs for Slurm in examples/, by a real Slurm of one node: what is killed starts again."""
+"""Test the Slurm jobs in examples/ with a real Slurm of one node: killed jobs start again."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ JOBS = pytest.mark.parametrize("script", ["slurm.sbatch", "slurm_group.sbatch"])
 
 @pytest.fixture(scope="module")
 def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fast disk of the node."""
+    """Return the fast disk of the node."""
     return tmp_path_factory.mktemp("near")
 
 
@@ -37,7 +37,7 @@ def cluster(near: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 
 
 def submit(cluster: Cluster, folder: Path, script: str, *arguments: str, restarts: int = 5) -> str:
-    """The job as it stands in the file, but for the second node."""
+    """Submit the example job as it is, but on one node."""
     variables = {
         "REPOSITORY": str(ROOT),
         "CHECKPOINTS": str(folder / "run"),
@@ -48,7 +48,7 @@ def submit(cluster: Cluster, folder: Path, script: str, *arguments: str, restart
 
 
 def steps(folder: Path) -> list[int]:
-    """Those that were made, in the order in which that was."""
+    """Return the trained steps, in the order in which they were trained."""
     file = folder / "run" / "losses.txt"
     return [int(line.split()[0]) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -67,15 +67,15 @@ def test_a_job_whose_rank_is_killed_starts_again(
 ) -> None:
     job = submit(cluster, tmp_path, script, "--steps", "40", "--save-every", "4")
     wait_until(tmp_path, "a checkpoint", lambda: len(steps(tmp_path)) > 10)
-    os.kill(cluster.pids(job)[-1], signal.SIGKILL)  # as the kernel does when memory is short
+    os.kill(cluster.pids(job)[-1], signal.SIGKILL)  # as the kernel does when memory runs out
     cluster.wait_for(job, "its end", lambda state: state["JobState"] == "COMPLETED")
     state = cluster.show(job)
     assert state["Restarts"] == "1"
     assert state["TresPerNode"] == "gres:gpu:4"
     made = steps(tmp_path)
     assert set(made) == set(range(1, 41))
-    assert len(made) < 60  # it went on from a checkpoint, not from the beginning
-    # A step that was made twice had the same loss.
+    assert len(made) < 60  # it continued from a checkpoint, not from the beginning
+    # A step that was trained twice has equal losses.
     assert len(set((tmp_path / "run" / "losses.txt").read_text().splitlines())) == 40
 
 
@@ -92,12 +92,12 @@ def test_a_job_saves_before_its_time_is_up_and_goes_on(
     cluster.set_time_left(job, 3600)
     wait_until(tmp_path, "its next start", lambda: "going on from step" in log.read_text())
     assert cluster.show(job)["Restarts"] == "1"
-    # There is no checkpoint but that of the last moment, and it has no remains beside it.
+    # The only checkpoint is that of the last moment, and it has no leftovers.
     saved = {int(path.name.split("-")[1]) for path in (tmp_path / "run").glob("step-*")}
     assert len(saved) == 1
     assert not list((tmp_path / "run").rglob(".*"))
 
-    # Who cancels it means it.
+    # A cancelled job must not start again.
     cluster.cancel(job)
     cluster.wait_for(job, "its end", lambda state: state["JobState"] == "CANCELLED")
     assert cluster.show(job)["Restarts"] == "1"
@@ -138,4 +138,4 @@ def test_what_a_killed_job_has_on_the_tier_is_drained_by_the_epilog(
     cluster.cancel(job)
     wait_until(tmp_path, "the drain", (tmp_path / "model.bin").exists)
     assert (tmp_path / "model.bin").read_bytes() == b"saved"
-    wait_until(tmp_path, "the node", cluster.is_ready)  # it was not taken out of service
+    wait_until(tmp_path, "the node", cluster.is_ready)  # the node stays in service

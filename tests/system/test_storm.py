@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape bench and ioshape trace."""
+"""Test ioshape bench and ioshape trace."""
 
 import json
 import os
@@ -53,14 +53,14 @@ def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
     ],
 )
 def test_a_bench_measures_every_way(ranks: int, ways: tuple[str, ...], tmp_path: Path) -> None:
-    """All of it in one test: what is measured once must not be measured by each worker."""
+    """Check one bench in a single test, so that test workers do not measure it repeatedly."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     done = call(
         *("bench", "scratch", "--ranks", ranks, "--size", "256K", "--rounds", ROUNDS),
         *("--ways", ",".join(ways), "--json"),
         folder=tmp_path,
-        # Settings that would make it another bench do not count.
+        # These settings would change the bench, and must have no effect.
         env={
             "IOSHAPE_TEST_NODE": "one",
             "IOSHAPE_TRACE": str(tmp_path / "reports"),
@@ -84,7 +84,7 @@ def every_way_is_measured(found: dict[str, Any], ranks: int, ways: tuple[str, ..
         for turn in one["rounds"]:
             assert len(turn["completions_s"]) == len(turn["stalls_s"]) == ranks
             assert turn["makespan_s"] == max(turn["completions_s"])
-            # What began late ended later than it held its thread.
+            # A background save ends later than its call returns.
             pairs = zip(turn["stalls_s"], turn["completions_s"], strict=True)
             assert all(0 < stall <= end for stall, end in pairs)
         ends = [turn["makespan_s"] for turn in one["rounds"]]
@@ -129,7 +129,7 @@ def test_what_cannot_be_is_refused_before_it_begins(
 def test_tenants_save_without_slots_and_with_them(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    # A Redis knows which jobs have written.
+    # Redis knows which jobs have written.
     with coordinator("redis") as address:
         env = {"IOSHAPE_COORDINATOR": address, "IOSHAPE_JOB": "inherited"}
         done = call(
@@ -146,7 +146,7 @@ def test_tenants_save_without_slots_and_with_them(tmp_path: Path) -> None:
     coordinators = {way: one["report"]["coordinator"] for way, one in found["ways"].items()}
     assert coordinators == {"open": "open", "async": "redis"}
     the_verdict_is_of_the_rounds(found)
-    # Each tenant is a job of its own, and takes slots for each of its saves in one way alone.
+    # Each tenant is a job of its own, and takes slots for its saves in one of the two ways only.
     (one,) = status
     grants = {job["job"]: job["writes"] for job in one["jobs"]}
     assert "inherited" not in grants
@@ -223,14 +223,14 @@ def test_the_ceiling_writes_all(tmp_path: Path, n_bytes: int, direct: bool) -> N
     content = path.read_bytes()
     block = min(4 << 20, n_bytes)
     assert n_bytes <= len(content) < n_bytes + block
-    # No block was left out: none is empty.
+    # All blocks were written: none is empty.
     parts = {content[at : at + block] for at in range(0, len(content), block)}
     assert len(parts) == 1
     assert any(parts.pop())
 
 
 def ranks_of(parent: int) -> list[int]:
-    """Its children: the ranks come first."""
+    """Return the pids of the children. Ranks were started first."""
     found = []
     for task in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -244,7 +244,7 @@ def ranks_of(parent: int) -> list[int]:
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A bench that has begun, and would last for long."""
+    """Start a bench that would last for long, and yield it once it measures."""
     with subprocess.Popen(
         [IOSHAPE, "bench", tmp_path, "--ranks", "3", "--size", "1M", "--rounds", "999"],
         env=environment(),
@@ -262,7 +262,7 @@ def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def is_over(process: "subprocess.Popen[str]", ranks: list[int], folder: Path) -> str:
-    """What it said; nothing of it is left."""
+    """Wait for the end, check that nothing is left, and return the error output."""
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert not out
     assert len(ranks) > 3
@@ -393,7 +393,7 @@ def test_ranks_are_on_nodes_and_a_simulated_storage_has_its_own_time(tmp_path: P
     assert found["ratio"] == pytest.approx(2, rel=0.01)
     assert found["nodes"] == {"0": 2, "1": 2, "2": READERS + WRITERS}
     assert found["left"] == []
-    # A report tells of the save in the same time, and of nothing around it.
+    # A report covers only the save, in the time of the modelled storage.
     for took, told in zip(found["took"], found["reports"], strict=True):
         assert 0 < told <= took
 
@@ -401,7 +401,7 @@ def test_ranks_are_on_nodes_and_a_simulated_storage_has_its_own_time(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_the_storm_of_the_benchmark_has_mounts_of_their_own_in_one_place(tmp_path: Path) -> None:
-    """Groups meet across them; and what the process of a node sees is its own mount."""
+    """Check that groups meet across mounts, and that the processes of a node see its own mount."""
     given = {
         "picture": "",
         "plan": {
@@ -485,12 +485,12 @@ def test_parts_lie_behind_each_other() -> None:
     assert [span.phase for span in spans] == ["stage", "wait", "write", "others"]
     drained = spans_of({"write_s": 1.0, "drain_s": 5.0}, 0.0, 6.0)
     assert drained == [Span("write", 0.0, 1.0), Span("drain", 1.0, 6.0)]
-    # Whatever no part accounts for: a picture's bar ends where the save does.
+    # Unaccounted time is a part of its own, so that a picture's bar ends where the save does.
     assert spans_of({"write_s": 1.0}, 0.0, 1.2)[1:] == [Span("rest", 1.0, 1.2)]
     assert len(spans_of({"write_s": 1.0}, 0.0, 1.001)) == 1
     begins = [span.begin_s for span in spans]
     assert begins == pytest.approx([10.0, 10.3, 11.3, 13.3])
-    assert spans[-1].end_s == 14.0  # no longer than the save
+    assert spans[-1].end_s == 14.0  # not longer than the save
 
 
 # ---- Reports of a run --------------------------------------------------------------------------
@@ -658,7 +658,7 @@ def test_no_save_fails_because_nobody_knows_the_job(
 def test_the_clock_is_that_of_torchs_profiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Our slice lies in the one that the profiler has around it."""
+    """Check that a save's slice is within the slice that the profiler records around it."""
     monkeypatch.setenv("IOSHAPE_TRACE", str(tmp_path / "reports"))
     with (
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,

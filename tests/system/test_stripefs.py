@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""stripefs does what its README says: its model, its faults, and what it counts."""
+"""Test that stripefs does what its README says: its model, its faults, and its counts."""
 
 import contextlib
 import ctypes
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @contextlib.contextmanager
 def aligned(size: int, seed: int = 0) -> Iterator[mmap.mmap]:
-    """Random bytes that O_DIRECT takes."""
+    """Yield random bytes in memory that O_DIRECT accepts."""
     with mmap.mmap(-1, size) as memory:
         memory.write(random.Random(seed).randbytes(size))
         yield memory
@@ -36,7 +36,7 @@ def aligned(size: int, seed: int = 0) -> Iterator[mmap.mmap]:
 
 @contextlib.contextmanager
 def preallocated(path: Path, size: int) -> Iterator[int]:
-    """A file for O_DIRECT whose requests go side by side, as its size does not change."""
+    """Yield a file for O_DIRECT. Its size does not change, so its requests run in parallel."""
     with opened(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT) as file:
         os.posix_fallocate(file, 0, size)
         yield file
@@ -68,9 +68,9 @@ class Request(ctypes.Structure):
 
 
 def write_at_once(data: mmap.mmap, *files: int, piece: int = 0) -> float:
-    """All of it to each file, by asynchronous requests in turn; how long that took.
+    """Write the data to each file by asynchronous requests in turn, and return the seconds.
 
-    Of what pwrite() is asked for, the kernel sends one piece after the other.
+    A pwrite() would be split by the kernel into pieces that are sent one after another.
     """
     system = ctypes.CDLL(None).syscall
     setup, destroy, get_events, submit = IO_CALLS[platform.machine()]
@@ -105,7 +105,10 @@ def write_at_once(data: mmap.mmap, *files: int, piece: int = 0) -> float:
 
 
 def quickest(run: Callable[[], float], good_s: float) -> float:
-    """Of some runs, the first that is good enough: others may use this machine, too."""
+    """Repeat a run until it is fast enough, and return its seconds.
+
+    Other programs use the machine.
+    """
     took_s = run()
     for _ in range(4):
         if took_s <= good_s:
@@ -115,7 +118,7 @@ def quickest(run: Callable[[], float], good_s: float) -> float:
 
 
 def counted(run: Callable[[], int], good: Callable[[int], bool]) -> int:
-    """Of some runs, the first that is good, or the last: others may hold us up in between."""
+    """Repeat a run until its count is good, and return the last. Other programs may delay a run."""
     for _ in range(4):
         count = run()
         if good(count):
@@ -287,7 +290,7 @@ def test_pieces_of_one_asynchronous_write_go_side_by_side_where_they_do() -> Non
 
 @pytest.mark.slow
 def test_times_follow_from_the_parameters_however_busy_the_machine_is() -> None:
-    """The slower the model's time, the less the machine's own has a part in it."""
+    """Validate the model at a slow clock, on which the machine's own time has little influence."""
     found = list(validate(slow=16))
     assert {one.name: one.error for one in found if one.error > TOLERANCE} == {}
 
@@ -319,7 +322,7 @@ def test_clients_of_one_storage_see_what_the_others_do(cache: str) -> None:
         for turn in range(3):
             text = f"turn {turn}" * 1000 * (turn + 1)
             (here / "folder" / "new").write_text(text)
-            assert (there / "folder" / "new").read_text() == text  # and its pages stay there
+            assert (there / "folder" / "new").read_text() == text  # the pages stay cached there
             (here / "folder" / "new").rename(here / "folder" / "file")
             for path in (there, third):
                 assert not (path / "folder" / "new").exists()
@@ -329,7 +332,7 @@ def test_clients_of_one_storage_see_what_the_others_do(cache: str) -> None:
         assert (here / "folder" / "file").read_text() == "short"
         assert (there / "folder" / "file").stat().st_size == 5
         with (third / "folder" / "file").open("r+") as file:
-            file.write("SHORT")  # of the same size: nothing but the server knows
+            file.write("SHORT")  # equal size, so only the server knows of the change
         assert (here / "folder" / "file").read_text() == "SHORT"
         (there / "folder" / "file").chmod(0o600)
         assert (third / "folder" / "file").stat().st_mode & 0o777 == 0o600
@@ -351,7 +354,7 @@ def test_a_file_that_another_client_removes_is_there_as_long_as_it_is_open() -> 
             assert file.read() == b"x" * MIB
             assert used() == MIB
         deadline = time.monotonic() + 10
-        while used():  # though this client's kernel still knows it
+        while used():  # this client's kernel still knows the file
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -363,7 +366,7 @@ def test_a_client_asks_again_only_for_what_others_have_changed() -> None:
         mount.reset()
         for _ in range(3):
             assert here.stat().st_size == 3
-        before = mount.statistics()["metadata"]  # of which a kernel tells a close when it likes
+        before = mount.statistics()["metadata"]  # the kernel sends a close at any time
         assert (before["lookup"], before["getattr"]) == (0, 0)
         for _ in range(3):
             assert there.stat().st_size == 3
@@ -380,7 +383,8 @@ def test_a_client_asks_again_only_for_what_others_have_changed() -> None:
         assert mount.statistics()["metadata"]["lookup"] - after["lookup"] == 4
 
 
-# ---- What lies where -----------------------------------------------------------------------------
+# ---- Places of data
+# --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cache", ["through", "back", "client"])
@@ -432,7 +436,7 @@ def test_stripes_lie_on_the_targets_in_turn() -> None:
         assert used == [3 * 65536, 4 * 65536, 2 * 65536, 0]
         (mount.path / "file").unlink()
         (mount.path / "next").unlink()
-        # Contents go when the kernel has forgotten the files.
+        # Contents are removed when the kernel has forgotten the files.
         deadline = time.monotonic() + 10
         while any(target["used_bytes"] for target in mount.statistics()["targets"]):
             assert time.monotonic() < deadline
@@ -447,7 +451,7 @@ def test_space_is_what_the_targets_have() -> None:
         (mount.path / "file").write_bytes(bytes(MIB))
         after = os.statvfs(mount.path)
         assert (before.f_bavail - after.f_bavail) * after.f_frsize == MIB
-        # It is shown now and then.
+        # The numbers are updated from time to time.
         end, wanted = time.monotonic() + 10, [511 << 10, 1 << 20]
         found: list[int] = []
         while found != wanted and time.monotonic() < end:
@@ -457,7 +461,8 @@ def test_space_is_what_the_targets_have() -> None:
         assert found == wanted
 
 
-# ---- What is counted -----------------------------------------------------------------------------
+# ---- Counters
+# --------------------------------------------------------------------------------------
 
 
 def test_metadata_operations_are_counted_to_the_last_one() -> None:
@@ -489,9 +494,9 @@ def test_writes_that_cross_a_stripe_or_begin_in_one_are_counted() -> None:
         assert counted() == (4, 0, 0)
         os.pwrite(file, bytes(4096), 4 << 18)
         os.pwrite(file, bytes(100), (4 << 18) + 4096)
-        assert counted() == (6, 0, 0)  # the end of a file may be in parts
+        assert counted() == (6, 0, 0)  # the end of a file may be a partial stripe
         os.pwrite(file, bytes(1 << 18), 5 << 18)
-        assert counted() == (7, 0, 1)  # it was not the end
+        assert counted() == (7, 0, 1)  # the earlier partial write was not the end
         os.pwrite(file, bytes(1 << 18), 1 << 17)
         assert counted() == (8, 1, 2)
 

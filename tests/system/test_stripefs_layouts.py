@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""stripefs says about layouts what Lustre, BeeGFS and CephFS say, their traps included."""
+"""Test that stripefs reports layouts as Lustre, BeeGFS and CephFS do, with their quirks."""
 
 import ctypes
 import errno
@@ -27,20 +27,23 @@ def fails(code: int, call: Callable[..., object], *arguments: object) -> None:
 
 
 def ioctl(file: int, command: int, buffer: ctypes.Array[ctypes.c_char]) -> int:
-    """A negative errno if it failed. Not fcntl.ioctl(): the kernel is told where our buffer is."""
+    """Call ioctl, and return a negative errno if it fails.
+
+    fcntl.ioctl() is no alternative, because the kernel is given the address of our buffer.
+    """
     library = ctypes.CDLL(None, use_errno=True)
     result: int = library.ioctl(file, ctypes.c_ulong(command), buffer)
     return result if result >= 0 else -ctypes.get_errno()
 
 
 def wish(count: int, size: int = 0, first: int = ANY, pool: str = "") -> bytes:
-    """A struct lov_user_md of version 1, or 3 if it names a pool."""
+    """Return a struct lov_user_md of version 1, or of version 3 with a pool."""
     head = struct.pack("=II16xIHH", V3 if pool else V1, 1, size, count, first)
     return head + struct.pack("=16s", pool.encode()) if pool else head
 
 
 def composite(*components: tuple[int, int, bytes]) -> bytes:
-    """Of begin, end and a wish each."""
+    """Return a composite layout. Each component has begin, end and a layout request."""
     at = 32 + 48 * len(components)
     entries, blobs = b"", b""
     for begin, end, blob in components:
@@ -56,7 +59,7 @@ def setstripe(file: int, blob: bytes) -> int:
 
 
 def layout(path: Path, order: str = "=") -> tuple[int, int, int, list[int]]:
-    """Of a file or a component that is one: magic, stripe size, count, targets."""
+    """Return magic, stripe size, count and targets of a file, or of a plain component."""
     return parsed(os.getxattr(path, LOV), order)
 
 
@@ -92,11 +95,11 @@ def test_a_layout_is_told_and_set_as_lustre_does() -> None:
         with opened(mount.path / "other", os.O_RDWR | os.O_CREAT | DELAY_CREATE) as file:
             asked = ctypes.create_string_buffer(wish(99), 32)
             assert ioctl(file, SETSTRIPE, asked) == 0
-            assert parsed(asked.raw) == (V1, 1 << 20, 8, [])  # what came of it
+            assert parsed(asked.raw) == (V1, 1 << 20, 8, [])  # the layout that the file got
         with opened(mount.path / "another", os.O_RDWR | os.O_CREAT | DELAY_CREATE) as file:
             os.setxattr(file, LOV, wish(4))
             assert len(layout(mount.path / "another")[3]) == 4
-        os.setxattr(pooled, LOV, wish(1))  # swallows EEXIST
+        os.setxattr(pooled, LOV, wish(1))  # EEXIST is ignored
         assert layout(pooled)[2] == 2
         assert plain.stat().st_blksize == 4 << 20
 
@@ -163,7 +166,7 @@ def test_components_are_made_when_something_is_written_there() -> None:
 
 
 def components(blob: bytes) -> list[tuple[int, int, int, int, list[int]]]:
-    """Flags, begin, end, stripe count and targets of each."""
+    """Return flags, begin, end, stripe count and targets of each component."""
     result = []
     for i in range(struct.unpack_from("=14xH", blob)[0]):
         flags, begin, end, at, size = struct.unpack_from("=4xI2Q2I", blob, 32 + 48 * i)
@@ -181,7 +184,7 @@ def test_a_progressive_default_and_the_other_order_of_bytes() -> None:
         assert struct.unpack_from(">I10xH", blob) == (COMPOSITE, 3)
         at, size = struct.unpack_from(">24xII", blob, 32 + 48)
         assert parsed(blob[at : at + size], ">") == (V1, 1 << 20, 1, [0])
-        # The beginning lies with the metadata.
+        # The first component is on the metadata server.
         assert mount.statistics()["targets"][0]["bytes_written"] == 2 << 16
 
 
@@ -194,7 +197,7 @@ def test_traps(trap: str) -> None:
         if trap == "setstripe-ignored":
             assert setstripe(file, wish(2)) == 0
             fails(errno.EBADF, os.write, file, b"x")
-            # A plain open gives it the default.
+            # A plain open gives the file the default layout.
             with opened(mount.path / "file", os.O_WRONLY) as again:
                 os.write(again, b"x")
             assert layout(mount.path / "file")[2] == 1
@@ -261,7 +264,7 @@ def test_cephfs() -> None:
             fails(errno.ENOTEMPTY, os.setxattr, path, name + ".stripe_count", b"1")
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             assert os.pread(file, len(data), 0) == data
-        # Two objects of two units each, then the next two.
+        # There are two objects of two units each, then the next two.
         written = [target["bytes_written"] for target in mount.statistics()["targets"]]
         assert written == [2 * 65536] * 4
         fails(errno.ENODATA, os.getxattr, mount.path, "ceph.dir.layout")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on several ranks: saved, killed and resumed, and nobody could tell from the losses."""
+"""Test training on several ranks: saved, killed and resumed, with unchanged losses."""
 
 import io
 import itertools
@@ -27,7 +27,7 @@ from processes import environment
 from same import assert_same
 from tree import ROOT, program
 
-RANKS = 2  # each imports torch; four train in examples/quickstart.sh, which tests/install runs
+RANKS = 2  # each imports torch; examples/quickstart.sh, which tests/install runs, trains with four
 TIMEOUT_S = 300.0
 
 PLAIN = ROOT / "examples" / "plain_train.py"
@@ -36,7 +36,7 @@ GROUP = ROOT / "examples" / "group_train.py"
 STEPS, SAVE_EVERY = 16, 2
 SIZE = ("--width", "96", "--layers", "1", "--steps", str(STEPS), "--save-every", str(SAVE_EVERY))
 
-# How a training gets checkpoints from us: by import, and without knowing.
+# Ways to get checkpoints from ioshape: by an import, and with an unchanged script.
 WAYS = pytest.mark.parametrize(
     "way",
     [
@@ -47,12 +47,12 @@ WAYS = pytest.mark.parametrize(
 
 
 def start(folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
-    """The ranks of one host, under torchrun."""
+    """Start the ranks of one host with torchrun."""
     return launch(folder, "--standalone", "--nproc-per-node", str(RANKS), *arguments)
 
 
 def launch(folder: Path, *arguments: str | Path, **more: str) -> subprocess.Popen[str]:
-    """A torchrun, in an environment with more variables."""
+    """Start torchrun with additional environment variables."""
     return subprocess.Popen(
         [program("torchrun"), *map(str, arguments)],
         cwd=folder,
@@ -64,7 +64,7 @@ def launch(folder: Path, *arguments: str | Path, **more: str) -> subprocess.Pope
 
 
 def finish(training: subprocess.Popen[str]) -> str:
-    """Waits for its end, which must be a good one."""
+    """Wait for the end of a training, which must succeed."""
     try:
         output, _ = training.communicate(timeout=TIMEOUT_S)
     finally:
@@ -82,7 +82,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_all(training: subprocess.Popen[str]) -> None:
-    """torchrun first, so that it has no time to end its ranks in a kinder way."""
+    """Kill torchrun first, so that it cannot end its ranks gracefully."""
     for pid in (training.pid, *descendants(training.pid)):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -91,7 +91,7 @@ def kill_all(training: subprocess.Popen[str]) -> None:
 
 
 def losses(folder: Path) -> list[str]:
-    """Steps and losses with all digits. A step done twice counts once, if its loss was the same."""
+    """Return steps and losses with all digits. Equal lines of repeated steps count once."""
     file = folder / "losses.txt"
     lines = file.read_text().splitlines() if file.exists() else []
     return sorted(set(lines), key=lambda line: int(line.split()[0]))
@@ -99,7 +99,7 @@ def losses(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a training with torch.save that nothing has happened to."""
+    """Return the folder of an undisturbed training with torch.save."""
     folder = tmp_path_factory.mktemp("plain")
     finish(start(folder, PLAIN, folder, *SIZE))
     assert len(losses(folder)) == STEPS
@@ -115,10 +115,10 @@ def wait_for_step(training: subprocess.Popen[str], folder: Path, step: int) -> N
 
 
 def killed(folder: Path, chance: random.Random, first: int, *arguments: str | Path) -> Path:
-    """
-    The folder of a training that was killed at some step from `first` on; of another one where
-    this machine had so much else to do that it came to its last step: no save follows that one,
-    and it is the next save that removes what a killed one left.
+    """Return the folder of a training that was killed at a random step from `first` on.
+
+    On a busy machine a training may reach its last step before the kill. No save follows that step,
+    and only a next save would remove the leftovers. So another training is started then.
     """
     for number in itertools.count():
         made = folder / str(number)
@@ -145,7 +145,7 @@ def test_a_killed_training_has_the_losses_of_one_that_was_not(
     print("seed", seed)  # shown if the test fails
     folder = killed(tmp_path, random.Random(seed), 2 * SAVE_EVERY, *way)
 
-    # Whatever was being written: what has a name is whole.
+    # Files with their final names must be complete, whatever was being written.
     files = sorted(folder.glob("*.pt"))
     assert files
     for file in files:
@@ -156,11 +156,11 @@ def test_a_killed_training_has_the_losses_of_one_that_was_not(
     assert "going on from step" in output
     assert losses(folder) == losses(plain)
 
-    # It has the same files in the end, and nothing is left of the writers that were killed.
+    # At the end the files are equal, and nothing of the killed writers is left.
     assert names(folder) == names(plain)
     for file in folder.glob("*.pt"):
         assert_same(torch.load(file), torch.load(plain / file.name))
-        # Both have CRC-32s. Only ours have checksums for each block.
+        # Both have CRC-32s, but only ioshape's files have checksums of blocks.
         assert has_block_checksums(file)
         assert not has_block_checksums(plain / file.name)
 
@@ -174,11 +174,12 @@ def has_block_checksums(file: Path) -> bool:
         return any(name.endswith("/.ioshape/index") for name in opened.namelist())
 
 
-# ---- All ranks together ------------------------------------------------------------------------
+# ---- All ranks together
+# ----------------------------------------------------------------------------
 
 
 def generations(folder: Path) -> dict[int, list[object]]:
-    """What is in the complete ones: each rank's object, as torch reads it from file or zip."""
+    """Return each rank's object in the complete checkpoints, as torch reads them."""
     found = {}
     for directory in sorted(folder.glob("step-*")):
         assert (directory / "manifest.json").is_file()
@@ -195,7 +196,7 @@ def generations(folder: Path) -> dict[int, list[object]]:
 
 
 def check_group(folder: Path, plain: Path) -> None:
-    """A group's training came to the same as the one with torch.save, and left nothing else."""
+    """Check that a group's training equals that with torch.save, and has no leftovers."""
     assert losses(folder) == losses(plain)
     last = [STEPS - SAVE_EVERY, STEPS]
     assert names(folder) == ["losses.txt", *(f"step-{step:010d}" for step in last)]
@@ -214,7 +215,7 @@ def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
     # The second save waits for the first.
     folder = killed(tmp_path, random.Random(seed), 2 * SAVE_EVERY + 1, GROUP)
 
-    # Whatever was being written: what has a name is whole.
+    # Checkpoints with their final names must be complete, whatever was being written.
     found = generations(folder)
     assert found
     assert all(len(objects) == RANKS for objects in found.values())
@@ -225,7 +226,7 @@ def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
 
 
 def run_pre_stop(stop_file: Path) -> None:
-    """What Kubernetes runs in the container before it ends, but for the rest that it takes."""
+    """Run the container's preStop command without its sleep."""
     (container,) = kubernetes()["Job", "train"]["spec"]["template"]["spec"]["containers"]
     assert "--stop-file=/tmp/stop" in container["command"]
     *shell, script = container["lifecycle"]["preStop"]["exec"]["command"]
@@ -246,7 +247,7 @@ def run_pre_stop(stop_file: Path) -> None:
 )
 @pytest.mark.slow
 def test_a_training_that_is_told_to_end_saves_first(tmp_path: Path, script: Path, by: str) -> None:
-    """As Slurm and Kubernetes tell it, some time before they kill."""
+    """Stop a training as Slurm and Kubernetes do, some time before they would kill it."""
     stop_file = tmp_path / "stop"
     options = [] if script == PLAIN else ["--stop-file", str(stop_file), "--deadline", "600"]
     size = (*SIZE, "--steps", "1000000", "--save-every", "1000000", *options)
@@ -260,7 +261,7 @@ def test_a_training_that_is_told_to_end_saves_first(tmp_path: Path, script: Path
         output, _ = training.communicate(timeout=TIMEOUT_S)
     finally:
         kill_all(training)
-    assert training.returncode != 0  # it has not come to its last step
+    assert training.returncode != 0  # it did not reach its last step
     step = len(losses(tmp_path))
     assert f"step {step}: loss" in output
     if script == GROUP:
@@ -272,7 +273,7 @@ def test_a_training_that_is_told_to_end_saves_first(tmp_path: Path, script: Path
 
 
 def finish_all(launchers: Sequence[subprocess.Popen[str]]) -> str:
-    """Waits for all of them."""
+    """Wait for all launchers."""
     try:
         return "".join([finish(launcher) for launcher in launchers])
     finally:
@@ -282,7 +283,7 @@ def finish_all(launchers: Sequence[subprocess.Popen[str]]) -> str:
 
 @pytest.mark.long
 def test_a_group_on_two_nodes(plain: Path, tmp_path: Path) -> None:
-    """As the script says how to start it, once for each node."""
+    """Start the script once for each node, as its docstring says."""
     meeting = f"localhost:{free_port()}"
     ranks = ("--nnodes", "2", "--nproc-per-node", str(RANKS // 2))
     place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "two")
@@ -295,7 +296,7 @@ def test_a_group_on_two_nodes(plain: Path, tmp_path: Path) -> None:
 
 
 def kubernetes() -> dict[tuple[str, str], dict[str, Any]]:
-    """The objects, by kind and name."""
+    """Return the objects by kind and name."""
     text = (ROOT / "examples" / "kubernetes_group.yaml").read_text(encoding="utf-8")
     objects = list(yaml.safe_load_all(text))
     return {(one["kind"], one["metadata"]["name"]): one for one in objects}
@@ -303,7 +304,7 @@ def kubernetes() -> dict[tuple[str, str], dict[str, Any]]:
 
 @pytest.mark.long
 def test_the_kubernetes_job(plain: Path, tmp_path: Path) -> None:
-    """What its containers run, in processes of this host."""
+    """Run the commands of the containers in processes of this host."""
     objects = kubernetes()
     pod = objects["Job", "train"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -311,7 +312,7 @@ def test_the_kubernetes_job(plain: Path, tmp_path: Path) -> None:
     first = f"train-0.{objects['Service', 'train']['metadata']['name']}:29400"
     torchrun, *arguments = container["command"]
     assert torchrun == "torchrun"
-    # Of what it says of its cluster, what stands for it here.
+    # These parts of the command refer to the cluster, and are replaced.
     meeting = f"localhost:{free_port()}"
     folder = tmp_path / "train"
     folder.mkdir()
@@ -354,7 +355,7 @@ def test_the_parts_of_the_kubernetes_job_fit_together() -> None:
         modes = objects["PersistentVolumeClaim", claim]["spec"]["accessModes"]
         assert modes == ["ReadWriteMany"]
     settings = {variable["name"]: variable["value"] for variable in container["env"]}
-    # Settings that the library knows, and an address that is the service of the other part.
+    # The library knows all settings, and the address is the service of the other part.
     known = {f"IOSHAPE_{name.upper()}" for name in ioshape.settings()}
     assert {name for name in settings if name.startswith("IOSHAPE_")} <= known
     redis = objects["Deployment", "coordinator"]["spec"]["template"]
@@ -362,7 +363,7 @@ def test_the_parts_of_the_kubernetes_job_fit_together() -> None:
     assert service["selector"].items() <= redis["metadata"]["labels"].items()
     for limited in (container, *redis["spec"]["containers"]):
         assert re.fullmatch(r"\d+[MG]i", limited["resources"]["limits"]["memory"])
-    assert pod["terminationGracePeriodSeconds"] > 30  # which torchrun gives its ranks
+    assert pod["terminationGracePeriodSeconds"] > 30  # torchrun gives its ranks 30 s
 
 
 @pytest.mark.parametrize("kind", [pytest.param("resnet", marks=pytest.mark.long), "transformer"])
@@ -372,7 +373,7 @@ def test_models_go_on_from_their_files(kind: str, tmp_path: Path) -> None:
         start(tmp_path, ROOT / "tests" / "support" / "programs" / "two_models.py", kind, tmp_path)
     )
 
-    # In a process without ioshape they are what torch.save has written of the same objects.
+    # A process without ioshape compares them with files by torch.save.
     ways = ("torch", "save", "async")
     compare = (
         "import json, sys, torch; from same import assert_same\n"
@@ -393,7 +394,7 @@ def test_models_go_on_from_their_files(kind: str, tmp_path: Path) -> None:
     assert compared.returncode == 0, compared.stderr
     assert compared.stdout == "2 the same\n" * RANKS
 
-    # All ranks have saved to this one: it is one rank's, whole.
+    # All ranks saved to this file. It must be that of one rank, and complete.
     ioshape.verify(tmp_path / "shared.pt")
     shared = torch.load(tmp_path / "shared.pt", weights_only=True)
     own = torch.load(tmp_path / f"torch-{shared['rank']}.pt", weights_only=True)
@@ -401,7 +402,7 @@ def test_models_go_on_from_their_files(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_scripts_differ_in_their_checkpoints_alone() -> None:
-    """So that comparing them shows what ioshape changes in a script, and nothing else."""
+    """Check that comparing the scripts shows what ioshape changes, and little else."""
     changed = subprocess.run(
         [program("diff"), PLAIN, OURS], capture_output=True, text=True, check=False
     ).stdout.splitlines()
@@ -410,14 +411,15 @@ def test_the_scripts_differ_in_their_checkpoints_alone() -> None:
     assert len(added) <= 24
 
 
-# ---- The guide's program ------------------------------------------------------------------------
+# ---- The program of docs/groups.md
+# -----------------------------------------------------------------
 
-#: All ranks stop there, after this checkpoint, until they are killed.
+#: All ranks stop at this step, after the checkpoint BEFORE, until they are killed.
 STOP_AT, BEFORE = 110, 99
 
 
 def guide(folder: Path) -> Path:
-    """The program of docs/groups.md, which also stops at the step in STOP_AT."""
+    """Write the program of docs/groups.md so that it also stops at the step in STOP_AT."""
     page = (ROOT / "docs" / "groups.md").read_text(encoding="utf-8")
     programs = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (text,) = (one for one in programs if "DistributedDataParallel" in one)
@@ -455,7 +457,7 @@ def test_the_ddp_guide_resumes_as_if_it_had_not_been_killed(tmp_path: Path) -> N
     wanted = ioshape.load_group(undisturbed / "checkpoints", rank=0)
     assert_same(ioshape.load_group(killed / "checkpoints", rank=0), wanted)
     assert wanted["step"] == 199
-    # One rank of two has the model; and another number of ranks goes on with it.
+    # One of the two ranks has the model. Another number of ranks can continue from it.
     parts = ioshape.generations(killed / "checkpoints")[-1].parts()
     assert parts[1].n_bytes < parts[0].n_bytes / 4
     finish(run(alone, 1))

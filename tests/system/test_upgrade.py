@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two versions meet in each format that they share: they coexist, or refuse in words.
+"""Test two versions in each format that they share: they coexist, or refuse with a message.
 
 The later version is this tree with other numbers for all its formats (tests/support/later.sh).
 """
@@ -24,7 +24,7 @@ pytestmark = [
     ),
 ]
 
-#: What makes a program one of the later version.
+#: Variables with which a program uses the later version.
 IS_LATER = {"PYTHONPATH": f"{LATER}{os.pathsep}{PYTHONPATH}"}
 IS_OURS: dict[str, str] = {}
 
@@ -36,7 +36,7 @@ BOTH = pytest.mark.parametrize(
     ],
 )
 
-# Prints what an error tells programs; its sentence is for people.
+# Prints the parts of an error that programs use. Its message is for people.
 PRELUDE = """
 import sys
 from pathlib import Path
