@@ -67,13 +67,14 @@ clean_up() {
 trap clean_up EXIT
 cd "$folder"
 
-# Four ranks share the machine: one thread each. No user's setting shall change what is shown.
+# The four ranks share the machine, so each has one thread. The user's settings must not change the
+# results.
 export OMP_NUM_THREADS=1
 unset "${!IOSHAPE_@}"
 size=(--steps 30 --save-every 10 --width 384 --layers 4)
 
-# train PROGRAM FOLDER OPTION...: on four ranks, with all that torchrun itself says in torchrun.txt.
-# Nothing but torchrun brings the ranks together: there is no server to start.
+# train PROGRAM FOLDER OPTION...: trains on four ranks. Output of torchrun itself goes to
+# torchrun.txt. torchrun alone connects the ranks: no server has to be started.
 train() {
 	torchrun --standalone --nproc-per-node 4 "$@" "${size[@]}" 2>torchrun.txt
 }
@@ -85,7 +86,7 @@ must_train() {
 	}
 }
 
-# Each step's loss with all its digits; a step that was done twice with one loss counts once.
+# Prints each step's loss with all its digits. A repeated step with an equal loss counts once.
 losses() {
 	sort -n "$1/losses.txt" | uniq
 }
@@ -106,7 +107,7 @@ find ours -type f -printf '%12s bytes %f\n' | sort -k 3
 
 say "Started again, it goes on from the newest checkpoint that all ranks have"
 must_train "$root/examples/train.py" ours
-# What the killed ranks were writing, if they had got so far.
+# Shows the files that the killed ranks were writing, if they had begun.
 grep 'left behind' torchrun.txt || true
 
 say "The same training, and nobody kills it"

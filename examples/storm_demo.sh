@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A checkpoint storm on a laptop, with torch.save and with ioshape.
+# Shows a checkpoint storm on a laptop, with torch.save and with ioshape.
 set -euo pipefail
 called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -48,12 +48,12 @@ tests/support/setup.sh bench
 tests/support/package.sh
 export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH
 PYTHONPATH=$(python tests/support/tree.py)
-# Of all that -Dbench=true would build, this alone.
+# Builds stripefs only, not everything that -Dbench=true enables.
 if [ ! -f build/demo/build.ninja ]; then
 	meson setup build/demo -Dbench=true --buildtype=release >/dev/null
 fi
 ninja --quiet -C build/demo tests/c/support/stripefs/stripefs
-# No user's setting shall change what is shown.
+# The user's settings must not change the results.
 unset "${!IOSHAPE_@}"
 export IOSHAPE_TEST_BUILD="$PWD/build/demo"
 exec python -m tests.bench.storm_demo "$picture"

@@ -35,7 +35,7 @@ folder=$(realpath -m -- "$1")
 shift
 here=$(realpath "$(dirname "${BASH_SOURCE[0]}")")
 acl=$here/../../docs/coordinator/users.acl
-[ -e "$acl" ] || acl=$here/../coordinator/users.acl # in the package ioshape-tools
+[ -e "$acl" ] || acl=$here/../coordinator/users.acl # its place in the package ioshape-tools
 
 [ ! -e "$folder" ] || {
 	echo "cannot make secrets in \"$folder\": it exists, and what is in it may be in use; name a new folder" >&2
@@ -55,7 +55,7 @@ for name in "$@"; do
 	names=${names:+$names,}$kind:$name
 done
 
-make() { # make OPTION...: of openssl; what it says is shown only if it fails
+make() { # make OPTION...: runs openssl, and shows its output only if it fails
 	openssl "$@" >"$work/log" 2>&1 || {
 		cat "$work/log" >&2
 		echo "cannot make certificates: openssl failed as above; is it installed, are the names right?" >&2
@@ -73,7 +73,7 @@ make x509 -req -in "$work/request" -CA "$work/ca.crt" -CAkey "$work/ca.key" -day
 	-extfile "$work/extensions" -out "$work/server.crt"
 openssl rand -hex 24 >"$work/password"
 openssl rand -hex 24 >"$work/admin-password"
-# Not as arguments: all users of the machine can read those.
+# The passwords are not arguments, because all users of the machine can read arguments.
 sed -f - "$acl" >"$work/users.acl" <<SED
 s/>CHANGE-THIS-ONE-TOO />$(cat "$work/admin-password") /
 s/>CHANGE-THIS />$(cat "$work/password") /

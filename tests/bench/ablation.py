@@ -321,8 +321,7 @@ SCENES: dict[str, Callable[[Setting], contextlib.AbstractContextManager[Measure]
 }
 
 
-# ---- Worth of a mechanism
-# --------------------------------------------------------------------------
+# ---- Worth of a mechanism -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

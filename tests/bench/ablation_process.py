@@ -79,8 +79,7 @@ def load(path: str, is_cached: bool) -> Times:
     return {"load": time.perf_counter() - begin}
 
 
-# ---- Concurrent jobs
-# -------------------------------------------------------------------------------
+# ---- Concurrent jobs ----------------------------------------------------------------------------
 
 
 class Job:

@@ -60,8 +60,7 @@ class Rank:
         torch.distributed.init_process_group("gloo")
         return {}
 
-    # ---- Making the state
-    # --------------------------------------------------------------------------
+    # ---- Making the state -----------------------------------------------------------------------
 
     def make(self, size: str) -> Answer:
         self.size = int(size)

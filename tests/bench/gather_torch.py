@@ -249,8 +249,7 @@ def measure_load(
     )
 
 
-# ---- Both measurements
-# -----------------------------------------------------------------------------
+# ---- Both measurements --------------------------------------------------------------------------
 
 
 def measure_rank0(setting: Setting, outcome: Outcome) -> None:

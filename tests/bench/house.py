@@ -158,8 +158,7 @@ def trace_figures() -> Iterator[Figure]:
         yield Figure(name, len(files), "<=", most, listed)
 
 
-# ---- The Python package, settings and test runs
-# ----------------------------------------------------
+# ---- The Python package, settings and test runs -------------------------------------------------
 
 
 SAVE = """

@@ -177,8 +177,7 @@ def until_it_says(writer: Writer, word: str) -> None:
     raise LaunchError(f"a writer ended before it said {word}")
 
 
-# ---- Causes of the alerts
-# --------------------------------------------------------------------------
+# ---- Causes of the alerts -----------------------------------------------------------------------
 # Each context manager creates the problem and, after the alert was awaited, solves it.
 
 

@@ -94,8 +94,7 @@ def deb(work: Workplace) -> None:
     try_debs(work)
 
 
-# ---- Source archive
-# --------------------------------------------------------------------------------
+# ---- Source archive -----------------------------------------------------------------------------
 
 
 def sdist(work: Workplace) -> None:
@@ -112,8 +111,7 @@ def sdist(work: Workplace) -> None:
     root.make()
 
 
-# ---- Container image
-# -------------------------------------------------------------------------------
+# ---- Container image ----------------------------------------------------------------------------
 
 
 def container_file(work: Workplace) -> None:

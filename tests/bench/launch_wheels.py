@@ -87,8 +87,7 @@ def wheel(work: Workplace) -> None:
     root.make()
 
 
-# ---- Wheels for another architecture
-# ---------------------------------------------------------------
+# ---- Wheels for another architecture ------------------------------------------------------------
 
 
 @contextmanager

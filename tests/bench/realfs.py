@@ -103,8 +103,7 @@ def ratio_figure(name: str, samples: Samples, least: float, ceiling: str, what: 
     )
 
 
-# ---- All clusters
-# ----------------------------------------------------------------------------------
+# ---- All clusters -------------------------------------------------------------------------------
 
 
 def measure(setting: Setting) -> Outcome:

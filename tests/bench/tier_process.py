@@ -160,8 +160,7 @@ def one_node(given: Found) -> Found:
     return found
 
 
-# ---- Many nodes
-# ------------------------------------------------------------------------------------
+# ---- Many nodes ---------------------------------------------------------------------------------
 
 
 def node(given: Found, number: int, folder: Path) -> Callable[[Connection], None]:

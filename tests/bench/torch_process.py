@@ -103,8 +103,7 @@ class Process:
         self.twin: mmap.mmap | None = None
         self.began = 0.0
 
-    # ---- Making the state
-    # --------------------------------------------------------------------------
+    # ---- Making the state -----------------------------------------------------------------------
 
     def state_of_size(self, size: str) -> Answer:
         self.size = int(size)
@@ -203,8 +202,7 @@ class Process:
         torch_state.require_equal(tensors, self.size)
         return {}
 
-    # ---- Background saves
-    # --------------------------------------------------------------------------
+    # ---- Background saves -----------------------------------------------------------------------
 
     def make_room(self, bytes: str) -> Answer:  # noqa: A002 - a word of the command
         """Configure staging memory for this many bytes.

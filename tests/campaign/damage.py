@@ -57,8 +57,7 @@ def _range(rng: Random, data: bytes) -> slice:
     return slice(start, start + length)
 
 
-# ---- Random damage
-# ---------------------------------------------------------------------------------
+# ---- Random damage ------------------------------------------------------------------------------
 
 Blind = Callable[[Random, bytes, Sequence[bytes]], bytes]
 
@@ -158,8 +157,7 @@ BLIND: tuple[Blind, ...] = (
 #: Damage of texts such as JSON.
 TEXT: tuple[Blind, ...] = (*BLIND, *(3 * (with_other_numbers,)))
 
-# ---- Deliberate damage
-# -----------------------------------------------------------------------------
+# ---- Deliberate damage --------------------------------------------------------------------------
 
 Members = list[tuple[str, bytes]]
 

@@ -63,8 +63,7 @@ class Silent(Wrong):
     """Data that was never saved was returned as if it had been."""
 
 
-# ---- Files
-# -----------------------------------------------------------------------------------------
+# ---- Files --------------------------------------------------------------------------------------
 
 
 def bases(folder: Path) -> list[Base]:
@@ -128,8 +127,7 @@ def damaged(rng: Random, sound: list[Base]) -> Damaged:
     return Damaged(base.name, how.__name__, data, base.data, [base.means, other.means])
 
 
-# ---- Ways to read a file
-# ---------------------------------------------------------------------------
+# ---- Ways to read a file ------------------------------------------------------------------------
 
 
 def refused(error: Exception) -> None:

@@ -120,8 +120,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     return {"images": request["images"], "eio": n_eio, "findings": findings}
 
 
-# ---- Service loop
-# ----------------------------------------------------------------------------------
+# ---- Service loop -------------------------------------------------------------------------------
 
 
 def _clean_up() -> None:

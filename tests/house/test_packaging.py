@@ -74,8 +74,7 @@ def test_the_package_of_the_library_is_called_after_its_soname() -> None:
     assert f"(symver)IOSHAPE_{found[1]} " in symbols
 
 
-# ---- Files that packages and images exclude
-# --------------------------------------------------------
+# ---- Files that packages and images exclude -----------------------------------------------------
 
 
 def entries(name: str) -> list[str]:

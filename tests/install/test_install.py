@@ -144,8 +144,7 @@ def test_pkg_config_static(prefix: Path, example: Path, tmp_path: Path) -> None:
     run_example(executable, tmp_path / "files")
 
 
-# ---- The tier library
-# ------------------------------------------------------------------------------
+# ---- The tier library ---------------------------------------------------------------------------
 
 TIER_PROGRAM = """
 #include <ioshape/ioshape.h>
@@ -222,8 +221,7 @@ def test_cmake(cmake_build: Path, example: Path, target: str, tmp_path: Path) ->
     run_example(executable, tmp_path / "files")
 
 
-# ---- Ranks that save together
-# ----------------------------------------------------------------------
+# ---- Ranks that save together -------------------------------------------------------------------
 
 
 def weights_of(generation: Path, ranks: int) -> torch.Tensor:

@@ -107,7 +107,7 @@ class _Turned(StreamTransformExtension):
 
         return cast("IO[bytes]", Out())
 
-    def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - the name in torch's interface
+    def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - torch's name
         return io.BytesIO(bytes(255 - byte for byte in input.read()))
 
 
@@ -123,8 +123,7 @@ def test_transformed_items_are_written_and_read(tmp_path: Path) -> None:
         assert_same(loaded, value)
 
 
-# ---- Complete or absent
-# ----------------------------------------------------------------------------
+# ---- Complete or absent -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("made_before", [False, True])

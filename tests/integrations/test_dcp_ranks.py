@@ -38,8 +38,7 @@ RANKS = pytest.mark.skipif(
 )
 
 
-# ---- Background saves
-# ------------------------------------------------------------------------------
+# ---- Background saves ---------------------------------------------------------------------------
 
 
 def test_async_save_takes_the_state_as_it_was(tmp_path: Path) -> None:
@@ -191,8 +190,7 @@ def test_another_number_of_ranks_loads_it_by_stock_and_by_us(saved: Any, size: i
             assert_same(loaded, told[0]["state"])
 
 
-# ---- Memory for copies
-# -----------------------------------------------------------------------------
+# ---- Memory for copies --------------------------------------------------------------------------
 
 
 def kept() -> list[int]:
@@ -282,8 +280,7 @@ def test_what_dcp_is_told_to_keep_dcp_keeps(
     assert ioshape.dcp.Writer(tmp_path / "a").stage({})[0] == "theirs"
 
 
-# ---- Page cache or direct reads
-# --------------------------------------------------------------------
+# ---- Page cache or direct reads -----------------------------------------------------------------
 
 
 _READ_ONCE = """

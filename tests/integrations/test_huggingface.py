@@ -195,8 +195,7 @@ def test_fsdp_of_accelerate(tmp_path: Path) -> None:
     assert names[:3] == ["optimizer_0", "pytorch_model_fsdp_0", "random_states_0.pkl"]
 
 
-# ---- Sets of shards
-# --------------------------------------------------------------------------------
+# ---- Sets of shards -----------------------------------------------------------------------------
 
 
 def test_a_set_of_shards_replaces_another(tmp_path: Path) -> None:
@@ -206,8 +205,7 @@ def test_a_set_of_shards_replaces_another(tmp_path: Path) -> None:
     assert len(names_in(tmp_path / "hub")) == 3
 
 
-# ---- Patches, without the packages
-# -----------------------------------------------------------------
+# ---- Patches, without the packages --------------------------------------------------------------
 
 
 def test_a_transformers_that_is_too_old_stays_as_it_is() -> None:

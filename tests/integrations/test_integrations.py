@@ -51,8 +51,7 @@ def installed(
     return folder
 
 
-# ---- Integrations of ioshape
-# -----------------------------------------------------------------------
+# ---- Integrations of ioshape --------------------------------------------------------------------
 
 
 def test_safetensors_files_of_dcp_are_ours(tmp_path: Path) -> None:
@@ -101,8 +100,7 @@ assert torch.equal(loaded["weight"], torch.arange(100_000.0))
     assert files == saved_by_us(tmp_path)
 
 
-# ---- Untested versions
-# -----------------------------------------------------------------------------
+# ---- Untested versions --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,8 +127,7 @@ def test_a_version_that_was_not_tried_writes_by_itself(
         ) in done.stderr
 
 
-# ---- Integrations in other packages
-# ----------------------------------------------------------------
+# ---- Integrations in other packages -------------------------------------------------------------
 
 THEIRS = """
 def follow(module, *, load):

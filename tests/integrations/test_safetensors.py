@@ -73,8 +73,7 @@ def state() -> dict[str, torch.Tensor]:
     }
 
 
-# ---- Functions of ioshape.safetensors
-# --------------------------------------------------------------
+# ---- Functions of ioshape.safetensors -----------------------------------------------------------
 
 
 def test_a_file_is_durable_whole_and_the_originals(tmp_path: Path) -> None:
@@ -160,8 +159,7 @@ def test_a_model_that_shares_tensors_is_saved_once(tmp_path: Path) -> None:
     assert torch.equal(other[0].weight, model[0].weight)
 
 
-# ---- Functions of the patched package
-# --------------------------------------------------------------
+# ---- Functions of the patched package -----------------------------------------------------------
 
 
 def test_the_package_writes_through_us(tmp_path: Path, traced: Path) -> None:

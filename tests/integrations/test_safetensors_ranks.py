@@ -170,8 +170,7 @@ def test_with_checksums_each_file_has_them_beside_it(tmp_path: Path, most_bytes:
     assert not list((tmp_path / "set").glob(f"*{SUMS}"))
 
 
-# ---- Several ranks
-# ---------------------------------------------------------------------------------
+# ---- Several ranks ------------------------------------------------------------------------------
 
 
 @RANKS

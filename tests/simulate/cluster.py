@@ -97,8 +97,7 @@ class Cluster(Events):
         self._left: deque[tuple[float, int]] = deque()
         self._left_nodes = 0
 
-    # ---- Clock and events
-    # --------------------------------------------------------------------------
+    # ---- Clock and events -----------------------------------------------------------------------
 
     def start(self) -> None:
         for number, state in enumerate(self.states):
@@ -161,8 +160,7 @@ class Cluster(Events):
             elif event.kind == "trains":
                 self._train(event.job, state)
 
-    # ---- Life of a job
-    # -----------------------------------------------------------------------------
+    # ---- Life of a job --------------------------------------------------------------------------
 
     def _train(self, number: int, state: State) -> None:
         state.began_s = self.now

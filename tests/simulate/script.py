@@ -226,8 +226,7 @@ class Scripted:
             self.now = at_s
             self.rules.clock(STARTED_MS + int(at_s * 1000))
 
-    # ---- The interface of Queue
-    # --------------------------------------------------------------------
+    # ---- The interface of Queue -----------------------------------------------------------------
 
     def push(self, save: Save) -> None:
         new = [Asked(f"{self._made + n}", save, n) for n in range(save.waiting)]

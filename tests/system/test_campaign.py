@@ -92,8 +92,7 @@ def test_what_the_fuzz_targets_get_in_the_short_form_follows_from_the_seed(tmp_p
         assert len(set(once)) > fuzz.N_SHORT / 2
 
 
-# ---- The kind "crowd"
-# ------------------------------------------------------------------------------
+# ---- The kind "crowd" ---------------------------------------------------------------------------
 
 RANK_OF_JOB = {50: 3}
 
@@ -167,8 +166,7 @@ def test_a_job_begins_again_where_it_was(tmp_path: Path) -> None:
         assert (len(story.findings), story.newest(3)) == (wrong, 6)
 
 
-# ---- The kind "tier"
-# -------------------------------------------------------------------------------
+# ---- The kind "tier" ----------------------------------------------------------------------------
 
 
 def judged(folder: Path, *versions: int | bytes, safe: int = 0) -> dict[str, int]:

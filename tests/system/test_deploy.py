@@ -130,8 +130,7 @@ def test_no_secret_is_in_a_file_that_is_given_away() -> None:
         assert not re.search(r"rediss?://[^@\s]*:[^@\s]*@", text), path
 
 
-# ---- The Redis of Compose, Kubernetes and systemd
-# --------------------------------------------------
+# ---- The Redis of Compose, Kubernetes and systemd -----------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -257,8 +256,7 @@ def test_a_unit_can_do_little(name: str) -> None:
     assert "Overall exposure level" in analyze(*how, unit)
 
 
-# ---- Drains of a tier
-# ------------------------------------------------------------------------------
+# ---- Drains of a tier ---------------------------------------------------------------------------
 
 
 def test_the_timer_starts_the_drain_of_the_same_user(tmp_path: Path) -> None:

@@ -262,8 +262,7 @@ def test_two_clients_write_one_path(folders: Folders, tmp_path: Path) -> None:
         )
 
 
-# ---- Running and dead processes
-# --------------------------------------------------------------------
+# ---- Running and dead processes -----------------------------------------------------------------
 
 
 def same_client(folders: Folders) -> bool:

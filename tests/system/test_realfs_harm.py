@@ -38,8 +38,7 @@ def folder(cluster: Mounted, request: pytest.FixtureRequest) -> Path:
     return made
 
 
-# ---- Servers that are killed during a save
-# ---------------------------------------------------------
+# ---- Servers that are killed during a save ------------------------------------------------------
 
 
 def target_of(cluster: Mounted, path: Path) -> str:

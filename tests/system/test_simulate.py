@@ -126,8 +126,7 @@ def test_more_load_loses_more_and_the_order_matters() -> None:
     assert slow.ratio(AT_ONCE, "ours") > 1
 
 
-# ---- The real script, its model, and the order that approximates both
-# ------------------------------
+# ---- The real script, its model, and the order that approximates both ---------------------------
 
 
 def simulated(rules: Rules, fail_over: bool) -> Cluster:
@@ -175,8 +174,7 @@ def test_an_order_stands_for_that_of_the_script() -> None:
     assert mean == pytest.approx(exact, rel=0.1)
 
 
-# ---- The storage model and stripefs
-# ----------------------------------------------------------------
+# ---- The storage model and stripefs -------------------------------------------------------------
 
 
 def write(path: Path, mib: int) -> None:

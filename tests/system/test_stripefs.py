@@ -383,8 +383,7 @@ def test_a_client_asks_again_only_for_what_others_have_changed() -> None:
         assert mount.statistics()["metadata"]["lookup"] - after["lookup"] == 4
 
 
-# ---- Places of data
-# --------------------------------------------------------------------------------
+# ---- Places of data -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cache", ["through", "back", "client"])
@@ -461,8 +460,7 @@ def test_space_is_what_the_targets_have() -> None:
         assert found == wanted
 
 
-# ---- Counters
-# --------------------------------------------------------------------------------------
+# ---- Counters -----------------------------------------------------------------------------------
 
 
 def test_metadata_operations_are_counted_to_the_last_one() -> None:

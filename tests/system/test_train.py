@@ -174,8 +174,7 @@ def has_block_checksums(file: Path) -> bool:
         return any(name.endswith("/.ioshape/index") for name in opened.namelist())
 
 
-# ---- All ranks together
-# ----------------------------------------------------------------------------
+# ---- All ranks together -------------------------------------------------------------------------
 
 
 def generations(folder: Path) -> dict[int, list[object]]:
@@ -411,8 +410,7 @@ def test_the_scripts_differ_in_their_checkpoints_alone() -> None:
     assert len(added) <= 24
 
 
-# ---- The program of docs/groups.md
-# -----------------------------------------------------------------
+# ---- The program of docs/groups.md --------------------------------------------------------------
 
 #: All ranks stop at this step, after the checkpoint BEFORE, until they are killed.
 STOP_AT, BEFORE = 110, 99
