@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the benchmarks. tests/bench.sh starts this driver, describes the benchmarks and installs
-their packages.
-"""
+"""Run the benchmarks. tests/bench.sh starts this driver and installs packages for it."""
 
 import argparse
 import json

@@ -10,7 +10,7 @@ from coordinators import coordinator
 from . import slots_death, slots_script, slots_sharing, slots_turns
 from .setting import Figure, Outcome, Setting
 
-# Most bytes that each writer of the bandwidth benchmark saves repeatedly.
+# Bytes of the tensors of all writers in the bandwidth benchmark, together.
 TENSOR_BYTES = slots_sharing.MOST_TENSOR_BYTES
 
 

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * trace save COORDINATOR PATH: prints the address of each function that runs when one tensor is
- * saved to PATH. trace slot COORDINATOR: prints those that run when a slot is taken and released.
+ * Prints the address of each function that the library enters in a call.
+ *
+ *   trace save COORDINATOR PATH   saves one tensor to PATH
+ *   trace slot COORDINATOR        takes a slot and releases it
  *
  * The second call is traced, because the first one makes what later calls reuse. The library must
  * be compiled with -finstrument-functions. Addresses are relative to the program, as addr2line

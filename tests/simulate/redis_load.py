@@ -46,7 +46,7 @@ def connection_bytes(folder: Path) -> float:
 
 
 def fail_over(cluster: Cluster, queue: Scripted) -> dict[str, float]:
-    """Replace Redis by an empty one, as after a failover without a replica that answers at once."""
+    """Let Redis lose all data, as in a failover without a replica. It answers at once."""
     before, at = cluster.counts.most_writing, cluster.now
     queue.fail_over(lose_all=True)
     cluster.run(at + AFTER_S)
