@@ -107,8 +107,7 @@ static int resume(struct ioshape_context *context, struct ioshape_group *group,
 		model->step = step;
 	else if (ret != -ENOENT)
 		fprintf(stderr, "group_trainer, rank %d: %s\n", model->rank,
-			*ioshape_last_error()->sentence ? ioshape_last_error()->sentence :
-							  ioshape_last_error()->sentence);
+			ioshape_last_error()->sentence);
 	ioshape_reader_free(reader);
 	ioshape_generation_free(generation);
 	return ret;
