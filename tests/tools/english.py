@@ -88,7 +88,7 @@ def fragment(text: str, *, of_function: bool) -> bool:
 
 
 class Description(NamedTuple):
-    """What says what a function, class or module is."""
+    """The description of a function, class or module."""
 
     line: int
     text: str

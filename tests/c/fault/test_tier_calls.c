@@ -114,7 +114,7 @@ static int save_on_tier(unsigned which)
 
 /* ---- What is there --------------------------------------------------------------------------- */
 
-/* 0: nothing; UINT32_MAX: something torn. */
+/* Returns the version in a file: 0 if there is none, UINT32_MAX if it is torn. */
 static uint32_t version_of_file(const char *path, size_t bytes)
 {
 	uint32_t *words, version;
@@ -150,7 +150,7 @@ static uint32_t version_there(unsigned which)
 				 version_of_file(path_of[which], bytes_of[which]);
 }
 
-/* The copy on the tier. */
+/* Returns the version of the copy on the tier. */
 static uint32_t version_of_copy(void)
 {
 	char path[4096], here[2048];
@@ -195,8 +195,8 @@ static int save_beside(void *unused)
 	_exit(ret ? 1 : 0);
 }
 
-/* What the dead have left goes with the next save into the directory, or one after it: the kernel
- * may let go of their locks a little late. */
+/* Saves beside them until the temporary files of dead processes are gone. It takes several saves
+ * if the kernel releases their locks late. */
 static void must_be_tidy(void)
 {
 	for (int tries = 0; tries < 500; tries++) {
@@ -208,7 +208,7 @@ static void must_be_tidy(void)
 	ck_abort_msg("a temporary file stays");
 }
 
-/* In the end all is well, and nothing is left that should not be. */
+/* Drains what is left, and requires that nothing waits and no temporary file stays. */
 static void must_be_drained(void)
 {
 	const int status = scratch_in_child(drain_and_list, NULL);
@@ -286,7 +286,7 @@ static void begin_scene(struct harm *harm)
 	ck_assert_int_eq(scratch_in_child(prepare, harm), 0);
 }
 
-/* Whether the nth call was there at all. */
+/* Returns whether the process made an nth call. */
 static bool harm_once(struct harm *harm)
 {
 	const unsigned which = harm->scene->which;
@@ -358,7 +358,7 @@ static int forget(void *argument)
 	_exit(ret != 0);
 }
 
-/* By what died or failed while it was forgotten: it is carried whole, or not at all. */
+/* Harms a call that forgets a save. The save must then be drained whole, or not at all. */
 static void must_be_forgotten_or_drained(struct harm *harm)
 {
 	int status;
@@ -412,7 +412,7 @@ TEST(tests, a_copy_that_is_half_removed_does_not_come_back)
 	ck_assert_uint_gt(tried, 4);
 }
 
-/* The directory in the one that is carried: somebody removes it as soon as it is made. */
+/* Another process removes the inner directory as soon as the drain has made it. */
 TEST(tests, a_directory_that_goes_meanwhile_is_not_called_drained)
 {
 	static const struct scene scene = { .which = FOLDER };
@@ -462,7 +462,7 @@ static int drain_until_death(void *argument)
 	_exit(ret != 0);
 }
 
-/* A save that is newer for all that a clock can tell. */
+/* Saves directly until the clock shows that this file is newer. */
 static int save_directly(void *unused)
 {
 	struct stat first, now;
@@ -506,7 +506,7 @@ static pid_t begin_process(int (*body)(void *), struct process *process, uint64_
 	return child;
 }
 
-/* What is seen of files while others work on them, and in the end of all. */
+/* Reads the versions of all files, also while processes work on them. */
 static void look(uint32_t seen[PATHS], unsigned paths)
 {
 	for (unsigned i = 0; i < paths; i++) {

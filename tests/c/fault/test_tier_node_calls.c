@@ -87,7 +87,8 @@ static int take_part(const struct harm *harm, uint32_t rank)
 	options.token = scratch_directory();
 	options.node = rank ? "another" : "one";
 	options.comm = pair_comm_be(&pair, rank);
-	/* Who waits for one that was killed waits no longer than this; nobody else is cut short. */
+	/* A rank waits this long for a killed one. Runs without a victim have time on a busy host.
+	 */
 	options.deadline_ms = harm->victim == NO_VICTIM ? 30000 : 600;
 	options.tier = tier;
 	ret = ioshape_group_open(context, "there", &options, &group);
@@ -121,7 +122,7 @@ static pid_t start(const struct harm *harm, uint32_t rank)
 	return child;
 }
 
-/* Both; the victim may have been killed. */
+/* Runs both ranks. The victim may be killed. */
 static void run(const struct harm *harm)
 {
 	pid_t children[RANKS];
@@ -152,7 +153,7 @@ static void must_do(int (*act)(struct ioshape_group *group, const struct sample 
 	ck_assert_msg(shared->well[0] && shared->well[1], "%lu", nth);
 }
 
-/* Of one node; what waits for the other does so. */
+/* Drains the tier of one node. Saves that wait for the other node stay. */
 static int drain(void *argument)
 {
 	const uint32_t *node = argument;
@@ -213,7 +214,7 @@ static void begin_scene(void)
 	must_do(save_first, 0);
 }
 
-/* Whether the nth call was there at all. */
+/* Returns whether the victim made an nth call. */
 static bool harm_save(struct harm *harm)
 {
 	begin_scene();

@@ -117,7 +117,7 @@ OPENED = """
         assert content.endswith(b"more")
         assert torch.load(io.BytesIO(content[:-4]))["w"].sum() == 3
 
-    # Not ours: somebody could see the difference.
+    # Left to torch, because the program could see the difference.
     opened("header.pt", before=lambda file: file.write(b"header")).close()
     opened("flushed.pt", before=lambda file: (file.write(b"header"), file.flush())).close()
     opened("appended.pt", "ab").close()

@@ -266,7 +266,7 @@ FULL_DISK = """
         assert number_in(folder / "other.pt") == 3
         (folder / "other.pt").unlink()
 
-    # Nobody waits for the failure: the next save tells, and has saved.
+    # The program does not wait for the failure. The next save raises it after it has saved.
     handle = ioshape.save_async(too_much, path)
     while not handle.done():
         pass

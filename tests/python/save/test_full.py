@@ -158,7 +158,7 @@ FULL_DISK = """
     assert ioshape.latest(directory).step == 1
     assert [name for name in names_in(directory) if "step" in name] == ["step-0000000001"]
 
-    # Nobody asks: the next save tells, and does not raise.
+    # The program does not ask. The next save warns and does not raise.
     handle = ioshape.save_async(too_much, path)
     while not handle.done():
         time.sleep(0.01)

@@ -74,7 +74,7 @@ CTRL_C = """
 
 
     class SlowPipe:
-        # A pipe out of which somebody reads slowly: real I/O that takes ten seconds.
+        # A pipe that is read slowly: real I/O that takes ten seconds.
         def __init__(self, folder, n_bytes):
             self.path = folder / "pipe"
             os.mkfifo(self.path)
@@ -230,7 +230,7 @@ CTRL_C = """
 
 
     def logged(folder, path):
-        # Somebody logs all that we say, on whatever thread says it.
+        # The program logs each message on the thread that sends it.
         import logging
 
         class Slow(logging.Handler):
@@ -423,7 +423,7 @@ KILLED = """
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         finished = int.from_bytes(os.pread(told, 8, 0), "little")
-        # The one that was told of, or the one after it that nobody was told of any more.
+        # The last save that the child reported, or the next one, which it could not report.
         assert number_in(path) in (finished, finished + 1), (finished, number_in(path))
         assert finished >= last
         leftovers = max(leftovers, len(names_in(folder)) - 1)

@@ -35,12 +35,12 @@ SAVES = """
         return frozenset(int.from_bytes(lov[end - 4 : end], "little") for end in ends)
 
 
-    # In turn, where nobody else writes.
+    # Without other writers, files take the targets in turn.
     parts = [saved() for _ in range(places)]
     assert len(set(parts)) == places, parts
     assert not frozenset.intersection(*parts), parts
 
-    # Others hold all slots but one: the next files lie where nobody writes.
+    # All slots but one are held: the next files get the targets without a writer.
     held = [ioshape.slot(path=f"{folder}/held") for _ in range(places - 1)]
     free = {saved() for _ in range(5)}
     assert len(free) == 1, free

@@ -347,7 +347,7 @@ FULL_TIER = """
         reports = [
             ioshape.save(checkpoint(n, 12 * MIB), slow / f"{n}.pt", tier=fast) for n in range(5)
         ]
-        # Of 40 MiB three fit; the others do not wait for anybody.
+        # Three fit into 40 MiB. The others do not wait.
         assert [bool(one.tier) for one in reports] == [True] * 3 + [False] * 2, reports
         assert all("wait" in str(one.fallbacks) for one in reports[3:]), reports
         assert names_in(slow) == ["3.pt", "4.pt"]
