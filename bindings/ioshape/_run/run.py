@@ -109,19 +109,21 @@ def _options() -> list[str]:
         return []
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise CannotRun(
-            "Python's options -E, -I and -S keep it from reading PYTHONPATH, by which torch.save "
-            "is replaced; leave them out"
+            "Python's options -E, -I and -S ignore PYTHONPATH, which ioshape run needs to replace "
+            "torch.save; leave them out"
         )
     return interpreter_options(sys.orig_argv)
 
 
 def _check_package() -> None:
     if not sys.executable:
-        raise CannotRun("Python does not know where its own program lies, so it cannot run another")
+        raise CannotRun(
+            "Python does not know the path of its executable, so it cannot start the script"
+        )
     try:
         from ioshape import _native  # noqa: F401, PLC0415
     except ImportError as error:
-        raise CannotRun(f"the package is not complete ({error}); install it again") from None
+        raise CannotRun(f"the package ioshape is incomplete ({error}); reinstall it") from None
 
 
 def check_script(script: str) -> None:
@@ -138,9 +140,9 @@ def check_script(script: str) -> None:
 
     similar = get_close_matches(name, scripts, 1)
     if name in _LAUNCHERS:
-        remedy = f"with {name} it is: {_LAUNCHERS[name]}"
+        remedy = f"with {name}, run: {_LAUNCHERS[name]}"
     elif name.startswith("python"):
-        remedy = "leave the word out: ioshape run train.py"
+        remedy = "leave out the word python: ioshape run train.py"
     elif similar:
         remedy = f"did you mean {str(folder / similar[0])!r}?"
     else:
@@ -171,4 +173,4 @@ def run(program: str, arguments: Sequence[str], *, is_module: bool, load: bool) 
     try:
         os.execve(sys.executable, command, environment(os.environ, load=load))
     except OSError as error:
-        raise CannotRun(f"{sys.executable} could not be started: {error.strerror}") from None
+        raise CannotRun(f"cannot start {sys.executable}: {error.strerror}") from None
