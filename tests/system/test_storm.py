@@ -188,7 +188,7 @@ def test_a_verdict_says_what_neighbours_and_jobs_gain(capsys: pytest.CaptureFixt
     assert lines[5:] == [
         "With slots your neighbours wait 1.50 s instead of 4.50 s; your checkpoint takes 10.0 s "
         "instead of 7.00 s.",
-        "Together the jobs save 0.50 times as much in a second with slots as without.",
+        "With slots the throughput of all jobs is 0.50 times that without.",
     ]
 
 

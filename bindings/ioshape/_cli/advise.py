@@ -190,8 +190,8 @@ def _mtbf(given: float | None, nodes: int, observed: Observed | None) -> float:
     found = given / nodes if given is not None else observed.mtbf if observed else None
     if not found:
         raise UsageSentenceError(
-            "how often the job fails is not known: give --mtbf, such as --mtbf 8h, or --mtbf 250d "
-            "--nodes 128 for nodes that fail every 250 days"
+            "the time between failures is not known; give --mtbf, such as --mtbf 8h, or --mtbf "
+            "250d --nodes 128 for nodes that fail every 250 days"
         )
     return found
 
@@ -206,8 +206,8 @@ def _costs(
     save = save_s if save_s is not None else observed.save if observed else None
     if save is None:
         raise UsageSentenceError(
-            "what a save takes is not known: name the FOLDER with the reports of a run, or give "
-            "--save-seconds"
+            "the duration of a save is not known; name the FOLDER with the reports of a run, or "
+            "give --save-seconds"
         )
     if stall_s is None:
         # If only --save-seconds is known, the save is assumed to block for all of it.
@@ -217,31 +217,32 @@ def _costs(
 
 def _why(costs: Costs, observed: Observed | None) -> list[str]:
     """Return the reasons for the advice, as sentences."""
-    waits = f", of which it waits {human_seconds(observed.wait)} for slots" if observed else ""
+    waits = f", including a wait of {human_seconds(observed.wait)} for a slot" if observed else ""
     lines = [
         f"The job fails every {human_seconds(costs.mtbf)}.",
-        f"A save holds training for {human_seconds(costs.stall)}, and is durable after "
+        f"A save stalls training for {human_seconds(costs.stall)} and is durable after "
         f"{human_seconds(costs.save)}{waits}.",
     ]
     if costs.save + costs.restart >= costs.mtbf:
         lines.append(
-            "A save and a restart together take longer than the job runs between failures: hardly "
-            "any save is of use. Save faster, or use fewer nodes; no interval mends this."
+            "A save and a restart together take longer than the time between failures, so few "
+            "saves are ever used. Save faster or use fewer nodes; no interval helps."
         )
     if costs.unbounded < costs.shortest:
         lines.append(
-            "Failures alone would ask for an interval of "
-            f"{human_seconds(costs.unbounded)}, but a save has to be durable before the next one "
-            "begins. Saves that are durable sooner would lose less."
+            f"For failures alone, an interval of {human_seconds(costs.unbounded)} would be best, "
+            "but each save must be durable before the next one begins. Faster saves would lose "
+            "less time."
         )
     else:
         lines.append(
-            "Shorter intervals hold training more often; after longer ones a failure costs more."
+            "Shorter intervals stall training more often; with longer intervals, each failure "
+            "loses more work."
         )
     if costs.stall < costs.save:
         lines.append(
-            "Training goes on while the save is written, so the stall counts, and not the whole "
-            f"save; if it blocked, {human_seconds(costs.young)} would be best."
+            "Training continues while the save is written, so only the stall counts. If the save "
+            f"blocked training, {human_seconds(costs.young)} would be best."
         )
     return lines
 
@@ -285,11 +286,13 @@ def _show(costs: Costs, observed: Observed | None) -> None:
         f"{costs.lost(costs.best):.1%} of the time is lost."
     )
     if observed:
-        say(f"From {plural(observed.storms, 'checkpoint')}:")
+        say(f"Based on {plural(observed.storms, 'checkpoint')}:")
     for line in _why(costs, observed):
         say(line)
     say()
-    table = Table(*columns("<interval", ">", ">lost", ">held by saves", ">redone and restarts"))
+    table = Table(
+        *columns("<interval", ">", ">lost", ">stalled by saves", ">redone work and restarts")
+    )
     for name, interval in _rows(costs, observed):
         lost, held = costs.lost(interval), costs.held(interval)
         shares = (f"{share:.2%}" for share in (lost, held, lost - held))
@@ -297,42 +300,42 @@ def _show(costs: Costs, observed: Observed | None) -> None:
     table.show()
 
 
-@click.command(short_help="Say how often to save, from what saves and failures cost.")
+@click.command(short_help="Recommend how often to save.")
 @click.argument("folder", type=click.Path(), required=False)
 @click.option(
     "--mtbf",
     metavar="TIME",
     callback=_time,
-    help="Mean time between failures of the job, or with --nodes of each node. Without it, how "
-    "often the processes in the reports were replaced.",
+    help="Mean time between failures of the job; with --nodes, of each node.  [default: from the "
+    "process restarts in the reports]",
 )
 @click.option(
     "--nodes",
     metavar="N",
     type=click.IntRange(min=1),
-    help="How many nodes the job has, each of which fails as --mtbf says.",
+    help="Number of nodes of the job. --mtbf is then the value of one node.",
 )
 @click.option(
     "--save-seconds",
     "save_s",
     metavar="TIME",
     callback=_time,
-    help="From the begin of a save until it is durable, in place of what the reports say.",
+    help="Time from the start of a save until it is durable. Overrides the reports.",
 )
 @click.option(
     "--stall-seconds",
     "stall_s",
     metavar="TIME",
     callback=_time,
-    help="How long a save holds training: of save_async() the copy in memory.  [default: what the "
-    "reports say, or all of --save-seconds]",
+    help="Time for which a save stalls training; for save_async(), the copy in memory.  [default: "
+    "from the reports, or --save-seconds]",
 )
 @click.option(
     "--restart-seconds",
     "restart_s",
     metavar="TIME",
     callback=_time,
-    help="From a failure until training goes on.  [default: 0]",
+    help="Time from a failure until training continues.  [default: 0]",
 )
 @json_option
 def command(
@@ -361,7 +364,7 @@ def command(
     if mtbf == 0:
         raise UsageSentenceError("cannot advise a job with --mtbf 0: it never trains")
     if nodes is not None and mtbf is None:
-        raise UsageSentenceError("--nodes needs --mtbf, which says how often each of them fails")
+        raise UsageSentenceError("--nodes needs --mtbf, the mean time between failures of one node")
     observed, problems = _observe(folder) if folder is not None else (None, False)
     found = _mtbf(mtbf, nodes or 1, observed)
     costs = _costs(observed, found, save_s, stall_s, restart_s or 0.0)

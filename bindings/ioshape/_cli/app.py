@@ -81,7 +81,7 @@ def _print_version(context: click.Context, _option: click.Parameter, wanted: boo
     callback=_print_version,
     help="Show the version and exit.",
 )
-@click.option("--debug", is_flag=True, help="Show where in the code an error came from.")
+@click.option("--debug", is_flag=True, help="Show the Python traceback of an error.")
 @click.pass_context
 def commands(context: click.Context, debug: bool) -> None:
     """Durable, atomic, verified checkpoints for PyTorch: torch.save at the speed of the disk.
@@ -134,8 +134,8 @@ def _explain(error: Exception) -> str:
     if isinstance(error, ValueError):
         return str(error)
     return (
-        f"something that should not happen: {type(error).__name__}: {error}; please report it, "
-        'with what "ioshape --debug" says in addition'
+        f"internal error: {type(error).__name__}: {error}; please report it "
+        'with the output of "ioshape --debug"'
     )
 
 

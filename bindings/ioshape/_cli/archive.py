@@ -33,14 +33,16 @@ def _as_json(one: Archived) -> dict[str, Any]:
 def _say(one: Archived) -> None:
     new = human_size(one.archived_bytes) if one.archived_bytes else "nothing"
     say(
-        f"{one.path}: archived, {plural(one.files, 'file')}, {human_size(one.n_bytes)}; {new} of "
-        f"it now, in {human_seconds(one.total_s)}"
+        f"{one.path}: archived, {plural(one.files, 'file')}, {human_size(one.n_bytes)}; {new} "
+        f"newly archived in {human_seconds(one.total_s)}"
     )
 
 
-@click.command(short_help="Have Lustre archive checkpoints; FSx: export them to S3.")
+@click.command(short_help="Archive checkpoints with Lustre HSM; on FSx, export them to S3.")
 @files_argument
-@click.option("--check", is_flag=True, help="Ask for nothing: tell whether all is archived.")
+@click.option(
+    "--check", is_flag=True, help="Request nothing; only report whether all files are archived."
+)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -48,7 +50,7 @@ def _say(one: Archived) -> None:
     type=click.FloatRange(min=0),
     default=hsm.TIMEOUT_S,
     show_default=True,
-    help="Give up when nothing was archived for so long.",
+    help="Fail after this many seconds without progress.",
 )
 @json_option
 def command(files: tuple[str, ...], check: bool, timeout_s: float, as_json: bool) -> int:

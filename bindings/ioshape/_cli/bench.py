@@ -78,14 +78,16 @@ def _measure(
     try:
         from ioshape._cli import bench_measure as measure  # noqa: PLC0415 - imports torch
     except ImportError as error:
-        raise SentenceError(f"the bench needs torch ({error}); pip install torch") from None
+        raise SentenceError(
+            f"the bench needs torch ({error}); install it: pip install torch"
+        ) from None
     from ioshape._cli.bench_crowd import MemberError  # noqa: PLC0415
 
     total = all_ranks * n_bytes * (rounds + 1) * len(ways)
     with _scratch(parent) as folder:
         note(
-            f"ioshape: {who_saves(tenants, n_ranks, n_bytes)} to {folder}, "
-            f"about {human_size(total)} in all; the folder is removed at the end"
+            f"ioshape: {who_saves(tenants, n_ranks, n_bytes)} to {folder}, about "
+            f"{human_size(total)} in total; the folder is removed at the end"
         )
         try:
             plan = measure.Plan(n_ranks, n_bytes, ways, rounds, tenants)
@@ -132,8 +134,8 @@ def _check_space(folder: Path, n_bytes: int) -> None:
     # Some filesystems report a size of 0.
     if there.f_blocks and free < needed:
         raise SentenceError(
-            f"{folder} has {human_size(free)} free, and the bench needs {human_size(needed)}; free "
-            "some, or choose a smaller --size"
+            f"{folder} has {human_size(free)} free, but the bench needs {human_size(needed)}; free "
+            "space, or choose a smaller --size"
         )
 
 
@@ -145,7 +147,7 @@ def _check_memory(n_bytes: int) -> None:
             free = int(line.split()[1]) * 1024
             if free < needed:
                 raise SentenceError(
-                    f"{human_size(free)} of memory are free, and the bench needs "
+                    f"{human_size(free)} of memory is free, but the bench needs "
                     f"{human_size(needed)}; choose a smaller --size"
                 )
 
@@ -175,7 +177,8 @@ def _scratch(parent: Path) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     except OSError as error:
         raise SentenceError(
-            f"cannot make files in {parent}: {error.strerror}; name a directory that you may write"
+            f"cannot create files in {parent}: {error.strerror}; name a directory that you can "
+            "write to"
         ) from None
     try:
         yield folder
@@ -189,7 +192,7 @@ def _scratch(parent: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
             time.sleep(0.01)
         if folder.exists():
-            note(f"ioshape: {folder} could not be removed; remove it")
+            note(f"ioshape: cannot remove {folder}; remove it by hand")
 
 
 @contextmanager
@@ -294,10 +297,10 @@ def _show(storm: Storm, parent: Path) -> None:
     gb = _gigabytes(storm)
     _say_what(storm, parent)
     table = Table(
-        *columns("<way", ">all done s", ">mean s", ">training held s", ">GB/s", ">CPU s/GB"),
+        *columns("<way", ">all done s", ">mean s", ">stall s", ">GB/s", ">CPU s/GB"),
         *columns(">reads p50 ms", ">p99 ms", ">writes p50 ms", ">p99 ms"),
     )
-    table.add(*_row("nobody", ["-"] * 5, Neighbours.of(storm.alone)))
+    table.add(*_row("no saves", ["-"] * 5, Neighbours.of(storm.alone)))
     for way, one in storm.summaries.items():
         seconds = (one.makespan_s, one.mean_completion_s, one.stall_s)
         cells = [f"{value:.3f}" for value in seconds]
@@ -316,12 +319,12 @@ def _sentences(storm: Storm) -> list[str]:
     sentences = []
     for way in storm.plan.ways[1:]:
         ratios = Ratios.of(storm.summaries[way], storm.summaries[first])
-        parts = [f"until all ranks are saved {ratios.makespan:.2f} times as fast"]
+        parts = [f"all ranks saved {ratios.makespan:.2f} times as fast"]
         if storm.plan.ranks > 1:
-            parts.append(f"for the mean rank {ratios.mean_completion:.2f} times")
+            parts.append(f"the mean rank {ratios.mean_completion:.2f} times")
         if ratios.reads_p99:
-            parts.append(f"for 99 % of a neighbour's reads {ratios.reads_p99:.2f} times")
-        sentences.append(f"{WAYS[way]} compared to {WAYS[first]}: {', '.join(parts)}.")
+            parts.append(f"99 % of a neighbour's reads {ratios.reads_p99:.2f} times")
+        sentences.append(f"{WAYS[way]} compared with {WAYS[first]}: {', '.join(parts)}.")
     return sentences + _notes(storm)
 
 
@@ -341,12 +344,12 @@ def _ways_of_tenants(ways: tuple[str, ...] | None) -> tuple[str, ...]:
 
     if ways is not None:
         raise UsageSentenceError(
-            "cannot use --ways with --tenants: the jobs save without slots and with them; leave "
-            "out one of the two"
+            "cannot use --ways with --tenants: the jobs save without slots and with slots; leave "
+            "out one of the two options"
         )
     if config.value_of("coordinator") == "open":
         raise UsageSentenceError(
-            'cannot compare with slots: the coordinator is "open", which gives none; unset '
+            'cannot compare with slots: the coordinator is "open", which has no slots; unset '
             "IOSHAPE_COORDINATOR"
         )
     return _OF_TENANTS
@@ -403,7 +406,7 @@ class Verdict:
     def show(self) -> None:
         """Print the table and the sentences."""
         table = Table(
-            *columns("<", ">together", ">checkpoint", ">neighbours p50", ">p99", ">operations")
+            *columns("<", ">throughput", ">checkpoint", ">neighbours p50", ">p99", ">operations")
         )
         table.add("no saves", "-", "-", *_waits(self.idle))
         sides = {"without slots": self.without, "with slots": self.with_slots}
@@ -413,10 +416,7 @@ class Verdict:
         table.show()
         say()
         say(self.sentence)
-        say(
-            f"Together the jobs save {self.aggregate:.2f} times as much in a second with slots as "
-            "without."
-        )
+        say(f"With slots the throughput of all jobs is {self.aggregate:.2f} times that without.")
         if any(one.operations is None or one.operations.count < _ENOUGH for one in sides.values()):
             say(
                 "Too few reads and creations were measured for a p99; choose a larger --size or "
@@ -465,33 +465,34 @@ def _sentence(without: Side, with_slots: Side) -> str:
 # ---- The command ---------------------------------------------------------------------------------
 
 
-@click.command(short_help="Measure torch.save, ioshape and the ceiling on a filesystem.")
+@click.command(short_help="Measure torch.save, ioshape and raw writes on a filesystem.")
 @click.argument("path", default=".", type=click.Path(file_okay=False))
 @click.option(
     "--ranks",
     "n_ranks",
     metavar="R",
     type=click.IntRange(1, _MOST_RANKS),
-    help=f"Processes of a job, which save together.  [default: 1; {_RANKS_OF_A_TENANT} with "
+    help=f"Number of ranks of a job, which save together.  [default: 1; {_RANKS_OF_A_TENANT} with "
     "--tenants]",
 )
 @click.option(
     "--tenants",
     metavar="N",
     type=click.IntRange(2),
-    help="Jobs that save at the same time, without slots and with them, for a verdict.",
+    help="Number of jobs that save at the same time; compares them without slots and with slots.",
 )
 @click.option(
     "--size",
     metavar="BYTES",
     callback=lambda *given: given[2] and size_option(*given),
-    help="What each of them saves, such as 4G or 512M.  [default: 1G over the number of all ranks]",
+    help="Bytes that each rank saves, such as 4G or 512M.  [default: 1G divided by the number of "
+    "ranks]",
 )
 @click.option(
     "--ways",
     metavar="WAY,...",
     callback=_ways,
-    help="Which ways are compared, with the first one.",
+    help="Ways to save; the others are compared with the first.",
 )
 @click.option(
     "--rounds",
@@ -499,7 +500,7 @@ def _sentence(without: Side, with_slots: Side) -> str:
     show_default=True,
     metavar="N",
     type=click.IntRange(1, 1000),
-    help="How often each is measured.",
+    help="Number of rounds of each way.",
 )
 @json_option
 def command(
@@ -553,7 +554,7 @@ def command(
     all_ranks = jobs * n_ranks
     if all_ranks > _MOST_RANKS:
         raise click.BadParameter(
-            f"{all_ranks} ranks in all; at most {_MOST_RANKS}", param_hint="--ranks"
+            f"{all_ranks} ranks in total; at most {_MOST_RANKS}", param_hint="--ranks"
         )
     size = size if size is not None else _USUAL_BYTES // all_ranks
     if size < _LEAST_BYTES:

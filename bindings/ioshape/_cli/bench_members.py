@@ -183,7 +183,7 @@ class Writer(NamedTuple):
                 offsets = range(0, count * block, block)
                 for written in pool.map(lambda offset: os.pwrite(file, buffer, offset), offsets):
                     if written != block:
-                        raise OSError(f"{written} bytes of {block} were written")
+                        raise OSError(f"only {written} bytes of {block} were written")
                 os.fsync(file)
                 return time.perf_counter() - begin
         finally:

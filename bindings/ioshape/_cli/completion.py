@@ -6,14 +6,14 @@ from __future__ import annotations
 import click
 
 _INSTALL = {
-    "bash": 'To install it, put into ~/.bashrc:  eval "$(ioshape completion bash)"',
-    "zsh": 'To install it, put into ~/.zshrc, below compinit:  eval "$(ioshape completion zsh)"',
+    "bash": 'To install it, add to ~/.bashrc:  eval "$(ioshape completion bash)"',
+    "zsh": 'To install it, add to ~/.zshrc, below compinit:  eval "$(ioshape completion zsh)"',
     "fish": "To install it, run once:  "
     "ioshape completion fish > ~/.config/fish/completions/ioshape.fish",
 }
 
 
-@click.command(short_help="Print what makes a shell complete ioshape's commands.")
+@click.command(short_help="Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(list(_INSTALL)))
 def command(shell: str) -> None:
     """Print the script that makes your shell complete commands, options and file names.

@@ -36,12 +36,16 @@ EXIT_SERIOUS = 4
 
 _MOST_RANKS = 1 << 20
 
-_DISKS = {None: "", True: "it says that it spins", False: "it says that it does not spin"}
+_DISKS = {
+    None: "",
+    True: "rotational, as the kernel reports",
+    False: "not rotational, as the kernel reports",
+}
 
 
 def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
     return [
-        ("what is underneath", _underneath(facts)),
+        ("storage", _underneath(facts)),
         (f"a save of {human_size(facts.storage.for_bytes)}", _plan(facts)),
         *([("the tier", _tier(facts.tier))] if facts.tier is not None else []),
         ("slots", _slots(facts)),
@@ -53,11 +57,11 @@ def _tier(tier: Near) -> list[tuple[str, str]]:
     rows = [("folder", tier.folder)]
     if tier.usable:
         waiting = human_size(tier.waiting_bytes) if tier.waiting else "nothing"
-        now = ", and is drained now" if tier.draining else ""
+        now = ", being drained now" if tier.draining else ""
         rows += [
             ("space", f"{human_size(tier.free_bytes)} free"),
-            ("waits", f"{waiting}{now}"),
-            ("drained", f"{human_size(tier.drained_bytes)}, which goes when room is needed"),
+            ("waiting", f"{waiting}{now}"),
+            ("drained", f"{human_size(tier.drained_bytes)}, removed when space is needed"),
         ]
     return rows
 
@@ -66,7 +70,7 @@ def _disk(storage: Storage) -> str:
     from ioshape._cli.doctor_findings import VIRTUAL_DISKS  # noqa: PLC0415
 
     if storage.rotational and storage.source.startswith(VIRTUAL_DISKS):
-        return "it says that it spins, as virtual disks do whatever they are"
+        return "rotational, as all virtual disks report"
     return _DISKS[storage.rotational]
 
 
@@ -82,7 +86,7 @@ def _underneath(facts: Facts) -> list[tuple[str, str]]:
         ("options", ",".join(dict.fromkeys(storage.options.split(",")))),
         ("space", _space(storage.total_bytes, storage.free_bytes)),
         ("inodes", f"{folder.inodes_free:,} of {folder.inodes:,} free" if folder.inodes else ""),
-        ("shared", "with other hosts" if storage.remote else "no: this host's own"),
+        ("shared", "with other hosts" if storage.remote else "no, local to this host"),
         ("disk", _disk(storage)),
         ("direct I/O", _direct(storage)),
         ("targets", f"{storage.target_count:,}" if storage.target_count else ""),
@@ -94,17 +98,17 @@ def _underneath(facts: Facts) -> list[tuple[str, str]]:
 
 def _space(total: int, free: int) -> str:
     if not total:
-        return "it does not tell"
+        return "not reported"
     return f"{human_size(free)} of {human_size(total)} free"
 
 
 def _direct(storage: Storage) -> str:
     if storage.direct is False:
-        return "does not work here"
-    works = "works" if storage.direct else "it does not say whether it works"
+        return "not supported"
+    works = "works" if storage.direct else "support not reported"
     if storage.offset_alignment:
         works += (
-            f"; memory in multiples of {storage.memory_alignment}, offsets of "
+            f"; memory aligned to {storage.memory_alignment} bytes, offsets to "
             f"{storage.offset_alignment}"
         )
     return works
@@ -136,7 +140,7 @@ def _plan(facts: Facts) -> list[tuple[str, str]]:
 def _asked(storage: Storage) -> str:
     if not storage.stripes and not storage.stripes_asked:
         return ""
-    asked = storage.stripes_asked or "the directory's own"
+    asked = storage.stripes_asked or "that of the directory"
     return f"{asked}: {storage.stripes_why}" if storage.stripes_why else asked
 
 
@@ -144,17 +148,17 @@ def _slots(facts: Facts) -> list[tuple[str, str]]:
     storage, it = facts.storage, facts.coordination
     rows = [("coordinator", it.address), ("pool", storage.pool)]
     if it.error:
-        rows.append(("cannot be asked", it.error))
+        rows.append(("unreachable", it.error))
     elif it.latency_s:
-        rows[0] = ("coordinator", f"{it.address}; it answered in {it.latency_s * 1000:,.1f} ms")
+        rows[0] = ("coordinator", f"{it.address}, answered in {it.latency_s * 1000:,.1f} ms")
     rule = f"{storage.writers}: {storage.writers_why}" if storage.writers else ""
     if it.capacity:
         by = CAPACITY_BY.get(it.capacity_by, it.capacity_by)
         rows += [
             ("writers at a time", f"{it.capacity}, {by}"),
             ("now", f"{it.used} writing, {it.waiting:,} waiting"),
-            *(("holds a slot", who) for who in it.holders),
-            ("the rule is", rule),
+            *(("slot holder", who) for who in it.holders),
+            ("default rule", rule),
         ]
     else:
         rows.append(("writers at a time", rule))
@@ -169,17 +173,17 @@ def _process(facts: Facts) -> list[tuple[str, str]]:
         ("container", host.container),
         ("system calls", "filtered (seccomp)" if host.seccomp else ""),
         ("locked memory", _most(host.memlock_bytes)),
-        ("open files", "any" if host.open_files is None else f"{host.open_files:,}"),
-        ("/dev/shm", "not for this user" if free is None else f"{human_size(free)} free"),
+        ("open files", "no limit" if host.open_files is None else f"{host.open_files:,}"),
+        ("/dev/shm", "not writable" if free is None else f"{human_size(free)} free"),
         ("Python", it.python),
         ("ioshape", it.ioshape),
-        ("torch", it.torch or ("broken" if it.torch_problem else "none")),
+        ("torch", it.torch or ("broken" if it.torch_problem else "not installed")),
     ]
     return [(name, value) for name, value in rows if value]
 
 
 def _most(limit: int | None) -> str:
-    return "any" if limit is None else f"{human_size(limit)} at most"
+    return "no limit" if limit is None else f"{human_size(limit)} at most"
 
 
 def _show_targets(storage: Storage) -> None:
@@ -208,27 +212,27 @@ def _show(facts: Facts, findings: list[Finding]) -> None:
         for command in finding.commands:
             say(f"    $ {command}")
     if not findings:
-        say("nothing to complain about")
+        say("no findings")
 
 
 def _as_json(path: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]:
     return {"path": path, **asdict(facts), "findings": [asdict(finding) for finding in findings]}
 
 
-@click.command(short_help="Look at this machine and a path, and say what to change.")
+@click.command(short_help="Diagnose this machine and a path.")
 @click.argument("path", default=".", type=click.Path(readable=False))
 @click.option(
     "--for",
     "n_bytes",
     metavar="BYTES",
     callback=bytes_option,
-    help="The size of a file that is saved, such as 80G; default: 4G.",
+    help="Size of a checkpoint file, such as 80G.  [default: 4G]",
 )
 @click.option(
     "--ranks",
     metavar="N",
     type=click.IntRange(1, _MOST_RANKS),
-    help="How many save together; default: as the launcher says, or 1.",
+    help="Number of ranks that save together.  [default: from the launcher, or 1]",
 )
 @json_option
 @coordinator_option

@@ -297,12 +297,12 @@ def _no_room_sentence(facts: Facts) -> str:
     free, needed = human_size(facts.storage.free_bytes), human_size(_needed(facts))
     if facts.files_here == 1:
         return (
-            f"a save of {needed} does not fit into the {free} that are free; the previous file "
-            "goes only when the new one is complete"
+            f"a save of {needed} does not fit into the {free} of free space; the previous file is "
+            "removed only after the new one is complete"
         )
     return (
         f"a checkpoint of {facts.files_here:,} files, {needed} together, does not fit into the "
-        f"{free} that are free; the previous files go only when the new ones are complete"
+        f"{free} of free space; the previous files are removed only after the new ones are complete"
     )
 
 
@@ -327,8 +327,8 @@ def _target_full_sentence(facts: Facts) -> str:
     are = "is" if count == 1 else "are"
     return (
         f"{plural(count, 'target')} of {len(_targets(facts))} {are} more than {_FULL:.0%} full, "
-        f"{name} {used:.0%}: a file that has a stripe there fails when that is full, whatever is "
-        "free elsewhere"
+        f"{name} {used:.0%}: writing a file with a stripe on a full target fails, even if other "
+        "targets have free space"
     )
 
 
@@ -346,8 +346,8 @@ def _targets_uneven(facts: Facts) -> bool:
 def _targets_uneven_sentence(facts: Facts) -> str:
     name, used = _targets(facts)[0]
     return (
-        f"{name} is {used:.0%} full, and half of the targets no more than {_middle(facts):.0%}; "
-        "large files with one stripe do that"
+        f"{name} is {used:.0%} full, but half of the targets at most {_middle(facts):.0%}; large "
+        "files with one stripe cause this"
     )
 
 
@@ -383,12 +383,12 @@ def _wanted_stripes(facts: Facts) -> int:
 
 def _few_stripes_sentence(facts: Facts) -> str:
     storage = facts.storage
-    asks = f"; ioshape asks for {storage.stripes_asked} by itself, other programs do not"
+    asks = f"; ioshape requests {storage.stripes_asked} for its files, other programs do not"
     return (
-        f"a file of {human_size(storage.for_bytes)} would lie on "
+        f"a file of {human_size(storage.for_bytes)} would be striped over "
         f"{plural(_stripes(facts), 'target')} ({storage.stripes}) of "
-        f"{storage.target_count or 'several'}, and gets the bandwidth of no more"
-        f"{asks if storage.stripes_asked else ''}"
+        f"{storage.target_count or 'several'}, which limits its "
+        f"bandwidth{asks if storage.stripes_asked else ''}"
     )
 
 
@@ -423,8 +423,8 @@ def _crowded_sentence(facts: Facts) -> str:
     count, targets = _stripes_of_many(facts), facts.storage.target_count
     return (
         f"{_streams(facts) // count} writers at a time with {plural(count, 'stripe')} each are "
-        f"{_streams(facts) / targets:.0f} streams for each of {plural(targets, 'target')}, which "
-        "then seeks between them"
+        f"{_streams(facts) / targets:.0f} concurrent streams for each of "
+        f"{plural(targets, 'target')}, which must seek between them"
     )
 
 
@@ -452,8 +452,10 @@ def _flash_pools(facts: Facts) -> list[str]:
 
 def _disk_pool_sentence(facts: Facts) -> str:
     flash = _flash_pools(facts)
-    other = f", and there is {flash[0]}" if flash else ""
-    return f"new files lie in the pool {facts.storage.target_pool}, by its name one of disks{other}"
+    other = f", but there is the flash pool {flash[0]}" if flash else ""
+    return (
+        f"new files go to the pool {facts.storage.target_pool}, by its name a pool of disks{other}"
+    )
 
 
 def _leave_disks(facts: Facts) -> Commands:
@@ -494,26 +496,27 @@ def _in_memory(facts: Facts) -> bool:
 def _lie(left: Leftovers, noun: str) -> tuple[str, str]:
     """Return a phrase with the number of leftovers and their size, and the verb for it."""
     count, n_bytes = left.count + left.elsewhere_count, left.n_bytes + left.elsewhere_bytes
-    return f"{plural(count, noun)} ({human_size(n_bytes)})", "lies" if count == 1 else "lie"
+    return f"{plural(count, noun)} ({human_size(n_bytes)})", "is" if count == 1 else "are"
 
 
 def _stale_files_sentence(facts: Facts) -> str:
     stale = facts.folder.temporary
     many, lie = _lie(stale, "temporary file")
     unsure = (
-        f"; {plural(stale.elsewhere_count, 'of them may be')} of a writer on another host or "
-        "mount, which is certain to be dead after a day"
+        f"; {stale.elsewhere_count:,} of them may belong to a running writer on another host or "
+        "mount; after a day they count as leftovers"
     )
     return (
-        f"{many} of writers that died {lie} in {facts.folder.path}"
-        f"{unsure if stale.elsewhere_count else ''}; the next save from this host removes its own"
+        f"{many} of dead writers {lie} in "
+        f"{facts.folder.path}{unsure if stale.elsewhere_count else ''}; the next save removes "
+        "those of this host"
     )
 
 
 def _stale_generations_sentence(facts: Facts) -> str:
-    many, lie = _lie(facts.folder.leftovers, "unfinished or replaced generation")
+    many, lie = _lie(facts.folder.leftovers, "unfinished or replaced checkpoint")
     return (
-        f"{many} that nobody here works on {lie} in {facts.folder.path}; the next save_group() "
+        f"{many} without a running writer {lie} in {facts.folder.path}; the next save_group() "
         "there removes them"
     )
 
@@ -572,9 +575,9 @@ def _tier_unusable_sentence(facts: Facts) -> str:
     assert facts.tier is not None
     user, why = facts.host.user or "this user", "does not exist"
     if facts.tier.owner is not None:
-        why = f"has a folder for {user} that user {facts.tier.owner} has made"
+        why = f"has a folder for {user} that user {facts.tier.owner} has created"
     elif facts.tier.exists:
-        why = f"may not be written to by {user}"
+        why = f"is not writable for {user}"
     return f"the tier {facts.tier.folder} {why}: saves go directly to their destinations"
 
 
@@ -589,19 +592,19 @@ def _fix_tier(facts: Facts) -> Commands:
 
 def _tier_not_local_sentence(facts: Facts) -> str:
     assert facts.tier is not None
-    where = "is shared with other hosts" if facts.tier.remote else "is where checkpoints end, too"
+    where = "is shared with other hosts" if facts.tier.remote else "is also that of the destination"
     return (
         f"the filesystem of the tier {facts.tier.folder} {where}: each save is written there "
-        "twice, and nothing is gained"
+        "twice, without any gain"
     )
 
 
 def _tier_small_sentence(facts: Facts) -> str:
     assert facts.tier is not None
     return (
-        f"the tier {facts.tier.folder} has room for {human_size(facts.tier.room_bytes)}, and two "
-        f"checkpoints of this host take {human_size(_tier_needs(facts))}: saves for which there "
-        "is none go directly"
+        f"the tier {facts.tier.folder} has free space for {human_size(facts.tier.room_bytes)}, but "
+        f"two checkpoints of this host take {human_size(_tier_needs(facts))}: saves that do not "
+        "fit go directly to their destinations"
     )
 
 
@@ -610,8 +613,9 @@ def _tier_waits_sentence(facts: Facts) -> str:
     assert tier is not None
     return (
         f"{plural(tier.waiting, 'checkpoint')} ({human_size(tier.waiting_bytes)}) on the tier "
-        f"{tier.folder} {'waits' if tier.waiting == 1 else 'wait'} to be drained, for "
-        f"{human_seconds(tier.oldest_s)} by now, and nobody drains: only this node has that"
+        f"{tier.folder} {'has' if tier.waiting == 1 else 'have'} waited to be drained for "
+        f"{human_seconds(tier.oldest_s)}, and no process drains the tier: only this node has the "
+        "data"
     )
 
 
@@ -630,14 +634,18 @@ def _no_uring(facts: Facts) -> tuple[str, Commands]:
     """Return the reason why io_uring is refused, and commands that allow it."""
     code, host = facts.storage.uring_errno, facts.host
     if code in (errno.EPERM, errno.EACCES) and host.uring_disabled:
-        who = "to all" if host.uring_disabled > 1 else "to those outside kernel.io_uring_group"
+        who = (
+            "to all processes"
+            if host.uring_disabled > 1
+            else "to processes outside kernel.io_uring_group"
+        )
         return (
-            f"the setting kernel.io_uring_disabled={host.uring_disabled} refuses it {who}",
+            f"the sysctl kernel.io_uring_disabled={host.uring_disabled} denies it {who}",
             ("sudo sysctl kernel.io_uring_disabled=0",),
         )
     if host.seccomp and code in (errno.EPERM, errno.EACCES, errno.ENOSYS):
         return (
-            "the seccomp profile that this process runs under refuses it",
+            "the seccomp profile of this process denies it",
             (
                 'jq \'.syscalls += [{names: ["io_uring_setup", "io_uring_enter", '
                 '"io_uring_register"], action: "SCMP_ACT_ALLOW"}]\' default.json > io_uring.json'
@@ -650,10 +658,10 @@ def _no_uring(facts: Facts) -> tuple[str, Commands]:
             ),
         )
     if code == errno.ENOSYS:
-        kernel = host.kernel or "its version is not known"
-        return f"the kernel ({kernel}) has none", ("uname -r",)
+        kernel = host.kernel or "of an unknown version"
+        return f"the kernel ({kernel}) does not support it", ("uname -r",)
     if code == errno.ENOMEM:
-        why = "there is not enough memory that may be locked (RLIMIT_MEMLOCK)"
+        why = "the limit of locked memory (RLIMIT_MEMLOCK) is too low"
         return why, _lock_memory(facts)
     return os.strerror(code), ()
 
@@ -662,16 +670,16 @@ def _memlock_sentence(facts: Facts) -> str:
     limit = facts.host.memlock_bytes
     allowed = "is not enough" if limit is None else f"is {human_size(limit)}"
     return (
-        f"memory that may be locked (RLIMIT_MEMLOCK) {allowed}, and buffers of a save take "
-        f"{human_size(_registered(facts))}: they are not registered, and the kernel looks them up "
+        f"the limit of locked memory (RLIMIT_MEMLOCK) {allowed}, but the buffers of a save take "
+        f"{human_size(_registered(facts))}: they are not registered, so the kernel looks them up "
         "for each request"
     )
 
 
 def _file_limit_sentence(facts: Facts) -> str:
     return (
-        f"this process may not make files larger than {human_size(facts.host.file_bytes or 0)} "
-        f"(RLIMIT_FSIZE), and a save of {human_size(facts.storage.for_bytes)} would fail"
+        f"this process cannot create files larger than {human_size(facts.host.file_bytes or 0)} "
+        f"(RLIMIT_FSIZE), so a save of {human_size(facts.storage.for_bytes)} would fail"
     )
 
 
@@ -687,10 +695,10 @@ def _memory_left(facts: Facts) -> int:
 
 def _staging_sentence(facts: Facts) -> str:
     return (
-        f"background saves of {plural(max(facts.host.local_ranks, 1), 'rank')} here may hold "
-        f"{human_size(_staged(facts))}, and {human_size(_memory_left(facts))} are left of the "
-        f"{human_size(facts.host.memory_bytes or 0)} of the container: the kernel kills who takes "
-        "more"
+        f"background saves of {plural(max(facts.host.local_ranks, 1), 'rank')} on this host may "
+        f"use {human_size(_staged(facts))} of memory, but {human_size(_memory_left(facts))} is "
+        f"left of the {human_size(facts.host.memory_bytes or 0)} of the container: the kernel "
+        "kills processes that exceed the limit"
     )
 
 
@@ -706,10 +714,10 @@ def _little_shared(facts: Facts) -> bool:
 
 def _shared_sentence(facts: Facts) -> str:
     free = facts.host.shared_bytes
-    why = "/dev/shm is missing, or this user may not write there"
+    why = "/dev/shm is missing or not writable for this user"
     if free is not None:
         why = f"/dev/shm has {human_size(free)} left"
-    return f"{why}: ranks of this host leave their notes and slots in files elsewhere"
+    return f"{why}: ranks of this host exchange messages and slots through files elsewhere"
 
 
 def _share_memory(facts: Facts) -> Commands:
@@ -726,16 +734,16 @@ _SLOW_S = 0.020
 
 #: phrases for what saves do while the coordinator is unreachable, by the setting "unreachable"
 _MEANWHILE = {
-    "fail": "saves fail meanwhile (unreachable=fail)",
+    "fail": "saves fail until it is back (unreachable=fail)",
     "wait": "saves wait until it is back (unreachable=wait)",
-    "stagger": ("saves go on meanwhile, each in a share of time of its own (unreachable=stagger)"),
+    "stagger": ("saves continue, each after a random delay (unreachable=stagger)"),
 }
 
 
 def _away_sentence(facts: Facts) -> str:
     it = facts.coordination
     then = _MEANWHILE.get(it.unreachable, _MEANWHILE["stagger"])
-    return f"the coordinator {it.address} cannot be asked: {it.error}; {then}"
+    return f"the coordinator {it.address} is unreachable: {it.error}; {then}"
 
 
 def _is_slow(it: Coordination) -> bool:
@@ -750,8 +758,8 @@ def _is_spread(facts: Facts) -> bool:
 def _unordered_sentence(facts: Facts) -> str:
     who = "only the processes of this host share slots"
     if facts.coordination.kind == "open":
-        who = "nobody keeps an order of writers (coordinator=open)"
-    return f"other hosts write to this filesystem as well, and {who}"
+        who = "no coordinator limits the writers (coordinator=open)"
+    return f"other hosts also write to this filesystem, but {who}"
 
 
 #: The order matters: between the two commands, every user who could read the file still can.
@@ -770,11 +778,11 @@ def _password_readable(facts: Facts) -> bool:
 def _version_mix_sentence(facts: Facts) -> str:
     it = facts.installation
     if len(set(it.found)) > 1 or it.other_command is None:
-        what = f"this Python finds several packages ioshape ({', '.join(it.found)}), and uses"
+        what = f"this Python finds several ioshape packages ({', '.join(it.found)}), and uses"
     else:
         path, version = it.other_command
-        what = f'the command "ioshape" that a shell finds, {path}, is {version}; this Python has'
-    return f"{what} {it.ioshape}: ranks of two versions do not meet"
+        what = f'the command "ioshape" in PATH, {path}, is {version}, but this Python has'
+    return f"{what} {it.ioshape}: ranks of different versions cannot save together"
 
 
 # ---- The table ----------------------------------------------------------------------------------
@@ -785,14 +793,14 @@ ROWS: tuple[Row, ...] = (
         "read-only",
         "serious",
         lambda facts: facts.folder.read_only,
-        "{place} is mounted read-only; after errors of the disk the kernel does that by itself",
+        "{place} is mounted read-only; the kernel does this after disk errors",
         ("dmesg | tail", "sudo mount -o remount,rw {place}"),
     ),
     Row(
         "not-writable",
         "serious",
         lambda facts: not facts.folder.writable and not facts.folder.read_only,
-        "{user} may not make files in {folder.path}",
+        "{user} cannot create files in {folder.path}",
         ("ls -ld {folder}", "sudo setfacl -m u:{user}:rwx {folder}"),
     ),
     Row(
@@ -803,15 +811,15 @@ ROWS: tuple[Row, ...] = (
         lambda facts: (
             *_show_space(facts),
             # The alternative, if no space can be freed now.
-            "export IOSHAPE_FULL=skip   # goes on without that checkpoint",
+            "export IOSHAPE_FULL=skip   # skips that checkpoint",
         ),
     ),
     Row(
         "few-inodes",
         lambda facts: "serious" if facts.folder.inodes_free < _FEW_INODES else "warning",
         _few_inodes,
-        "{folder.inodes_free:,} of {folder.inodes:,} inodes are free; without one no file can be "
-        "made, however much space is free",
+        "{folder.inodes_free:,} of {folder.inodes:,} inodes are free; without a free inode no file "
+        "can be created, even if there is free space",
         ("df -i {place}", "du --inodes -x --max-depth=2 {place} | sort -n | tail"),
     ),
     Row(
@@ -835,8 +843,8 @@ ROWS: tuple[Row, ...] = (
         "serious",
         _in_memory,
         lambda facts: (
-            f"{_place(facts)} is a {facts.storage.type or 'tmpfs'}: files there lie in memory, and "
-            "are gone when the machine or the container stops"
+            f"{_place(facts)} is a {facts.storage.type or 'tmpfs'}: files there are in memory, and "
+            "are lost when the machine or the container stops"
         ),
         _volume,
     ),
@@ -845,9 +853,9 @@ ROWS: tuple[Row, ...] = (
         lambda facts: "serious" if _in_layer(facts) else "warning",
         lambda facts: facts.storage.family == "overlay" and not _in_memory(facts),
         lambda facts: (
-            "this is the writable layer of a container: it is gone with the container, and slow"
+            "this is the writable layer of a container: it is slow, and is lost with the container"
             if _in_layer(facts)
-            else f"{_place(facts)} is an overlay: where files really lie its upper directory says"
+            else f"{_place(facts)} is an overlay: files are stored in its upper directory"
         ),
         lambda facts: (
             _volume(facts) if _in_layer(facts) else _filled(("findmnt -no OPTIONS {place}",), facts)
@@ -857,16 +865,16 @@ ROWS: tuple[Row, ...] = (
         "not-shared",
         "warning",
         lambda facts: not facts.storage.remote and _is_spread(facts),
-        "{ranks:,} ranks save together, {host.local_ranks:,} of them on this host, and the "
-        "filesystem is this host's own: a checkpoint would be in pieces on all of them",
+        "{ranks:,} ranks save together, {host.local_ranks:,} of them on this host, but the "
+        "filesystem is local to this host: a checkpoint would be spread over all hosts",
         ("findmnt -t lustre,nfs,nfs4,beegfs,ceph,gpfs,wekafs,fuse",),
     ),
     Row(
         "no-barrier",
         "serious",
         _no_barrier,
-        "the mount has no write barriers: what a save has made durable may be lost when the power "
-        "fails",
+        "the mount has no write barriers: a power failure may lose a checkpoint that was reported "
+        "as durable",
         lambda facts: _of_family(
             {"ext": ("sudo mount -o remount,barrier=1 {place}",)},
             facts,
@@ -877,8 +885,8 @@ ROWS: tuple[Row, ...] = (
         "nfs-soft",
         "serious",
         lambda options: "soft" in options or "softerr" in options,
-        "the mount is soft: when the server is slow for a moment, writes fail, and programs that "
-        "do not look lose them; a hard mount waits",
+        "the mount is soft: if the server is slow for a moment, writes fail, and programs that "
+        "ignore errors lose data; a hard mount waits",
         drop=("soft", "softerr"),
         add=("hard",),
     ),
@@ -886,8 +894,8 @@ ROWS: tuple[Row, ...] = (
         "nfs-nolock",
         "hint",
         lambda options: "nolock" in options or options.get("local_lock") in ("all", "flock"),
-        "locks stay on this host (nolock or local_lock): what dead writers of other hosts left "
-        "behind is known as such only after a day",
+        "file locks are local to this host (nolock or local_lock): leftovers of dead writers on "
+        "other hosts are detected only after a day",
         drop=("nolock", "local_lock"),
         add=("local_lock=none",),
     ),
@@ -895,8 +903,8 @@ ROWS: tuple[Row, ...] = (
         "tier-in-memory",
         "warning",
         _tier(lambda tier, _: tier.in_memory),
-        "the tier {tier.folder} lies in memory: what has not been drained is gone with the power, "
-        "though saves have called it durable",
+        "the tier {tier.folder} is in memory: a power failure loses checkpoints that are not "
+        "drained, although their saves reported them as durable",
         ("findmnt -T {tier}",),
     ),
     Row(
@@ -914,8 +922,8 @@ ROWS: tuple[Row, ...] = (
         lambda facts: _used_here(facts) > _FULL and not _no_room(facts),
         lambda facts: (
             f"the filesystem is {_used_here(facts):.0%} full "
-            f"({human_size(facts.storage.free_bytes)} free); beyond {_FULL:.0%} it writes slower "
-            "and less evenly"
+            f"({human_size(facts.storage.free_bytes)} free); above {_FULL:.0%} writes become "
+            "slower and less even"
         ),
         _show_space,
     ),
@@ -930,8 +938,8 @@ ROWS: tuple[Row, ...] = (
         "few-open-files",
         "warning",
         lambda facts: facts.host.open_files is not None and facts.host.open_files < _FEW_FILES,
-        "this process may open {host.open_files} files at a time (RLIMIT_NOFILE), sockets "
-        "included, of which a job of many ranks needs hundreds",
+        "this process may open {host.open_files} files and sockets at a time (RLIMIT_NOFILE); a "
+        "job of many ranks needs hundreds",
         ("ulimit -n 65536",),
     ),
     Row(
@@ -947,16 +955,15 @@ ROWS: tuple[Row, ...] = (
         "torch-broken",
         "warning",
         lambda facts: bool(facts.installation.torch_problem and not facts.installation.torch),
-        "this Python cannot import its torch ({installation.torch_problem}): its programs cannot "
-        "save",
+        "this Python cannot import torch ({installation.torch_problem}): its programs cannot save",
         ("python -c 'import torch'",),
     ),
     Row(
         "clock",
         "warning",
         lambda facts: facts.folder.ahead_s > _SKEW_S,
-        "the directory was changed {folder.ahead_s:,.0f} s in the future: the clock of this host "
-        "or of the server is wrong, and what is stale cannot be told by its age",
+        "the directory's modification time is {folder.ahead_s:,.0f} s in the future: the clock of "
+        "this host or of the server is wrong, so leftovers cannot be recognised by their age",
         ("chronyc tracking",),
     ),
     # Saves, or neighbours on the filesystem, are several times slower than necessary.
@@ -964,16 +971,16 @@ ROWS: tuple[Row, ...] = (
         "sync-mount",
         "warning",
         lambda facts: "sync" in _options(facts) and facts.storage.family != "nfs",
-        "the mount has the option sync: every single write waits for the disk, while a save needs "
-        "that once, at its end",
+        "the mount has the option sync: every write waits for the disk, but a save needs to wait "
+        "only once, at its end",
         ("sudo mount -o remount,async {place}",),
     ),
     _nfs(
         "nfs-sync",
         "warning",
         lambda options: "sync" in options,
-        "the mount has the option sync: every write waits for the server's disk, while a save "
-        "needs that once, at its end",
+        "the mount has the option sync: every write waits for the server's disk, but a save needs "
+        "to wait only once, at its end",
         drop=("sync",),
         add=("async",),
     ),
@@ -1018,9 +1025,9 @@ ROWS: tuple[Row, ...] = (
         "password-unreadable",
         lambda facts: "serious" if facts.coordination.unreachable == "fail" else "warning",
         _password_unreadable,
-        "this user cannot read the password of the coordinator in {installation.password_file} "
-        "({installation.password_problem}), and without it the coordinator is unreachable; make a "
-        "group of its users the file's",
+        "this user cannot read the coordinator's password in {installation.password_file} "
+        "({installation.password_problem}), so the coordinator is unreachable; change the file's "
+        "group to one with all users of the coordinator",
         _LIMIT_PASSWORD,
     ),
     Row(
@@ -1042,15 +1049,15 @@ ROWS: tuple[Row, ...] = (
         "warning",
         lambda facts: bool(facts.installation.torch_problem and facts.installation.torch),
         "torch {installation.torch} pickles in a way that ioshape {installation.ioshape} does not "
-        "know ({installation.torch_problem}): torch writes the files itself, through memory",
+        "support ({installation.torch_problem}): torch serialises the files itself, in memory",
         ("pip install --upgrade ioshape",),
     ),
     _nfs(
         "nfs-udp",
         "warning",
         lambda options: options.get("proto", "").startswith("udp"),
-        "the mount goes over UDP: one lost packet repeats a whole request, and fast networks mix "
-        "up fragments",
+        "the mount uses UDP: one lost packet repeats a whole request, and fast networks can mix up "
+        "fragments",
         drop=("proto",),
         add=("proto=tcp",),
     ),
@@ -1073,10 +1080,10 @@ ROWS: tuple[Row, ...] = (
         lambda facts: "warning" if facts.storage.type.startswith("fuse") else "hint",
         lambda facts: facts.storage.direct is False,
         lambda facts: (
-            "there is no direct I/O here: bytes go through the page cache, which costs memory and "
-            "a core"
+            "direct I/O is not supported here: data passes through the page cache, which costs "
+            "memory and CPU time"
             + (
-                "; FUSE filesystems, as a rule, have it when they are mounted with direct_io"
+                "; most FUSE filesystems support it if they are mounted with direct_io"
                 if facts.storage.type.startswith("fuse")
                 else ""
             )
@@ -1095,9 +1102,9 @@ ROWS: tuple[Row, ...] = (
             and facts.files * _stripes_of_many(facts) >= _MANY_OBJECTS
         ),
         lambda facts: (
-            f"{facts.files:,} files with {plural(_stripes_of_many(facts), 'stripe')} each are "
+            f"{facts.files:,} files with {plural(_stripes_of_many(facts), 'stripe')} each create "
             f"{facts.files * _stripes_of_many(facts):,} objects on the servers for every "
-            "checkpoint; save_group() with one writer for each node makes far fewer"
+            "checkpoint; save_group() with one writer per node creates far fewer"
         ),
         ("export IOSHAPE_MODE=node",),
     ),
@@ -1109,9 +1116,9 @@ ROWS: tuple[Row, ...] = (
             and facts.storage.for_bytes < _stripes(facts) * _MANY_STRIPES * _MIB
         ),
         lambda facts: (
-            f"a file of {human_size(facts.storage.for_bytes)} would lie on {_stripes(facts)} "
-            f"targets ({facts.storage.stripes}): each save asks all of them for a few bytes, and "
-            "waits for the slowest"
+            f"a file of {human_size(facts.storage.for_bytes)} would be striped over "
+            f"{_stripes(facts)} targets ({facts.storage.stripes}): each save writes little to each "
+            "target, and waits for the slowest"
         ),
         lambda facts: (
             _set_progressive(facts)
@@ -1124,8 +1131,8 @@ ROWS: tuple[Row, ...] = (
         "warning",
         lambda facts: _stripes(facts) > 1 and 0 < facts.storage.stripe_bytes < _MIB,
         lambda facts: (
-            f"stripes of {human_size(facts.storage.stripe_bytes)} are smaller than what a client "
-            "sends in one request (1 to 16 MiB), so that each request is cut"
+            f"stripes of {human_size(facts.storage.stripe_bytes)} are smaller than a client's "
+            "request (1 to 16 MiB), so each request is split"
         ),
         lambda facts: _set_stripes(facts, _stripes(facts)),
     ),
@@ -1143,8 +1150,8 @@ ROWS: tuple[Row, ...] = (
         lambda options: (
             options.get("wsize", "").isdecimal() and int(options["wsize"]) < _SMALL_WSIZE
         ),
-        f"a request carries less than {human_size(_SMALL_WSIZE)} (wsize), where "
-        f"{human_size(_GOOD_WSIZE)} is usual; the server may have to allow it as well",
+        f"a write request has less than {human_size(_SMALL_WSIZE)} (wsize), but "
+        f"{human_size(_GOOD_WSIZE)} is usual; the server may have to allow this, too",
         drop=("wsize", "rsize"),
         add=(f"rsize={_GOOD_WSIZE}", f"wsize={_GOOD_WSIZE}"),
     ),
@@ -1152,7 +1159,8 @@ ROWS: tuple[Row, ...] = (
         "nfs-one-connection",
         "hint",
         lambda options: options.get("proto", "").startswith("tcp") and "nconnect" not in options,
-        "all of this host's requests share one TCP connection; several carry more (Linux 5.3)",
+        "all requests of this host share one TCP connection; several connections are faster (Linux "
+        "5.3 or newer)",
         add=("nconnect=8",),
     ),
     Row(
@@ -1160,8 +1168,8 @@ ROWS: tuple[Row, ...] = (
         "warning",
         lambda facts: facts.storage.uring_errno != 0,
         lambda facts: (
-            f"io_uring is refused: {_no_uring(facts)[0]}; the threads engine writes instead, which "
-            "costs more of a core"
+            f"io_uring is not available: {_no_uring(facts)[0]}; the threads engine writes instead, "
+            "which takes more CPU time"
         ),
         lambda facts: _no_uring(facts)[1],
     ),
@@ -1174,8 +1182,8 @@ ROWS: tuple[Row, ...] = (
             and not _has(facts.storage.target_pool, _FLASH)
         ),
         lambda facts: (
-            f"there is a pool {_flash_pools(facts)[0]}, by its name one of flash, and new files "
-            "are not sent there"
+            f"there is a pool {_flash_pools(facts)[0]}, by its name a flash pool, but new files do "
+            "not use it"
         ),
         lambda facts: _set_pool(facts, _flash_pools(facts)[0]),
     ),
@@ -1184,9 +1192,9 @@ ROWS: tuple[Row, ...] = (
         "hint",
         _file_has_few_stripes,
         lambda facts: (
-            f"the file itself lies on {plural(facts.storage.file_stripe_count, 'target')} "
-            f"({facts.storage.file_stripes}): a layout is chosen when a file is made; the next "
-            "save makes a new one"
+            f"the file itself is striped over {plural(facts.storage.file_stripe_count, 'target')} "
+            f"({facts.storage.file_stripes}): its layout was chosen when it was created; the next "
+            "save creates a new file"
         ),
         lambda facts: (
             f"lfs migrate -c {_wanted_stripes(facts)} -S 4M {shlex.quote(facts.folder.asked)}",
@@ -1199,7 +1207,7 @@ ROWS: tuple[Row, ...] = (
             bool(facts.storage.rotational) and not facts.storage.source.startswith(VIRTUAL_DISKS)
         ),
         lambda facts: (
-            f"{facts.storage.source or 'the disk'} spins: one writer at a time is quickest there"
+            f"{facts.storage.source or 'the disk'} is rotational: one writer at a time is fastest"
         ),
         ("export IOSHAPE_SLOTS=1",),
     ),
@@ -1215,8 +1223,8 @@ ROWS: tuple[Row, ...] = (
         "hint",
         lambda facts: _is_slow(facts.coordination),
         lambda facts: (
-            f"the coordinator took {facts.coordination.latency_s * 1000:,.0f} ms to answer, where "
-            "one in the same building takes less than 1"
+            f"the coordinator took {facts.coordination.latency_s * 1000:,.0f} ms to answer; in the "
+            "same data centre less than 1 ms is usual"
         ),
         _ping,
     ),
@@ -1226,9 +1234,9 @@ ROWS: tuple[Row, ...] = (
         "password-readable",
         "hint",
         _password_readable,
-        "everybody can read the password of the coordinator in {installation.password_file} (mode "
-        "{installation.password_mode:04o}), and so take slots and set capacities; make a group of "
-        "its users the file's",
+        "all users can read the coordinator's password in {installation.password_file} (mode "
+        "{installation.password_mode:04o}), so they can take slots and set capacities; change the "
+        "file's group to one with all users of the coordinator",
         _LIMIT_PASSWORD,
     ),
     Row(
@@ -1253,22 +1261,22 @@ ROWS: tuple[Row, ...] = (
             and not facts.installation.torch
             and not facts.installation.torch_problem
         ),
-        "this Python has no torch: its commands work, and its programs cannot save",
+        "this Python has no torch: ioshape's commands work, but programs cannot save",
         ("pip install 'ioshape[torch]'",),
     ),
     Row(
         "no-redis-package",
         "hint",
         lambda facts: facts.coordination.unasked,
-        "the coordinator {coordination.address} cannot be asked: the package redis, which ioshape "
-        "doctor, top and slots need, is not installed; saves do not need it",
+        "the coordinator {coordination.address} cannot be examined: the package redis, which "
+        "ioshape doctor, top and slots need, is not installed; saves do not need it",
         ("pip install 'ioshape[redis]'",),
     ),
     Row(
         "quota-unseen",
         "hint",
         lambda facts: facts.storage.family in _SHOW_QUOTA,
-        "a quota may leave less than what is shown as free, and cannot be seen from here",
+        "a quota may leave less space than is shown as free; ioshape cannot see quotas",
         lambda facts: _of_family(_SHOW_QUOTA, facts),
     ),
 )

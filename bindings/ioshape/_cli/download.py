@@ -11,7 +11,7 @@ from ioshape._cli.output import human_size, note, plural, progress_bar, say
 from ioshape._cli.paths import endpoint_option, jobs_option, part_option, s3, url_argument
 
 
-@click.command(short_help="Download what was uploaded.")
+@click.command(short_help="Download an uploaded checkpoint.")
 @url_argument
 @click.argument("path", metavar="PATH", type=click.Path())
 @jobs_option
@@ -37,7 +37,7 @@ def command(url: str, path: str, jobs: int, part_bytes: int, endpoint: str | Non
     say(f"{done.path}: {plural(done.files, 'file')}, {human_size(done.n_bytes)}")
     if not done.verified:
         note(
-            "ioshape: the server knows no checksum of it, so nothing was compared on the way; "
-            f'compare its own with "ioshape verify {done.path}"'
+            "ioshape: the server has no checksum of this checkpoint, so the download was not "
+            f'verified; run "ioshape verify {done.path}"'
         )
     return 0

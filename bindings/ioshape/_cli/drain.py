@@ -46,10 +46,10 @@ _MOST_PAUSE_S = 60.0
 _EXIT_TERMINATED = 143
 
 _WORDS = {
-    "overtaken": "a later save to it goes instead",
-    "newer": "there is a newer one, which stays",
-    "gone": "it was removed from the tier",
-    "waits": "the files of this node are there; it appears when those of the others are",
+    "overtaken": "not drained: a later save to this path replaces it",
+    "newer": "not drained: the destination has a newer checkpoint",
+    "gone": "not drained: it was removed from the tier",
+    "waits": "this node's files are drained; the checkpoint appears when those of all nodes are",
 }
 
 
@@ -262,7 +262,7 @@ class _Command:
             names = self._names()
             if names is None:  # not mounted, or never used as a tier
                 if has_been and not is_gone:
-                    note(f"ioshape: the tier {self._folder} is gone; it is waited for")
+                    note(f"ioshape: the tier {self._folder} is gone; waiting until it is back")
                 seen, pause, is_gone = None, _LOOK_S, has_been
             else:
                 if is_gone:
@@ -320,43 +320,45 @@ def _check_url(_context: click.Context, _option: click.Parameter, url: str | Non
     return url
 
 
-@click.command(short_help="Carry what was saved on a fast disk to where it belongs.")
+@click.command(short_help="Copy checkpoints from a tier to their destinations.")
 @click.argument("folder", metavar="FOLDER", type=click.Path())
 @click.option(
     "--rate",
     metavar="BYTES",
     callback=bytes_option,
-    help="Write at most so many bytes per second, such as 500M.",
+    help="Write at most this many bytes per second, such as 500M.",
 )
 @click.option(
     "--keep-last",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Of what was drained into a directory leave the newest N on the tier. Default: as "
-    "many as there is room for.",
+    help="Keep the newest N drained copies of each directory on the tier.  [default: as many as "
+    "fit]",
 )
-@click.option("--watch", is_flag=True, help="Go on, and carry what is saved from now on.")
+@click.option("--watch", is_flag=True, help="Keep running, and drain later saves as they appear.")
 @click.option(
     "--forget",
     "given_up",
     metavar="PATH",
     multiple=True,
     type=click.Path(),
-    help="Remove what waits for PATH instead: it is lost. Can be given several times.",
+    help="Drain nothing; remove the copy that waits for PATH, which is lost. Can be given several "
+    "times.",
 )
 @click.option(
     "--to",
     "url",
     metavar="URL",
     callback=_check_url,
-    help="Then upload what was carried, below s3://BUCKET/KEY; hsm: have Lustre archive it.",
+    help="Then upload drained checkpoints below s3://BUCKET/KEY; with hsm, have Lustre archive "
+    "them.",
 )
 @endpoint_option
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print what became of each as JSON: a list, or with --watch lines.",
+    help="Print the result of each checkpoint as JSON: a list, or with --watch lines.",
 )
 def command(
     folder: str,
@@ -402,7 +404,7 @@ def command(
 
     if not Path(folder).is_dir():
         reason = "is not a directory" if Path(folder).exists() else "does not exist"
-        raise SentenceError(f"{folder} {reason}; give the folder that saves have as their tier")
+        raise SentenceError(f"{folder} {reason}; give the folder that saves use as their tier")
     if not watch and (owner := other_owner(folder)) is not None:
         raise SentenceError(of_another_user(folder, owner))
     if given_up and (watch or url):
@@ -419,7 +421,7 @@ def command(
 
     is_whole = True
     if given_up and not is_tier(folder):
-        raise SentenceError(f"nothing was ever saved on {folder}")
+        raise SentenceError(f"no checkpoint was ever saved on {folder}")
     if watch or is_tier(folder):
         signal.signal(signal.SIGTERM, _terminate)
         with_bar = sys.stderr.isatty() and not as_json and not watch
@@ -432,5 +434,5 @@ def command(
     if as_json:
         say_json([asdict(one) for one in outcomes])
     elif not outcomes:
-        say(f"Nothing on {folder} waits to be drained.")
+        say(f"No checkpoint on {folder} waits to be drained.")
     return int(not is_whole)

@@ -105,79 +105,87 @@ def _longest(members: Sequence[Member]) -> float:
 
 
 _OF_POOLS = (
-    _Metric("pool_capacity_slots", "slots of the pool", "capacity"),
+    _Metric("pool_capacity_slots", "number of slots of the pool", "capacity"),
     _Metric(
         "pool_capacity_by_operator",
         "1 if the operator has set the capacity",
         lambda pool: pool.capacity_by == "operator",
     ),
-    _Metric("pool_used_slots", "slots that are taken, by weight", "used"),
+    _Metric("pool_used_slots", "slots in use, by weight", "used"),
     _Metric("pool_holders", "writers that hold slots", "holder_count"),
     _Metric("pool_waiters", "writers in the queue", "waiter_count"),
     _Metric(
         "pool_oldest_slot_seconds",
-        "how long the oldest holder has had its slot",
+        "seconds for which the oldest holder has held its slot",
         lambda pool: _longest(pool.holders),
     ),
     _Metric(
         "pool_oldest_wait_seconds",
-        "how long the longest in the queue has waited",
+        "seconds for which the oldest writer in the queue has waited",
         lambda pool: _longest(pool.waiters),
     ),
     _Metric(
         "pool_shortest_lease_seconds",
-        "what the lease nearest to its end has left",
+        "seconds until the first lease ends",
         lambda pool: min((one.lease_s for one in pool.holders), default=0),
     ),
     _Metric(
         "pool_rate_limit_bytes_per_second",
-        "set by the operator for the pool; 0: any",
+        "bandwidth limit of the pool, set by the operator; 0: no limit",
         "pool_bytes_per_s",
     ),
     _Metric(
         "pool_job_rate_limit_bytes_per_second",
-        "set by the operator for each job; 0: any",
+        "bandwidth limit of each job, set by the operator; 0: no limit",
         "job_bytes_per_s",
     ),
     _Metric(
-        "pool_settings", "how many of capacity, rates and limits the operator has set", _settings
+        "pool_settings", "number of settings by the operator: capacity, rates and limits", _settings
     ),
     _Metric(
         "pool_changed_timestamp_seconds",
-        "when an operator last changed something; 0: never",
+        "time of the operator's last change; 0: never",
         "changed_s",
     ),
 )
 
 _GROWING_OF_POOLS = (
-    _Metric("pool_grants", "slots given so far", "grants"),
-    _Metric("pool_written_bytes", "bytes that were written in slots", "written_bytes"),
-    _Metric("pool_held_seconds", "how long slots were held, together", "held_s"),
-    _Metric("pool_waited_seconds", "how long slots were waited for", "waited_s"),
+    _Metric("pool_grants", "slots granted so far", "grants"),
+    _Metric("pool_written_bytes", "bytes written in slots", "written_bytes"),
+    _Metric("pool_held_seconds", "total seconds for which slots were held", "held_s"),
+    _Metric("pool_waited_seconds", "total seconds for which writers waited for slots", "waited_s"),
 )
 
 #: metrics of the values of _jobs()
 _OF_JOBS = (
     _Metric("job_slots", "slots that the job's writers hold, by weight", lambda now: now[0]),
-    _Metric("job_passed_bytes", "bytes through the slots that it holds now", lambda now: now[1]),
-    _Metric("job_waiters", "of its writers among the first of the queue", lambda now: now[2]),
+    _Metric(
+        "job_passed_bytes",
+        "bytes written so far in the slots that the job holds",
+        lambda now: now[1],
+    ),
+    _Metric("job_waiters", "writers of the job among the first in the queue", lambda now: now[2]),
 )
 
 _GROWING_OF_JOBS = (
     _Metric("job_written_bytes", "bytes that the job wrote in its slots", "written_bytes"),
-    _Metric("job_writes", "slots that the job had", "writes"),
-    _Metric("job_held_seconds", "how long the job held slots, together", "held_s"),
-    _Metric("job_waited_seconds", "how long the job waited for slots", "waited_s"),
+    _Metric("job_writes", "slots granted to the job", "writes"),
+    _Metric("job_held_seconds", "total seconds for which the job held slots", "held_s"),
+    _Metric("job_waited_seconds", "total seconds for which the job waited for slots", "waited_s"),
 )
 
 _OF_TIERS = (
-    _Metric("tier_waiting", "saves that wait to be drained", "waiting"),
-    _Metric("tier_waiting_bytes", "their bytes", "waiting_bytes"),
-    _Metric("tier_oldest_wait_seconds", "how long the longest of them has waited", "oldest_s"),
-    _Metric("tier_draining", "1 if a process drains them now", "is_draining"),
+    _Metric("tier_waiting", "checkpoints that wait to be drained", "waiting"),
+    _Metric(
+        "tier_waiting_bytes", "bytes of the checkpoints that wait to be drained", "waiting_bytes"
+    ),
+    _Metric(
+        "tier_oldest_wait_seconds", "seconds for which the oldest of them has waited", "oldest_s"
+    ),
+    _Metric("tier_draining", "1 if a process drains the tier now", "is_draining"),
     _Metric(
         "tier_drained_timestamp_seconds",
-        "when the last of those that are still there was drained; 0: none",
+        "time when the newest drained copy on the tier was drained; 0: none",
         "drained_s",
     ),
 )
@@ -209,11 +217,15 @@ class PoolCollector:
         pools = look.pools if look else ()
         failed = look.failed if look else ()
         own = (
-            _Metric("up", "1 if the coordinator answers, 0 if it is away", lambda _: bool(look)),
-            _Metric("scrape_seconds", "how long the coordinator took", lambda _: took),
+            _Metric(
+                "up", "1 if the coordinator answers, 0 if it is unreachable", lambda _: bool(look)
+            ),
+            _Metric(
+                "scrape_seconds", "seconds that the coordinator took to answer", lambda _: took
+            ),
             _Metric(
                 "pools_left_out",
-                "pools beyond those that are listed",
+                "number of pools that are not listed",
                 lambda _: look.left_out if look else 0,
             ),
         )
@@ -261,7 +273,7 @@ class TierCollector:
             else:
                 answers.append(((folder,), 1))
                 tiers += [((one.folder, user_name(one.user)), one) for one in found]
-        up = _Metric("tier_up", "1 if the folder can be looked at", float)
+        up = _Metric("tier_up", "1 if the folder can be read", float)
         yield from _families("gauge", [up], ["tier"], answers)
         yield from _families("gauge", _OF_TIERS, ["tier", "user"], tiers)
 
@@ -274,18 +286,22 @@ def _terminate(_signal: int, _frame: object) -> None:
     sys.exit(0)
 
 
-@click.command(short_help="Serve the same to Prometheus.")
+@click.command(short_help="Serve the state of pools or tiers to Prometheus.")
 @click.argument(
     "pools", metavar="[POOL]...", nargs=-1, callback=pool_argument, shell_complete=completed_pool
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=9721, show_default=True, help="To listen on."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9721,
+    show_default=True,
+    help="Port to listen on.",
 )
 @click.option(
     "--address",
     default="127.0.0.1",
     show_default=True,
-    help="To listen on; 0.0.0.0 for all of this host.",
+    help="Address to listen on; 0.0.0.0 for all addresses of this host.",
 )
 @tier_option
 @coordinator_option

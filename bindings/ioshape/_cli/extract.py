@@ -39,34 +39,39 @@ def _copy(handle: Handle, part: Part, path: str, *, replace: bool) -> None:
         if crc32 != part.crc32:
             raise failure(
                 lib.IOSHAPE_E_DAMAGED,
-                f'the part of rank {part.rank} in "{part.file}" is damaged: its checksum is not '
-                "the manifest's",
+                f'the shard of rank {part.rank} in "{part.file}" is damaged: its checksum differs '
+                "from the manifest",
                 part.file,
                 "extract",
-                remedy="use another generation",
+                remedy="use another checkpoint",
                 rank=part.rank,
             )
 
 
-@click.command(short_help="Copy what a rank saved out of a generation, as a .pt file.")
+@click.command(short_help="Copy the data of a rank out of a checkpoint, as a .pt file.")
 @directory_argument
-@click.option("--rank", metavar="K", type=click.IntRange(min=0, max=2**32 - 1), help="Whose part.")
-@click.option("--all", "all_ranks", is_flag=True, help="The parts of all ranks.")
+@click.option(
+    "--rank",
+    metavar="K",
+    type=click.IntRange(min=0, max=2**32 - 1),
+    help="Copy the shard of this rank.",
+)
+@click.option("--all", "all_ranks", is_flag=True, help="Copy the shards of all ranks.")
 @click.option(
     "--step",
     metavar="N",
     type=click.IntRange(min=0, max=2**64 - 1),
-    help="Of this generation; default: the newest complete one.",
+    help="Step of the checkpoint.  [default: the newest complete one]",
 )
 @click.option(
     "-o",
     "--output",
     metavar="PATH",
     type=click.Path(),
-    help="The file to write; with --all the folder. Default: rank-00007.pt, or with --all the "
-    "current folder.",
+    help="Output file; with --all the output folder.  [default: rank-00007.pt, or with --all the "
+    "current folder]",
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 def command(
     directory: str,
     rank: int | None,

@@ -27,7 +27,7 @@ _REACH = 24 + 30 + 256
 CHECKSUMS = {
     "blocks": "written by ioshape, with a checksum for each block",
     "records": "a checksum for each record, as torch.save writes it",
-    "beside": "checksums beside it",
+    "beside": "checksums in a file beside it",
     "none": "without checksums",
 }
 
@@ -170,7 +170,7 @@ def describe_checkpoint(path: str) -> dict[str, Any]:
 
 
 def _show_checkpoint(found: dict[str, Any]) -> None:
-    say(f"{found['path']}: {human_size(found['file_bytes'])}, a checkpoint of DCP")
+    say(f"{found['path']}: {human_size(found['file_bytes'])}, a DCP checkpoint")
     say()
     table = Table(*columns("<item", "<dtype", "<shape", ">bytes", ">parts", "<first in"))
     for item in found["items"]:
@@ -190,9 +190,11 @@ def _show_checkpoint(found: dict[str, Any]) -> None:
     )
 
 
-@click.command(short_help="List the tensors in files, and where each lies.")
+@click.command(short_help="List the tensors in files with their offsets.")
 @files_argument
-@click.option("--records", "with_records", is_flag=True, help="List the archive's records, too.")
+@click.option(
+    "--records", "with_records", is_flag=True, help="Also list the records of the archive."
+)
 @json_option
 def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
     """List the tensors in files of torch.save or ioshape: type, shape, size and offset.

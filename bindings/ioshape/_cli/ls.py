@@ -160,7 +160,7 @@ def _show_tier(folder: str, as_json: bool) -> int:
     say()
     say(
         f"{plural(len(copies), 'checkpoint')}, {human_size(sum(one.n_bytes for one in copies))}; "
-        f"{human_size(sum(one.n_bytes for one in waiting))} of it waits to be drained"
+        f"{human_size(sum(one.n_bytes for one in waiting))} not drained yet"
     )
     return 0
 
@@ -213,7 +213,7 @@ def _show_remote(url: str, endpoint: str | None, as_json: bool) -> int:
 # ---- The command --------------------------------------------------------------------------------
 
 
-@click.command(short_help="List the generations in a directory.")
+@click.command(short_help="List the checkpoints in a directory, on a tier or on an object store.")
 @directory_argument
 @endpoint_option
 @json_option
@@ -266,7 +266,7 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
     elif complete or others:
         _show(directory, complete, others)
     elif not broken:
-        say(f"There is no generation in {Path(directory).resolve()}.")
+        say(f"There is no checkpoint in {Path(directory).resolve()}.")
     if not as_json:
         for _path, why in broken:
             note(f"ioshape: {why}")

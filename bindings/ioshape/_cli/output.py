@@ -96,7 +96,7 @@ def plural(count: int, noun: str) -> str:
 
 
 json_option: Option = click.option(
-    "--json", "as_json", is_flag=True, help="Print everything as JSON."
+    "--json", "as_json", is_flag=True, help="Print the result as JSON."
 )
 
 

@@ -38,7 +38,7 @@ url_argument: Option = click.argument("url", metavar="URL")
 endpoint_option: Option = click.option(
     "--endpoint",
     metavar="URL",
-    help="Of the server. Default: AWS_ENDPOINT_URL_S3, or Amazon's.",
+    help="URL of the object store.  [default: AWS_ENDPOINT_URL_S3, or Amazon S3]",
 )
 
 jobs_option: Option = click.option(
@@ -47,7 +47,7 @@ jobs_option: Option = click.option(
     type=click.IntRange(1, 256),
     default=8,
     show_default=True,
-    help="Parts that are under way at the same time.",
+    help="Number of parts that are transferred at the same time.",
 )
 
 part_option: Option = click.option(
@@ -56,7 +56,7 @@ part_option: Option = click.option(
     default="16M",
     show_default=True,
     callback=size_option,
-    help="Of a part of a large file. Each job takes that much memory.",
+    help="Size of a part of a large file. Each job takes that much memory.",
 )
 
 
@@ -74,7 +74,7 @@ def check_directory(directory: str) -> None:
     """Raise SentenceError if a path is not a directory."""
     if not Path(directory).is_dir():
         reason = "is not a directory" if Path(directory).exists() else "does not exist"
-        raise SentenceError(f"{directory} {reason}; give the directory that save_group() was given")
+        raise SentenceError(f"{directory} {reason}; give the directory that save_group() writes to")
 
 
 def damaged(directory: str, complete: set[int]) -> Iterator[tuple[str, str]]:
@@ -99,7 +99,7 @@ def damaged(directory: str, complete: set[int]) -> Iterator[tuple[str, str]]:
                 pass  # completed since the caller's listing
         except OSError as error:
             none = isinstance(error, FileNotFoundError)
-            yield path, f"{path} has no manifest, so it is no generation" if none else str(error)
+            yield path, f"{path} has no manifest, so it is not a checkpoint" if none else str(error)
 
 
 def lock_domain(directory: str) -> str | None:

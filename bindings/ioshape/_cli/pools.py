@@ -39,7 +39,7 @@ USUAL_SHARE = 100
 
 CAPACITY_BY = {
     "operator": "set by the operator",
-    "job": "asked for by a job",
+    "job": "requested by a job",
     "default": "the default",
 }
 
@@ -72,9 +72,8 @@ def _coordinator(
         return None
     if config.without_password(address) != address:
         raise UsageSentenceError(
-            "everybody on this machine can see a password in a command line (and this one, now); "
-            "give the address without it, and the password in IOSHAPE_PASSWORD or in a file that "
-            "IOSHAPE_PASSWORD_FILE names"
+            "all users of this machine can see a password in a command line, now also this one; "
+            "give the address without it, and set IOSHAPE_PASSWORD or IOSHAPE_PASSWORD_FILE"
         )
     return str(config.SETTINGS["coordinator"].parse(address, "--coordinator"))
 
@@ -88,7 +87,7 @@ def pool_argument(
     """
     for name in (value,) if isinstance(value, str) else value or ():
         if "://" in name:
-            raise click.UsageError("POOL is the name of a pool; --coordinator takes addresses")
+            raise click.UsageError("POOL is the name of a pool; give an address with --coordinator")
     return value
 
 
@@ -97,7 +96,7 @@ coordinator_option: Option = click.option(
     metavar="ADDRESS",
     callback=_coordinator,
     is_eager=True,  # the completion of pool names needs it
-    help="Ask this one, such as redis://host; default: the setting.",
+    help="Address of the coordinator, such as redis://host.  [default: from the settings]",
 )
 
 
@@ -107,7 +106,7 @@ tier_option: Option = click.option(
     metavar="FOLDER",
     multiple=True,
     type=click.Path(),
-    help="A tier of this node, to show what waits there. Can be given several times.",
+    help="Show the checkpoints that wait on this tier of this node. Can be given several times.",
 )
 
 
@@ -126,8 +125,8 @@ def operator_of(coordinator: str | None) -> Operator:
 
     if (coordinator or config.value_of("coordinator")) == "open":
         raise SentenceError(
-            'the coordinator is "open", which keeps no pools; name another one with --coordinator '
-            "or in IOSHAPE_COORDINATOR"
+            'the coordinator is "open", which has no pools; name another coordinator with '
+            "--coordinator or in IOSHAPE_COORDINATOR"
         )
     try:
         return Operator(coordinator)
@@ -173,9 +172,9 @@ def existing(operator: Operator, pools: Sequence[str]) -> list[str]:
     known = operator.names()
     for pool in pools:
         if not _knows(operator, known, pool):
-            there = f"; it knows {', '.join(known)}" if known else "; it knows none so far"
+            there = f"; it has {', '.join(known)}" if known else "; it has no pools yet"
             near = did_you_mean(pool, known) or there
-            raise SentenceError(f'the coordinator knows no pool "{pool}"{near}')
+            raise SentenceError(f'the coordinator has no pool "{pool}"{near}')
     return list(pools) or known
 
 
@@ -185,7 +184,7 @@ def check_spelling(operator: Operator, pool: str) -> None:
     near = did_you_mean(pool, known, MISTYPED)
     if near and not _knows(operator, known, pool):
         raise SentenceError(
-            f'the coordinator knows no pool "{pool}"{near} (--new sets "{pool}" all the same)'
+            f'the coordinator has no pool "{pool}"{near} (to set "{pool}" anyway, add --new)'
         )
 
 
@@ -225,18 +224,18 @@ def headline(status: PoolStatus) -> str:
 def limits(status: PoolStatus) -> str:
     """Return a line with the other settings of a pool: bandwidth and small saves."""
     small = (
-        f"saves of up to {human_size(status.small_bytes)} pass the queue, {status.express} at a "
+        f"saves of up to {human_size(status.small_bytes)} bypass the queue, {status.express} at a "
         "time"
     )
     if status.coordinator == "local":
         return f"first come, first served; {small}"
     pool, job = (
-        f"{human_size(rate)}/s" if rate else "any"
+        f"{human_size(rate)}/s" if rate else "unlimited"
         for rate in (status.pool_bytes_per_s, status.job_bytes_per_s)
     )
     return (
         f"bandwidth: {pool} for the pool, {job} for each job; saves of up to "
-        f"{human_size(status.small_bytes)} pass the queue, {status.express} at a time"
+        f"{human_size(status.small_bytes)} bypass the queue, {status.express} at a time"
     )
 
 
@@ -275,7 +274,7 @@ def table_of(
         for one in members:
             held = state == "holds"
             cells = [
-                "express" if held and one.express else "urgent" if held and one.urgent else state,
+                "bypass" if held and one.express else "urgent" if held and one.urgent else state,
                 one.job,
                 one.node,
                 str(one.rank),

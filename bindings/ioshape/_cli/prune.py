@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from ioshape._save.retention import Kept
 
 
-@click.command(short_help="Remove checkpoints that are not to be kept.")
+@click.command(short_help="Remove old checkpoints.")
 @click.argument("paths", metavar="DIR|PATTERN...", nargs=-1, required=True, type=click.Path())
 @click.option(
     "--keep-last",
     metavar="N",
     type=click.IntRange(min=1, max=2**32 - 1),
     required=True,
-    help="Keep the newest N complete ones.",
+    help="Keep the newest N complete checkpoints.",
 )
 @click.option(
     "--keep-every",
     metavar="M",
     type=click.IntRange(min=0, max=2**64 - 1),
     default=0,
-    help="Of a directory: besides, keep those whose step is a multiple of M.",
+    help="In a directory, also keep checkpoints whose step is a multiple of M.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 def command(
     paths: tuple[str, ...],
@@ -93,7 +93,7 @@ def command(
         return 0
     for step, n_bytes in going:
         say(f"{'would remove' if dry_run else 'removed'} step {step}: {human_size(n_bytes)}")
-    say(f"{_counted(going)} of {directory} {'would go' if dry_run else 'removed'}")
+    say(f"{_counted(going)} of {directory} {'would be removed' if dry_run else 'removed'}")
     return 0
 
 
@@ -108,7 +108,7 @@ def _refuse_other_directory(directory: str) -> None:
     if not generations(directory, tier=False):
         raise SentenceError(
             f'cannot prune "{directory}": it has no checkpoint; give the directory that '
-            "save_group() was given, or a pattern of files"
+            "save_group() writes to, or a pattern of files"
         )
 
 
@@ -121,7 +121,9 @@ def _prune_files(
     from ioshape._save.retention import prune  # noqa: PLC0415
 
     if keep_every:
-        raise UsageSentenceError("--keep-every goes with a directory of generations; leave it out")
+        raise UsageSentenceError(
+            "--keep-every works only with a directory of checkpoints; leave it out"
+        )
     what = " ".join(paths)
     path = _one_family(paths, what)
     directory = os.path.dirname(path)  # noqa: PTH120
@@ -143,7 +145,7 @@ def _prune_files(
     for one in going:
         name = os.path.join(directory, one.name)  # noqa: PTH118
         say(f"{'would remove' if dry_run else 'removed'} {name}: {human_size(one.n_bytes)}")
-    say(f"{_counted_files(going)} of {what} {'would go' if dry_run else 'removed'}")
+    say(f"{_counted_files(going)} of {what} {'would be removed' if dry_run else 'removed'}")
     return 0
 
 
@@ -181,7 +183,7 @@ def _one_family(paths: tuple[str, ...], what: str) -> str:
         if name not in matched and parts is not None and parts.family == family:
             whole = os.path.join(directory, "*".join(family))  # noqa: PTH118
             raise SentenceError(
-                f'cannot prune "{what}": "{name}" is of the same family; give "{whole}"'
+                f'cannot prune "{what}": "{name}" belongs to the same family; give "{whole}"'
             )
     return found[0]
 
@@ -191,7 +193,7 @@ def _one_family(paths: tuple[str, ...], what: str) -> str:
 
 def _counted(going: list[tuple[int, int]]) -> str:
     size = human_size(sum(n_bytes for _step, n_bytes in going))
-    return f"{plural(len(going), 'generation')} ({size})"
+    return f"{plural(len(going), 'checkpoint')} ({size})"
 
 
 def _counted_files(going: list[Kept]) -> str:
@@ -199,7 +201,7 @@ def _counted_files(going: list[Kept]) -> str:
 
 
 def _ask(directory: str, going: list[tuple[int, int]]) -> None:
-    what = "what dead processes left"
+    what = "leftovers of dead processes"
     if going:
         first, last = min(step for step, _ in going), max(step for step, _ in going)
         steps = f"step {first}" if len(going) == 1 else f"steps {first} to {last}"
@@ -211,8 +213,8 @@ def _ask_about(counted: str, what: str, directory: str) -> None:
     """Ask for confirmation. Raise SentenceError unless the answer is yes."""
     if not sys.stdin.isatty():
         raise UsageSentenceError(
-            f'cannot ask whether to remove {counted} of "{directory}": there is no '
-            "terminal; add --yes, or look first with --dry-run"
+            f'cannot ask for confirmation to remove {counted} of "{directory}": there is no '
+            "terminal; add --yes, or check first with --dry-run"
         )
     if not click.confirm(one_line(f'Remove {what} in "{directory}"?'), err=True):
         raise SentenceError("nothing was removed")

@@ -147,7 +147,7 @@ def _number(found: dict[str, Any], name: str, otherwise: int | None = None) -> i
 def _text(found: dict[str, Any], name: str, otherwise: str | None = None) -> str:
     value = _value(found, name, otherwise)
     if not isinstance(value, str):
-        raise BadLineError(f'its "{name}" is not a text')
+        raise BadLineError(f'its "{name}" is not a string')
     return value
 
 
@@ -176,14 +176,14 @@ def read(folder: Path) -> Run:
             for number, line in _lines(path):
                 bad += not _take(run, path, number, line)
                 if bad >= _MOST_BAD_LINES:
-                    run.problems.append(f"{path}: the rest is not read, for so many bad lines")
+                    run.problems.append(f"{path}: too many bad lines; the rest is not read")
                     break
                 if len(run.saves) >= _MOST_SAVES:
                     break
         except OSError as error:
             run.problems.append(f"{path}: {error.strerror}")
         if len(run.saves) >= _MOST_SAVES:
-            run.problems.append(f"only the first {_MOST_SAVES:,} saves are looked at")
+            run.problems.append(f"only the first {_MOST_SAVES:,} saves are read")
             break
     run.saves.sort(key=lambda save: save.started_s)
     return run
@@ -224,16 +224,16 @@ def read_run(folder: str) -> Run:
     except OSError as error:
         raise SentenceError(
             f"cannot read the reports in {folder}: {error.strerror}; name the folder that "
-            "IOSHAPE_TRACE named"
+            "IOSHAPE_TRACE had"
         ) from None
     for problem in run.problems[:_MOST_PROBLEMS]:
         note(f"ioshape: {problem}")
     if len(run.problems) > _MOST_PROBLEMS:
-        note(f"ioshape: and {len(run.problems) - _MOST_PROBLEMS:,} more of the kind")
+        note(f"ioshape: and {len(run.problems) - _MOST_PROBLEMS:,} more such problems")
     if not run.saves:
         raise SentenceError(
-            f"{folder} has no reports of saves; a program writes them there if it runs with "
-            f"IOSHAPE_TRACE={folder}"
+            f"{folder} has no reports of saves; run the program with IOSHAPE_TRACE={folder} to "
+            "write them"
         )
     return run
 

@@ -17,9 +17,12 @@ from ioshape._run import run as _run
     short_help="Run a script with torch.save made durable and atomic.",
 )
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
-@click.option("--no-load", is_flag=True, help="Replace torch.save only; torch.load stays torch's.")
+@click.option("--no-load", is_flag=True, help="Replace only torch.save, not torch.load.")
 @click.option(
-    "--tier", metavar="FOLDER", type=click.Path(), help="Save to a fast disk first: IOSHAPE_TIER."
+    "--tier",
+    metavar="FOLDER",
+    type=click.Path(),
+    help="Save to this fast local disk first (IOSHAPE_TIER).",
 )
 @click.argument("script", metavar="{SCRIPT | -m MODULE}", type=click.Path())
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)

@@ -8,7 +8,7 @@ import click
 from ioshape._cli.output import Table, UsageSentenceError, columns, json_option, say_json
 
 
-@click.command(short_help="Show the settings, and where each comes from.")
+@click.command(short_help="Show the settings and their origins.")
 @json_option
 def command(as_json: bool) -> None:
     """Show the settings that a program would have if it started here and now.

@@ -66,7 +66,7 @@ def _check_limit(job: str, user: str, has_share: bool, has_others: bool) -> None
     if has_share and not (job or user):
         raise click.UsageError("--share is for one job or user; name it with --job or --user")
     if has_others and (job or user):
-        raise click.UsageError("one job or user has --share and --rate only")
+        raise click.UsageError("only --share and --rate can be set for one job or user")
 
 
 def _show(status: PoolStatus) -> None:
@@ -78,7 +78,7 @@ def _show(status: PoolStatus) -> None:
         say(rest)
 
 
-@click.group(cls=Group, short_help="Show and set who may write now.", no_args_is_help=False)
+@click.group(cls=Group, short_help="Show and set pools of slots.", no_args_is_help=False)
 def command() -> None:
     """Show the pools of slots that writers wait for, and set how many may write.
 
@@ -95,9 +95,9 @@ def command() -> None:
     """
 
 
-@command.command(short_help="Show pools: capacity, who holds slots, who waits.")
+@command.command(short_help="Show pools: capacity, slot holders and waiting writers.")
 @click.argument("pool", required=False, callback=pool_argument, shell_complete=completed_pool)
-@click.option("--path", type=click.Path(), help="The pool of the filesystem of this path.")
+@click.option("--path", type=click.Path(), help="Show the pool of the filesystem of this path.")
 @json_option
 @coordinator_option
 def status(pool: str | None, path: str | None, as_json: bool, coordinator: str | None) -> None:
@@ -137,44 +137,51 @@ def status(pool: str | None, path: str | None, as_json: bool, coordinator: str |
     for line in missing_lines(look):
         say(line)
     if not look.pools:
-        note("no pools: nobody has asked this coordinator for a slot so far")
+        note("no pools: no job has asked this coordinator for a slot yet")
 
 
-@command.command("set", short_help="Set how many may write, and how fast.")
+@command.command("set", short_help="Set the capacity and the bandwidth of a pool.")
 @_pool_argument
-@click.option("--capacity", type=click.IntRange(1, _MOST), metavar="N", help="Writers at a time.")
+@click.option("--capacity", type=click.IntRange(1, _MOST), metavar="N", help="Number of slots.")
 @click.option(
     "--rate",
     "pool_bytes_per_s",
     metavar="BYTES",
     callback=bytes_option,
-    help="Per second, of all jobs together.",
+    help="Bandwidth limit of all jobs together, per second.",
 )
 @click.option(
     "--job-rate",
     "job_bytes_per_s",
     metavar="BYTES",
     callback=bytes_option,
-    help="Per second, of each job.",
+    help="Bandwidth limit of each job, per second.",
 )
 @click.option(
     "--small",
     "small_bytes",
     metavar="BYTES",
     callback=bytes_option,
-    help="Saves up to here may pass the queue.",
+    help="Saves of up to this size may bypass the queue.",
 )
-@click.option("--express", type=click.IntRange(1, _MOST), metavar="N", help="So many at a time.")
-@click.option("--job", default="", metavar="NAME", help="Only for this job.")
-@click.option("--user", default="", metavar="NAME", help="Only for the jobs of this user.")
+@click.option(
+    "--express",
+    type=click.IntRange(1, _MOST),
+    metavar="N",
+    help="Number of small saves that bypass the queue at a time.",
+)
+@click.option("--job", default="", metavar="NAME", help="Set the limit of this job only.")
+@click.option(
+    "--user", default="", metavar="NAME", help="Set the limit of the jobs of this user only."
+)
 @click.option(
     "--share",
     type=click.FloatRange(0.01, 100),
     metavar="FACTOR",
-    help="Of that one: 0.5 is half of what others get.",
+    help="Share of that job or user: 0.5 is half of the usual share.",
 )
 @click.option(
-    "--new", is_flag=True, help="Also an unknown pool whose name is nearly that of a known one."
+    "--new", is_flag=True, help="Set the pool even if its name is almost that of a known pool."
 )
 @coordinator_option
 def set_(
@@ -237,10 +244,10 @@ def set_(
     _show_settings(now)
 
 
-@command.command(short_help="Forget what was set.")
+@command.command(short_help="Clear the settings of a pool.")
 @_pool_argument
-@click.option("--job", default="", metavar="NAME", help="Only the limit of this job.")
-@click.option("--user", default="", metavar="NAME", help="Only the limit of this user.")
+@click.option("--job", default="", metavar="NAME", help="Clear only the limit of this job.")
+@click.option("--user", default="", metavar="NAME", help="Clear only the limit of this user.")
 @coordinator_option
 def clear(pool: str, job: str, user: str, coordinator: str | None) -> None:
     """Clear the settings that "ioshape slots set" made for a pool: jobs and defaults decide again.
@@ -263,8 +270,8 @@ def clear(pool: str, job: str, user: str, coordinator: str | None) -> None:
     _show_settings(now)
 
 
-_GOES_ON = "goes on without a slot"
-_ASKS_AGAIN = "asks again, and comes last"
+_GOES_ON = "continues without a slot"
+_ASKS_AGAIN = "asks again, and goes to the end of the queue"
 
 
 def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
@@ -276,20 +283,20 @@ def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
     for one in state.holders:
         if one.id == member:
             slots = plural(one.weight, "slot")
-            held = f"holds {slots} of {pool} since {human_seconds(one.since_s)}"
+            held = f"has held {slots} of {pool} for {human_seconds(one.since_s)}"
             return who(one), held, _GOES_ON
     for one in state.waiters:
         if one.id == member:
-            waits = f"waits for a slot of {pool} since {human_seconds(one.since_s)}"
+            waits = f"has waited for a slot of {pool} for {human_seconds(one.since_s)}"
             return who(one), waits, _ASKS_AGAIN
     # It may wait further back in the queue than the status lists.
     return "", "", _ASKS_AGAIN
 
 
-@command.command(short_help="Take a slot away from who holds it.")
+@command.command(short_help="Revoke the slot of a writer.")
 @_pool_argument
 @click.argument("member", metavar="ID")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @coordinator_option
 def kick(pool: str, member: str, yes: bool, coordinator: str | None) -> None:
     """Revoke the slot, or the position in the queue, of the writer with this id.
@@ -312,9 +319,11 @@ def kick(pool: str, member: str, yes: bool, coordinator: str | None) -> None:
         whom, what, then = _find(operator, pool, member)
         if whom and not yes:
             if not sys.stdin.isatty():
-                raise UsageSentenceError("there is nobody to ask whether to do it; add --yes")
-            question = f"{whom} {what}. Take that away? Its save {then}."
+                raise UsageSentenceError(
+                    "cannot ask for confirmation: there is no terminal; add --yes"
+                )
+            question = f"{whom} {what}. Revoke it? Its save {then}."
             if not click.confirm(one_line(question), err=True):
-                raise SentenceError("nothing was taken away")
+                raise SentenceError("nothing was revoked")
         operator.kick(pool, member)
-    say(f"{whom or member}: taken away; its save {then}")
+    say(f"{whom or member}: revoked; its save {then}")

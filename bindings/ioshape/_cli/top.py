@@ -209,14 +209,14 @@ def _tier_lines(folder: str) -> Iterator[str]:
             waits = (
                 f"{plural(one.waiting, 'checkpoint')} to be drained, "
                 f"{human_size(one.waiting_bytes)}, the oldest for {human_seconds(one.oldest_s)}; "
-            ) + ("it is drained now" if one.is_draining else "nobody drains")
+            ) + ("being drained now" if one.is_draining else "no process drains the tier")
         last = f"; last drained {time.strftime('%H:%M:%S', time.localtime(one.drained_s))}"
         yield f"tier {folder} of {user_name(one.user)}: {waits}{last if one.drained_s else ''}"
     if not tiers:
-        yield f"tier {folder}: nobody has saved there"
+        yield f"tier {folder}: no checkpoint was saved there yet"
 
 
-_NO_POOLS = "no pools: nobody has asked this coordinator for a slot so far"
+_NO_POOLS = "no pools: no job has asked this coordinator for a slot yet"
 
 
 def _is_idle(pool: PoolStatus) -> bool:
@@ -267,7 +267,7 @@ def _rendered(view: _View) -> Any:
     from rich.text import Text  # noqa: PLC0415
 
     window = shutil.get_terminal_size()
-    parts: list[Any] = [Text(f"ioshape top, {time.strftime('%H:%M:%S')}; q ends it", "dim")]
+    parts: list[Any] = [Text(f"ioshape top, {time.strftime('%H:%M:%S')}; press q to quit", "dim")]
     busy = [pool for pool in view.pools if not _is_idle(pool)]
     most = max(_LEAST_ROWS, window.lines // max(1, len(busy)) - _AROUND)
     for pool in busy:
@@ -354,7 +354,7 @@ def _watch_in_lines(view: _View, interval: float, show: Callable[[_View], None])
         time.sleep(interval)
 
 
-@click.command(short_help="Watch who writes and who waits, live.")
+@click.command(short_help="Show current and waiting writers, live.")
 @click.argument(
     "pools", metavar="[POOL]...", nargs=-1, callback=pool_argument, shell_complete=completed_pool
 )
@@ -364,10 +364,10 @@ def _watch_in_lines(view: _View, interval: float, show: Callable[[_View], None])
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between two looks.",
+    help="Time between two updates.",
 )
-@click.option("--once", is_flag=True, help="Look once, and end.")
-@click.option("--json", "in_json", is_flag=True, help="Print JSON, one line for each look.")
+@click.option("--once", is_flag=True, help="Print the state once, and exit.")
+@click.option("--json", "in_json", is_flag=True, help="Print JSON, one line for each update.")
 @tier_option
 @coordinator_option
 def command(

@@ -34,7 +34,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-_FIGURES = (">saves", ">bytes", ">all done s", ">mean s", ">p99 s", ">training held s")
+_FIGURES = (">saves", ">bytes", ">all done s", ">mean s", ">p99 s", ">stall s")
 _WAITS = (">wait s", ">longest s", ">failed", ">skipped")
 
 
@@ -116,13 +116,13 @@ _LEAST_REST = 0.01  # share of a save from which the time of no phase is shown
 PHASES = {
     "stage": "copies",
     "wait": "waits for its slot",
-    "plan": "makes the file",
+    "plan": "creates the file",
     "write": "writes",
     "sync": "syncs",
-    "commit": "puts it in place",
+    "commit": "renames it into place",
     "others": "waits for other ranks",
     "drain": "is drained",
-    "rest": "all else",
+    "rest": "everything else",
 }
 
 
@@ -217,21 +217,21 @@ def _slices(save: Recorded, base_s: int, common: dict[str, Any]) -> Iterator[dic
         yield {"ph": "X", "name": name, **common, **times, "args": about}
 
 
-@click.command(short_help="Show what the saves of a run did, from their reports.")
+@click.command(short_help="Summarise the saves of a run from their reports.")
 @click.argument("folder", type=click.Path())
 @click.option(
     "--storm",
     "chosen",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Which one is shown by host.  [default: the one that took longest]",
+    help="Storm that is shown by host.  [default: the longest]",
 )
 @click.option(
     "--chrome",
     "chrome_path",
     metavar="FILE",
     type=click.Path(dir_okay=False),
-    help="Write all of it as a trace for Perfetto.",
+    help="Write a trace for Perfetto to this file.",
 )
 @json_option
 def command(
@@ -261,8 +261,8 @@ def command(
         chosen = max(range(len(found)), key=lambda i: found[i].makespan_s) + 1
     if chosen > len(found):
         raise SentenceError(
-            f"there {'is 1 storm' if len(found) == 1 else f'are {len(found):,} storms'}, and no "
-            f"{chosen}; the table that comes without --storm numbers them"
+            f"there {'is 1 storm' if len(found) == 1 else f'are {len(found):,} storms'}, but no "
+            f"storm {chosen}; the table without --storm has their numbers"
         )
     if as_json:
         say_json(_as_json(run, found))

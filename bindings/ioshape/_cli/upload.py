@@ -42,8 +42,8 @@ def _sources(source: str, newest: int | None, every_one: bool) -> list[str]:
 
     found = [one.path for one in ioshape.generations(source)]
     if not found:
-        remedy = "give the directory that save_group() was given, or leave out --newest and --all"
-        raise SentenceError(f'there is no generation in "{source}"; {remedy}')
+        remedy = "give the directory that save_group() writes to, or leave out --newest and --all"
+        raise SentenceError(f'there is no checkpoint in "{source}"; {remedy}')
     return found if newest is None else found[-newest:]
 
 
@@ -67,9 +67,14 @@ def _say(one: Uploaded) -> None:
     "--newest",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Of a directory of generations: the newest N, below the URL.",
+    help="Upload the newest N checkpoints of the directory, below the URL.",
 )
-@click.option("--all", "every_one", is_flag=True, help="Of a directory of generations: all.")
+@click.option(
+    "--all",
+    "every_one",
+    is_flag=True,
+    help="Upload all checkpoints of the directory, below the URL.",
+)
 @jobs_option
 @part_option
 @endpoint_option

@@ -33,7 +33,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # older versions of cli
         except ValueError:
             percent = 0.0
         if not 0 < percent <= 100:
-            self.fail(f"{value!r} is no share of a file; give one such as 5%", param, ctx)
+            self.fail(f"{value!r} is not a percentage of a file; give one such as 5%", param, ctx)
         return percent / 100
 
 
@@ -158,26 +158,26 @@ def _generations(
 def _ok(share: float) -> str:
     if share == 1:
         return "ok, "
-    return f"ok as far as was read, {100 * share:g}% of " if share else "structure ok, "
+    return f"ok in the sample, {100 * share:g}% of " if share else "structure ok, "
 
 
-@click.command(short_help="Compare every checksum in files and checkpoints.")
+@click.command(short_help="Verify every checksum in files and checkpoints.")
 @files_argument
 @click.option(
     "--step",
     metavar="N",
     type=click.IntRange(min=0, max=2**64 - 1),
-    help="Of directories: this generation, instead of the newest.",
+    help="In directories, verify this step instead of the newest.",
 )
-@click.option("--all", "every_one", is_flag=True, help="Of directories: every generation.")
-@click.option("--quick", is_flag=True, help="Read no data: only whether the structure holds.")
+@click.option("--all", "every_one", is_flag=True, help="In directories, verify every checkpoint.")
+@click.option("--quick", is_flag=True, help="Check only the structure; read no data.")
 @click.option(
     "--sample",
     metavar="P%",
     type=_Share(),
-    help="Read this share of the data, spread evenly, each time another one.",
+    help="Read only this share of the data, spread evenly, a different part each time.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print only what is not ok.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only problems.")
 @json_option
 def command(
     files: tuple[str, ...],

@@ -209,8 +209,8 @@ def test_saves_that_block_are_told_apart_however_close_they_are(tmp_path: Path) 
     assert found.stall == found.save == pytest.approx(0.2)
     assert found.interval == pytest.approx(0.2)
     told = succeed(call("advise", tmp_path, "--mtbf", "8h"))
-    assert "From 9 checkpoints" in told
-    assert "Training goes on while the save is written" not in told
+    assert "Based on 9 checkpoints" in told
+    assert "Training continues while the save is written" not in told
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_people_get_tables_and_commands(tmp_path: Path) -> None:
     (tmp_path / f".m.ioshape-tmp-{lock_domain(str(tmp_path))}-{'0' * 16}").write_bytes(b"x")
     done = call(tmp_path, "--for", "2G")
     lines = done.stdout.splitlines()
-    for title in ("what is underneath", "a save of 2.00 GiB", "slots"):
+    for title in ("storage", "a save of 2.00 GiB", "slots"):
         assert title in lines
     at = next(i for i, line in enumerate(lines) if line.startswith("hint: 1 temporary file (1 B)"))
     assert lines[at + 1] == f"    $ {shlex.join(['rm', '--', str(next(tmp_path.iterdir()))])}"
@@ -446,7 +446,7 @@ def test_a_password_that_others_can_read_is_named_and_not_shown(tmp_path: Path) 
         assert file.stat().st_mode & 0o777 == 0o440
         mended = probed(tmp_path, **given)
     assert not found["coordination"]["error"]
-    assert "everybody" in finding["sentence"]
+    assert "all users" in finding["sentence"]
     assert "password-readable" not in mended["findings"]
     assert SECRET not in json.dumps([found, mended])
 
@@ -513,7 +513,7 @@ def test_a_torch_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
 
 
 def test_shared_memory_that_is_full_or_read_only_is_named(tmp_path: Path) -> None:
-    for options, words in (("size=64k", "64.0 KiB left"), ("ro", "may not write there")):
+    for options, words in (("size=64k", "64.0 KiB left"), ("ro", "not writable")):
         prefix = apart(f"mount -t tmpfs -o {options} none /dev/shm", tmp_path)
         found = probed(tmp_path, prefix=prefix, IOSHAPE_COORDINATOR="open")
         assert words in found["findings"]["no-shared-memory"]["sentence"]

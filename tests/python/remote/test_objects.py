@@ -752,7 +752,7 @@ def test_the_commands(store: Store, tmp_path: Path) -> None:
     assert "exclude each other" in fail(
         call(*upload, RUN, "--all", "--newest", 1, *there, env=env), 2
     )
-    assert "no generation" in fail(call("upload", back.parent, RUN, "--all", *there, env=env))
+    assert "no checkpoint" in fail(call("upload", back.parent, RUN, "--all", *there, env=env))
 
 
 @pytest.mark.wording

@@ -292,14 +292,14 @@ def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
     assert abs(found["changed_s"] - time.time()) < 600
     out = succeed("slots", "clear", POOL, *at)
     assert "capacity: set by the operator" not in out
-    assert "bandwidth: any for the pool, any for each job" in out
+    assert "bandwidth: unlimited for the pool, unlimited for each job" in out
 
 
 @pytest.mark.parametrize("address", ["redis"], indirect=True)
 def test_a_pool_can_be_set_before_it_is_used_unless_it_looks_mistyped(address: str) -> None:
     at = ("--coordinator", address)
     out = succeed("slots", "set", POOL, "--capacity", "7", *at)
-    assert "saves of up to 16.0 MiB pass the queue, 1 at a time" in out
+    assert "saves of up to 16.0 MiB bypass the queue, 1 at a time" in out
     mistyped = POOL[:-1]
     sentence = fail(1, "slots", "set", mistyped, "--capacity", "2", *at)
     assert f'did you mean "{POOL}"?' in sentence
@@ -341,7 +341,7 @@ def test_kicking_gives_the_slot_to_the_next(address: str, busy: tuple[Writer, Wr
     fail(2, "slots", "kick", POOL, member, *at)
     assert state(address)["holders"][0]["id"] == member
     out = succeed("slots", "kick", POOL, member, "--yes", *at)
-    assert out.startswith(f"job 4711, rank 7 on {node()}: taken away")
+    assert out.startswith(f"job 4711, rank 7 on {node()}: revoked")
     assert waiter.hear() == "holds"
 
     def lost() -> bool:
@@ -377,7 +377,7 @@ def test_a_waiter_that_is_kicked_asks_again_and_comes_last(
     first = state(address)["waiters"][0]
     assert first["rank"] == 3
     out = succeed("slots", "kick", POOL, first["id"], "--yes", "--coordinator", address)
-    assert out.startswith(f"job train, rank 3 on {node()}: taken away")
+    assert out.startswith(f"job train, rank 3 on {node()}: revoked")
     await_true(lambda: state(address)["waiter_count"] == 2, "two again")
     found = state(address)
     assert [one["rank"] for one in found["waiters"]] == [9, 3]
@@ -706,7 +706,7 @@ def test_the_exporter_serves_what_waits_on_a_tier(tmp_path: Path) -> None:
         text = succeed(*top)
         assert f"tier {saves.fast} of " in text
         assert ": 2 checkpoints to be drained, " in text
-        assert text.endswith("; nobody drains\n")
+        assert text.endswith("; no process drains the tier\n")
         began = time.time()
         saves.tier.drain()
         found = one.scrape()

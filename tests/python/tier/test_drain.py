@@ -74,7 +74,7 @@ def test_what_waits_is_carried_and_said(saves: Saver) -> None:
     assert path.read_bytes() == b"saved"
     assert names_in(folder) == ["config", "weights"]
     text = succeed(call("drain", saves.fast))
-    assert text == f"Nothing on {saves.fast} waits to be drained.\n"
+    assert text == f"No checkpoint on {saves.fast} waits to be drained.\n"
     assert drained(saves.fast) == []
 
 
@@ -99,7 +99,7 @@ def test_what_is_not_carried_is_said(saves: Saver) -> None:
     saves.save("newer")
     newer.write_bytes(b"direct")
     os.utime(newer, ns=(2 * later, 2 * later))
-    assert "there is a newer one, which stays" in succeed(call("drain", saves.fast))
+    assert "the destination has a newer checkpoint" in succeed(call("drain", saves.fast))
 
 
 def test_what_fails_stays_and_the_others_are_carried(saves: Saver) -> None:
@@ -350,7 +350,9 @@ UNMOUNTED = """
             must_say(watch.stdout, f"{first}: drained")
             for name in ("b", "c"):
                 unmount()
-                must_say(watch.stderr, f"ioshape: the tier {fast} is gone; it is waited for")
+                must_say(
+                    watch.stderr, f"ioshape: the tier {fast} is gone; waiting until it is back"
+                )
                 assert not list(fast.iterdir())
                 subprocess.run(["mount", "-o", "loop", "disk.image", fast], check=True)
                 must_say(watch.stderr, f"ioshape: the tier {fast} is back")
@@ -474,7 +476,7 @@ def test_ls_tells_what_waits(saves: Saver) -> None:
     assert lines[1].split()[3:] == ["directory", "2.00", "KiB", "waits"]
     assert lines[2].split()[0] == str(old)
     assert lines[2].endswith("drained")
-    assert lines[-1] == "2 checkpoints, 2.00 KiB; 2.00 KiB of it waits to be drained"
+    assert lines[-1] == "2 checkpoints, 2.00 KiB; 2.00 KiB not drained yet"
     found = json.loads(succeed(call("ls", saves.fast, "--json")))
     assert found["tier"] == str(saves.fast)
     assert [(one["path"], one["state"]) for one in found["copies"]] == [
@@ -524,7 +526,7 @@ def test_a_folder_that_another_user_has_made_is_said(taken: Path) -> None:
 
 def test_commands_go_on_with_the_rest(taken: Path) -> None:
     listed = call("ls", taken)
-    assert "There is no generation" in listed.stdout
+    assert "There is no checkpoint" in listed.stdout
     assert f"belongs to user {OTHER}" in listed.stderr
     found = json.loads(call("doctor", taken, "--json").stdout)
     assert "tier-unusable" in [one["id"] for one in found["findings"]]

@@ -525,7 +525,7 @@ class Scene:
         while True:
             told = self.status()
             # The slot file of a local pool is removed by the last process that uses it.
-            if "knows no pool" in str(told.get("error")):
+            if "has no pool" in str(told.get("error")):
                 return
             if told.get("used") == 0 and told.get("waiters") == [] and told.get("holders") == []:
                 return
