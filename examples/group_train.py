@@ -43,7 +43,7 @@ class Rank(Training):
         generation = (self.state(), self.options.folder, self.step)
         how: dict[str, Any] = {"mode": self.options.mode, "keep_last": KEEP}
         if self.stopping:
-            self.say(f"  {ioshape.save_group(*generation, **how, deadline=self.time_left())}")
+            self.tell_save(ioshape.save_group(*generation, **how, deadline=self.time_left()))
             return
         self.finish_save()
         self.saving = ioshape.save_group_async(*generation, **how)
@@ -64,7 +64,7 @@ if __name__ == "__main__":
     parser = command_line()
     parser.add_argument("--mode", choices=("auto", "each", "node", "rank0"), default="auto")
     parser.add_argument(
-        "--deadline", type=float, default=25, metavar="S", help="after SIGTERM or SIGUSR1"
+        "--deadline", type=float, default=25, metavar="S", help="to save after SIGTERM or SIGUSR1"
     )
-    parser.add_argument("--stop-file", metavar="FILE", help="that says the same when it appears")
+    parser.add_argument("--stop-file", metavar="FILE", help="acts as SIGTERM when it appears")
     train(Rank, parser.parse_args())

@@ -160,9 +160,9 @@ static int train(struct ioshape_context *context, struct ioshape_group *group,
 	if (ret && ret != -ENOENT)
 		return ret;
 	if (!model->rank && !ret)
-		printf("going on from step %" PRIu64 "\n", model->step);
+		printf("resuming from step %" PRIu64 "\n", model->step);
 	else if (!model->rank)
-		printf("starting anew\n");
+		printf("starting from step 0\n");
 	ret = 0;
 	for (uint64_t end = model->step + steps; !ret && model->step < end;) {
 		train_one_step(model);
@@ -226,7 +226,9 @@ int main(int argc, char **argv)
 	MPI_Comm_rank(MPI_COMM_WORLD, &model->rank);
 	/* Without a comm the modes "each" and "node" still work. */
 	if (ioshape_comm_of_mpi(MPI_COMM_WORLD, &comm, message, sizeof(message)) && !model->rank)
-		fprintf(stderr, "group_trainer: no bytes between nodes: %s\n", message);
+		fprintf(stderr,
+			"group_trainer: modes that send data between nodes cannot be used: %s\n",
+			message);
 	ret = ioshape_context_open(&context, NULL);
 	if (ret)
 		fprintf(stderr, "group_trainer: %s\n", ioshape_last_error()->sentence);

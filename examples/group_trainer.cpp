@@ -98,7 +98,7 @@ void train(std::uint32_t rank, const std::string &job, const std::string &direct
 	ioshape::save saving;
 	const bool resumed = resume(context, group, directory, model);
 	if (rank == 0)
-		std::printf(resumed ? "going on from step %llu\n" : "starting anew\n",
+		std::printf(resumed ? "resuming from step %llu\n" : "starting from step 0\n",
 			    static_cast<unsigned long long>(model.step));
 	for (const std::uint64_t end = model.step + steps; model.step < end;) {
 		const double loss = model.train_one_step();

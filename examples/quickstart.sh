@@ -9,16 +9,16 @@ usage() {
 	cat <<'END'
 Usage: examples/quickstart.sh [--keep] [--help]
 
-Installs what is missing (see tests/support/setup.sh), builds the Python package into .venv and the C
-library in build/release, and in a temporary folder (below TMPDIR, or /tmp; it takes 1 GB)
+Installs missing packages (see tests/support/setup.sh), and builds the Python package into .venv and the C library
+in build/release. Then, in a temporary folder (below TMPDIR, or /tmp; 1 GB), it
 
-  1. trains on four ranks that save in the background; kills them all while they save; goes on
-  2. compares the losses with those of a training that nobody killed
-  3. trains the same with torch.save, and with torch.save under "ioshape run"; compares the stalls
-  4. verifies the files, and opens them with torch in a process without ioshape
-  5. saves from C and C++
+  1. trains on four ranks that save in the background, kills all of them during a save, and resumes
+  2. trains again without a kill, with ioshape, torch.save, and torch.save under "ioshape run";
+     compares losses and stalls
+  3. verifies the checkpoint files, and opens them with torch in a process without ioshape
+  4. saves from C and C++
 
-  --keep   leave the temporary folder with the files
+  --keep   keep the temporary folder with the files
 END
 }
 
@@ -48,11 +48,9 @@ fail() {
 	exit 1
 }
 
-say "What is needed"
+say "Installing what is missing, then building; the first time this takes minutes"
 tests/support/setup.sh build
 export PATH="$PWD/.venv/bin:$PATH"
-
-say "Building the Python package into .venv, the C library and its examples in build/release"
 tests/support/package.sh
 tests/support/build.sh build/release --buildtype=release -Dexamples=true
 
@@ -73,16 +71,16 @@ export OMP_NUM_THREADS=1
 unset "${!IOSHAPE_@}"
 size=(--steps 30 --save-every 10 --width 384 --layers 4)
 
-# train PROGRAM FOLDER OPTION...: trains on four ranks. Output of torchrun itself goes to
-# torchrun.txt. torchrun alone connects the ranks: no server has to be started.
+# train NAME PROGRAM OPTION...: trains on four ranks. Their output goes to NAME.txt, that of torchrun to torchrun.txt.
+# torchrun alone brings the ranks together: there is no server to start.
 train() {
-	torchrun --standalone --nproc-per-node 4 "$@" "${size[@]}" 2>torchrun.txt
+	torchrun --standalone --nproc-per-node 4 "${@:2}" "${size[@]}" >"$1.txt" 2>torchrun.txt
 }
 
 must_train() {
 	train "$@" || {
 		cat torchrun.txt >&2
-		fail "this training failed: $*"
+		fail "this training failed: ${*:2}"
 	}
 }
 
@@ -93,69 +91,59 @@ losses() {
 
 same_losses() { # same_losses FOLDER FOLDER
 	cmp -s <(losses "$1") <(losses "$2") || fail "the losses in $1 and $2 differ"
-	echo "yes: $(losses "$1" | wc -l) steps, every loss the same to the last bit"
+	echo "every loss the same to the last bit"
 }
 
-say "Four ranks train (examples/train.py) and save every 10 steps, all in the same second." \
-	"At step 20, in the middle of a save, kill -9 hits them all."
-! train "$root/examples/train.py" ours --kill-at-step 20 ||
-	fail "the training ended well although it was to be killed"
+count() { # count FOLDER PATTERN: of files
+	find "$1" -type f -name "$2" | wc -l
+}
+
+# The last line of a program's output, or the first and the last.
+last() { tail -n 1; }
+ends() { sed -n '1p;$p'; }
+
+say "Four ranks train and save every 10 steps in the background (examples/train.py)." \
+	"kill -9 ends all of them while they save at step 20."
+! train killed "$root/examples/train.py" ours --kill-at-step 20 ||
+	fail "the training ended without an error, although it should have been killed"
 echo "torchrun saw: $(grep -o 'Signal 9 (SIGKILL)' torchrun.txt | head -n 1 ||
 	tail -n 20 torchrun.txt)"
-find ours -type f -printf '%12s bytes %f\n' | sort -k 3
+echo "on disk: $(count ours 'step-*.pt') complete checkpoint files, $(count ours '.*') unfinished files"
 
+say "Started again, it resumes from the newest checkpoint that all ranks have"
+must_train resumed "$root/examples/train.py" ours
+grep -E '^(resuming|step)' resumed.txt
 
-say "Started again, it goes on from the newest checkpoint that all ranks have"
-must_train "$root/examples/train.py" ours
-# Shows the files that the killed ranks were writing, if they had begun.
-grep 'left behind' torchrun.txt || true
-
-say "The same training, and nobody kills it"
-must_train "$root/examples/train.py" whole | tee whole.txt
-echo "Are the losses of the killed training those of this one?"
-same_losses ours whole
-
-say "The same training with plain torch.save (examples/plain_train.py)"
-must_train "$root/examples/plain_train.py" plain | tee plain.txt
-same_losses plain whole
-
-say "That script again, unchanged, under \"ioshape run\": now its saves are durable and atomic"
-must_train -m ioshape run "$root/examples/plain_train.py" run | tee run.txt
-same_losses run whole
-
-say "How long training stood still" \
-	"(The first save of a process makes memory that later ones use again.)"
-stall() { # stall TITLE FILE
-	printf '%-34s %s\n' "$1" "$(tail -n 1 "$2")"
+say "The same training without a kill, with three ways to save: are the losses the same, and how" \
+	"long do saves stall training? (The first save of a process also allocates memory.)"
+compare() { # compare TITLE FOLDER PROGRAM...: the losses with those of the killed training
+	must_train "$2" "${@:3}" "$2"
+	printf '%-29s %s; %s\n' "$1" "$(same_losses "$2" ours)" "$(last <"$2.txt")"
 }
-stall 'torch.save, not durable' plain.txt
-stall 'torch.save under "ioshape run"' run.txt
-stall 'ioshape.save_async' whole.txt
+compare 'torch.save, not durable' plain "$root/examples/plain_train.py"
+compare 'torch.save with "ioshape run"' run -m ioshape run "$root/examples/plain_train.py"
+compare 'ioshape.save_async' whole "$root/examples/train.py"
 
-say "Every checksum of the files is right (ioshape verify)"
-ioshape verify ours/*.pt
+say "The files of the four ranks have the right checksums (ioshape verify), and torch opens them in a" \
+	"process without ioshape (examples/stock_load.py). Of each output, the first and the last line:"
+ioshape verify ours/step-000030-*.pt | ends
+python "$root/examples/stock_load.py" ours/step-000030-*.pt | ends
 
-say "torch opens them in a process that has no ioshape (examples/stock_load.py)"
-python "$root/examples/stock_load.py" ours/step-000030-*.pt
-
-say "A trainer in C (examples/trainer.c) saves in the background while it trains"
-"$root/build/release/examples/trainer" .
-
-say "Started again, it goes on where it was"
-"$root/build/release/examples/trainer" .
-
-say "The same from C++ (examples/trainer.cpp)"
-"$root/build/release/examples/trainer_cpp" .
-
-say "torch opens their files, too (examples/read_back.py)"
-python "$root/examples/read_back.py" .
+say "A trainer in C saves in the background, then resumes (examples/trainer.c); one in C++ (examples/trainer.cpp)"
+"$root/build/release/examples/trainer" . | ends
+"$root/build/release/examples/trainer" . | ends
+"$root/build/release/examples/trainer_cpp" . | last
+python "$root/examples/read_back.py" . >read_back.txt || {
+	cat read_back.txt >&2
+	fail "torch reads something else from the files of these trainers"
+}
+echo "torch reads the same values from their files (examples/read_back.py)"
 
 say "Done. What to read next"
 cat <<'END'
   diff examples/plain_train.py examples/train.py   what changes in a training script
-  docs/migration.md                                what changes besides, and what does not
-  docs/python.md                                   the Python package; docs/api.md: the C library
-  examples/group_train.py                          the same training, whose ranks make one checkpoint together
-  examples/slurm.sbatch                            the same as a batch job on a cluster
-  ioshape bench FOLDER                             torch.save and ioshape on a filesystem of yours
+  docs/migration.md                                what else changes, and what does not
+  docs/python.md, docs/api.md                      the Python package and the C library
+  examples/group_train.py, examples/slurm.sbatch   one checkpoint of all ranks; a batch job
+  ioshape bench FOLDER                             compares torch.save and ioshape on your filesystem
 END

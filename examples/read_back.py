@@ -30,11 +30,17 @@ def main(folder: Path) -> None:
     rows, columns = trained["weights"].shape
     # This is the pattern that examples/trainer.c trains towards.
     pattern = (7 * torch.arange(rows)[:, None] + 3 * torch.arange(columns)) % 11 / 11
-    expect("the weights have learned the pattern", torch.allclose(trained["weights"], pattern))
-    expect("the loss that was saved is near 0", 0 <= trained["loss"].item() < 1e-9)
+    expect(
+        "the weights of the C trainer have learned the pattern",
+        torch.allclose(trained["weights"], pattern),
+    )
+    expect("the saved loss is near 0", 0 <= trained["loss"].item() < 1e-9)
 
     counted = show(folder / "model_cpp.pt")["weights"]
-    expect("the weights count from 0", torch.equal(counted.flatten(), torch.arange(256.0 * 128)))
+    expect(
+        "the weights of the C++ trainer are 0, 1, 2, …",
+        torch.equal(counted.flatten(), torch.arange(256.0 * 128)),
+    )
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ class Rank(TrainingWithFiles):
         """Save one file for this rank, in the background except for the last save."""
         file = self.file(self.step, self.rank)
         if self.stopping:
-            left = self.notice.left or self.options.deadline  # this rank may have no notice
-            self.say(f"  {ioshape.save(self.state(), file, deadline=left)}")
+            left = self.notice.left or self.options.deadline  # this rank may not have been told
+            self.tell_save(ioshape.save(self.state(), file, deadline=left))
             return
         self.finish_save()
         self.saving = ioshape.save_async(self.state(), file)
@@ -47,6 +47,8 @@ class Rank(TrainingWithFiles):
 
 if __name__ == "__main__":
     parser = command_line()
-    parser.add_argument("--deadline", type=float, default=25, metavar="S", help="after SIGTERM")
-    parser.add_argument("--stop-file", metavar="FILE", help="that says the same when it appears")
+    parser.add_argument(
+        "--deadline", type=float, default=25, metavar="S", help="to save after SIGTERM"
+    )
+    parser.add_argument("--stop-file", metavar="FILE", help="acts as SIGTERM when it appears")
     train(Rank, parser.parse_args())

@@ -144,11 +144,10 @@ static int begin_save(struct ioshape_context *context, const char *path, struct 
 	return ret;
 }
 
-/* Waits for the background save, if there is one, and prints its report. */
-static int end_save(struct ioshape_save **save)
+/* Waits for the background save, if there is one, and prints what it wrote. */
+static int end_save(struct ioshape_save **save, const char *path)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	char text[1024];
 	int ret;
 
 	if (!*save)
@@ -158,8 +157,9 @@ static int end_save(struct ioshape_save **save)
 		fprintf(stderr, "trainer: %s\n", ioshape_last_error()->sentence);
 	} else {
 		ioshape_save_get_report(*save, &report);
-		ioshape_report_text(&report, text, sizeof(text));
-		printf("  saved %s\n", text);
+		/* ioshape_report_text() would tell all of the report. */
+		printf("  saved %s: %.1f MiB in %.3f s\n", path,
+		       (double)report.file_bytes / (1 << 20), report.total_s);
 	}
 	ioshape_save_free(*save);
 	*save = NULL;
@@ -183,20 +183,20 @@ static int train(struct ioshape_context *context, const char *path, struct model
 	if (ret && ret != -ENOENT)
 		return ret;
 	if (ret)
-		printf("starting anew\n");
+		printf("starting from step 0\n");
 	else
-		printf("going on from step %" PRId64 ", loss %.6f\n", model->step, model->loss);
+		printf("resuming from step %" PRId64 ", loss %.6f\n", model->step, model->loss);
 	ret = 0;
 	for (int64_t end = model->step + steps; !ret && model->step < end;) {
 		train_one_step(model);
 		if (model->step % SAVE_EVERY)
 			continue;
 		printf("step %" PRId64 ", loss %.6f\n", model->step, model->loss);
-		ret = end_save(&save);
+		ret = end_save(&save, path);
 		if (!ret)
 			ret = begin_save(context, path, model, &save);
 	}
-	return ret ? ret : end_save(&save);
+	return ret ? ret : end_save(&save, path);
 }
 
 int main(int argc, char **argv)

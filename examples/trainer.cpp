@@ -29,16 +29,18 @@ int main(int argc, char **argv)
 		const std::vector<float> expected = weights;
 		weights.assign(weights.size(), -1.0f);
 		save.wait();
-		std::printf("saved %s: %s\n", path.c_str(), ioshape::text(save.report()).c_str());
+		const ioshape_report report = save.report(); // ioshape::text() tells all of it
+		std::printf("saved %s: %.1f MiB in %.3f s\n", path.c_str(),
+			    static_cast<double>(report.file_bytes) / (1 << 20), report.total_s);
 
 		ioshape::reader reader(context, path);
 		reader.load(reader.find_tensor("weights"), weights.data());
 		if (weights != expected) {
 			std::fprintf(stderr,
-				     "trainer_cpp: what was loaded is not what was saved\n");
+				     "trainer_cpp: the loaded values differ from the saved ones\n");
 			return 1;
 		}
-		std::printf("loaded the same %zu values\n", weights.size());
+		std::printf("loaded %zu values, equal to the saved ones\n", weights.size());
 		return 0;
 	} catch (const ioshape::error &error) {
 		std::fprintf(stderr, "trainer_cpp: %s\n", error.what());

@@ -149,12 +149,12 @@ class Training(ABC):
         self.schedule.load_state_dict(state["schedule"])
         torch.set_rng_state(state["random"])
         self.step = state["step"]
-        self.say(f"going on from step {self.step}")
+        self.say(f"resuming from step {self.step}")
 
     def finish_save(self) -> None:
         """Wait for the background save, if there is one, and raise its exception if it failed."""
         if self.saving is not None:
-            self.say(f"  {self.saving.result()}")
+            self.tell_save(self.saving.result())
             self.saving = None
 
     def run(self) -> None:
@@ -180,6 +180,11 @@ class Training(ABC):
         if self.rank == 0:
             print(text, flush=True)
 
+    def tell_save(self, report: Any) -> None:
+        """File, size and time until it was durable. `print(report)` would show all of it."""
+        size = f"{report.file_bytes / 2**20:.1f} MiB"
+        self.say(f"  saved {Path(report.path).name}: {size} in {report.total_s:.2f} s")
+
     def note(self, loss: float) -> None:
         """Append the loss to losses.txt with all its digits, also of steps that are repeated."""
         if self.rank == 0:
@@ -193,8 +198,8 @@ class Training(ABC):
             stalls = torch.tensor([first, sum(others) / max(len(others), 1)])
             dist.all_reduce(stalls, dist.ReduceOp.MAX)
             first_ms, other_ms = (1000 * stalls).tolist()
-            text = f"the first save held the training up for {first_ms:.0f} ms"
-            self.say(text + (f", later ones for {other_ms:.0f} ms each" if others else ""))
+            text = f"stall of the first save {first_ms:.0f} ms"
+            self.say(text + (f", of later saves {other_ms:.0f} ms" if others else ""))
 
 
 class TrainingWithFiles(Training):
@@ -228,13 +233,16 @@ class TrainingWithFiles(Training):
 def command_line() -> argparse.ArgumentParser:
     """Return a parser with the options that all examples share."""
     parser = argparse.ArgumentParser(description="Trains a small language model.")
-    parser.add_argument("folder", help="of the checkpoints")
+    parser.add_argument("folder", help="folder of the checkpoints")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument(
-        "--kill-at-step", type=int, metavar="STEP", help="kill -9 all ranks right after this step"
+        "--kill-at-step",
+        type=int,
+        metavar="STEP",
+        help="kill all ranks with SIGKILL after this step",
     )
     return parser
 

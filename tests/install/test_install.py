@@ -302,7 +302,7 @@ def test_a_group_that_is_killed_goes_on(
     newest = complete_steps(tmp_path)[-1]
     assert newest >= 10
     said = run(group_trainer, tmp_path)
-    assert f"going on from step {newest}\n" in said
+    assert f"resuming from step {newest}\n" in said
     end = newest + 30
     assert steps_in(tmp_path) == [end - 10, end]
     assert has_learned(weights_of(tmp_path / f"step-{end:010d}", ranks))
@@ -315,7 +315,7 @@ def test_an_mpi_program(prefix: Path, mode: str, file: str, tmp_path: Path) -> N
     rpath = f"-Wl,-rpath,{prefix / 'lib'}"
     run(program("mpicc"), "-std=gnu11", "-o", executable, MPI_EXAMPLE, *flags, rpath)
     begin = (program("mpirun"), "--oversubscribe", "--allow-run-as-root", "-n", str(ranks))
-    for begins_with in ("starting anew\n", "going on from step 30\n"):
+    for begins_with in ("starting from step 0\n", "resuming from step 30\n"):
         said = run(*begin, executable, folder, "30", IOSHAPE_MODE=mode)
         assert begins_with in said
         assert f" bytes, {mode}: as asked for" in said

@@ -90,7 +90,7 @@ def test_a_job_saves_before_its_time_is_up_and_goes_on(
     cluster.set_time_left(job, 60)
     cluster.wait_for(job, "its requeue", lambda state: state["Restarts"] == "1")
     cluster.set_time_left(job, 3600)
-    wait_until(tmp_path, "its next start", lambda: "going on from step" in log.read_text())
+    wait_until(tmp_path, "its next start", lambda: "resuming from step" in log.read_text())
     assert cluster.show(job)["Restarts"] == "1"
     # The only checkpoint is that of the last moment, and it has no leftovers.
     saved = {int(path.name.split("-")[1]) for path in (tmp_path / "run").glob("step-*")}

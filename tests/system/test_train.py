@@ -153,7 +153,7 @@ def test_a_killed_training_has_the_losses_of_one_that_was_not(
         torch.load(file, weights_only=True)
 
     output = finish(start(folder, *way, folder, *SIZE))
-    assert "going on from step" in output
+    assert "resuming from step" in output
     assert losses(folder) == losses(plain)
 
     # At the end the files are equal, and nothing of the killed writers is left.
@@ -220,7 +220,7 @@ def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
     assert all(len(objects) == RANKS for objects in found.values())
 
     output = finish(start(folder, GROUP, folder, *SIZE))
-    assert f"going on from step {max(found)}" in output
+    assert f"resuming from step {max(found)}" in output
     check_group(folder, plain)
 
 
