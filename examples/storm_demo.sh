@@ -9,13 +9,13 @@ usage() {
 	cat <<'END'
 Usage: examples/storm_demo.sh [--picture FILE] [--help]
 
-Installs what is missing (see tests/support/setup.sh) and builds the Python package into .venv. Then, in two to
-three minutes, it lets eight ranks save at the same moment to a simulated shared filesystem: with torch.save, then
-with ioshape, while neighbours read and write small files. It ends with a picture and two numbers.
+Installs missing packages (see tests/support/setup.sh) and builds the Python package into .venv. Then eight ranks
+save at the same time to a simulated shared filesystem, first with torch.save, then with ioshape, while other
+processes read and write small files. It takes two to three minutes, and ends with a picture and two numbers.
 
-It takes /dev/fuse. As root the ranks are on two nodes that see a Lustre; otherwise on one, with one mount.
+It needs /dev/fuse. As root it simulates two nodes with Lustre; otherwise one node with one mount.
 
-  --picture FILE   the picture, as .svg, .png or .pdf (default: build/storm-demo.svg)
+  --picture FILE   write the picture to this file: .svg, .png or .pdf (default: build/storm-demo.svg)
 END
 }
 
@@ -40,7 +40,7 @@ case "${1:-}" in
 esac
 
 if [ ! -r /dev/fuse ] || [ ! -w /dev/fuse ]; then
-	echo "storm_demo: the simulated filesystem needs /dev/fuse, which is missing here or not for this user;" \
+	echo "storm_demo: the simulated filesystem needs /dev/fuse, which is missing or not accessible for this user;" \
 		"in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN" >&2
 	exit 1
 fi

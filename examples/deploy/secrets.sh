@@ -7,17 +7,16 @@ usage() {
 	cat <<'TEXT'
 Usage: examples/deploy/secrets.sh [--help] FOLDER NAME...
 
-Makes in FOLDER, which must not exist yet, what a coordinator with TLS needs that answers to these host
-names or IP addresses:
+Creates FOLDER with the secrets of a coordinator with TLS that has these host names or IP addresses:
 
   ca.crt                   for the nodes: SSL_CERT_FILE
   server.crt, server.key   for the Redis
-  users.acl                for the Redis: docs/coordinator/users.acl with passwords of their own
-  password                 for the nodes: IOSHAPE_PASSWORD_FILE. There give it a group that
-                           has all users who save: chgrp GROUP password && chmod 440 password
+  users.acl                for the Redis: docs/coordinator/users.acl with new passwords
+  password                 for the nodes: IOSHAPE_PASSWORD_FILE. Give it a group with all users
+                           who save: chgrp GROUP password && chmod 440 password
   admin-password           for you
 
-The key of the authority is thrown away: after ten years, or for another name, make all of them again.
+The private key of the authority is deleted. After ten years, or for other names, create all secrets again.
 TEXT
 }
 
@@ -38,7 +37,7 @@ acl=$here/../../docs/coordinator/users.acl
 [ -e "$acl" ] || acl=$here/../coordinator/users.acl # its place in the package ioshape-tools
 
 [ ! -e "$folder" ] || {
-	echo "cannot make secrets in \"$folder\": it exists, and what is in it may be in use; name a new folder" >&2
+	echo "cannot create secrets in \"$folder\": it exists, and its secrets may be in use; name a new folder" >&2
 	exit 1
 }
 umask 077
@@ -58,7 +57,7 @@ done
 make() { # make OPTION...: runs openssl, and shows its output only if it fails
 	openssl "$@" >"$work/log" 2>&1 || {
 		cat "$work/log" >&2
-		echo "cannot make certificates: openssl failed as above; is it installed, are the names right?" >&2
+		echo "cannot create certificates: openssl failed, see above; check that it is installed and that the names are valid" >&2
 		exit 1
 	}
 }
@@ -82,4 +81,4 @@ rm "$work/ca.key" "$work/request" "$work/extensions" "$work/log"
 chmod 644 "$work/ca.crt"
 mv -T "$work" "$folder"
 trap - EXIT
-echo "made $folder for $names; keep it out of version control"
+echo "created $folder for $names; keep it out of version control"
