@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs the tests and ends with one line: N passed, N failed, N skipped.
+# Runs the tests. The last line is: N passed, N failed, N skipped.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -17,38 +17,37 @@ usage() {
 	cat <<'END'
 Usage: tests/run.sh [--quick | --long] [--help] [STAGE...]
 
-Installs what is missing (see tests/support/setup.sh), then runs all stages or those that are named, while it
-builds what later ones need:
+Installs missing packages (see tests/support/setup.sh), then runs all stages, or the named ones. Meanwhile it builds
+what later stages need:
 
   style      format and checks of C, C++, Python and shell
   gcc        build with gcc, warnings are errors; unit and API tests
-  house      floors, exported symbols, headers on their own, versions
+  house      layers, exported symbols, separate headers, messages, versions
   asan       build of all with clang, warnings are errors; unit and API tests under AddressSanitizer and
              UndefinedBehaviorSanitizer
-  tsan       unit and API tests under ThreadSanitizer; with --long also those where little happens at once
+  tsan       unit and API tests under ThreadSanitizer; with --long also tests with little concurrency
   python     the Python package; files exchanged with torch
-  gpu        the tests that need a GPU: skipped, and counted as one, where torch finds none
-  fault      kills, failing storage, full filesystems
+  gpu        tests that need a GPU; if torch finds none, they count as one skipped test
+  fault      killed processes, failing storage, full filesystems
 
-These run only with --long or by name:
+These stages run only with --long or by name:
 
   install    examples built against an installed prefix: pkg-config, CMake, C++; the package from its
-             source archive and as a wheel, on a system without the libraries it is built with
-  valgrind   unit tests under valgrind but for the slowest; with --long all, and the API tests
-  campaign   a few trials of each kind of tests/campaign.sh, always the same; with --long for minutes
-  realfs     clusters of CephFS, GlusterFS, MooseFS and NFS on this host, with two clients each, also the Linux
-             kernel's; servers that are killed
-  garbled    the Python tests with every sentence of the library garbled
-  coverage   branch coverage of C and Python, written to docs/testing.md
+             source archive and as a wheel, on a system without the libraries of the build
+  valgrind   unit tests under valgrind, except the slowest; with --long all, and the API tests
+  campaign   a few fixed trials of each kind of tests/campaign.sh; with --long trials for minutes
+  realfs     clusters of CephFS, GlusterFS, MooseFS and NFS on this host, each with two clients, also clients of
+             the Linux kernel; killed servers
+  garbled    the Python tests with every message of the library garbled
+  coverage   branch coverage of C and Python; writes it to docs/testing.md
 
-The stages python and gpu run beside the others; what they print appears last. How long each stage took is in
-build/results/seconds.tsv.
+The stages python and gpu run in parallel to the others; their output comes last. build/results/seconds.tsv has the
+time of each stage.
 
-  --quick    for daily work: the stages style, gcc, house and python without the slower tests (suite and
-             mark "slow")
-  --long     also the tests that take long: suite "long" in meson, mark "long" in pytest
+  --quick    for daily work: the stages style, gcc, house and python, without slow tests (suite and mark "slow")
+  --long     also the stages above and the longest tests (suite "long" in meson, mark "long" in pytest)
 
-Reports stay in build/results. The exit status is 0 if nothing failed.
+The reports are in build/results. The exit status is 0 if no test failed.
 END
 }
 
@@ -187,7 +186,7 @@ build() {
 			fi
 		fi
 		[ "${built[$name]}" = well ] || {
-			echo "not run: there is no build: $name"
+			echo "not run: $name is not built"
 			return 1
 		}
 	done

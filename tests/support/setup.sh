@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes ready what the commands of this repository need; the second time there is nothing left to do.
+# Installs what the commands of this repository need. If all of it is installed, it does nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PATH=$PATH:/usr/sbin:/sbin # where mkfs is, also for those who are not root
@@ -9,15 +9,15 @@ usage() {
 	cat <<'END'
 Usage: tests/support/setup.sh [--help] [build|bench|realfs|test|long|launch]
 
-Installs the system packages that are missing (as root or with passwordless sudo; otherwise says which)
-and makes a Python environment in .venv, to which tests/support/package.sh adds the package itself.
+Installs missing system packages (as root or with passwordless sudo; otherwise it lists them) and creates a Python
+environment in .venv. tests/support/package.sh then installs the package there.
 
-  build   what building the library and the Python package takes, and torch (the default)
-  bench   build, and what measuring takes
-  realfs  bench, and small clusters of CephFS, GlusterFS, MooseFS and NFS on this host
-  test    build, and what all tests take but the longest
-  long    test, and what tests/run.sh --long takes
-  launch  bench, and what building and trying packages and alerts takes
+  build   packages to build the library and the Python package, and torch (the default)
+  bench   build, and packages for benchmarks
+  realfs  bench, and packages for small clusters of CephFS, GlusterFS, MooseFS and NFS on this host
+  test    build, and packages for all tests except the longest
+  long    test, and packages for tests/run.sh --long
+  launch  bench, and packages to build and test packages and alerts
 END
 }
 
@@ -163,23 +163,23 @@ install_missing() {
 	local install="apt-get install -y --no-install-recommends ${missing[*]}"
 
 	command -v apt-get >/dev/null ||
-		fail "please install what these Debian packages hold: ${missing[*]}"
+		fail "there is no apt-get; install the equivalents of these Debian packages: ${missing[*]}"
 	if [ "$(id -u)" != 0 ]; then
 		sudo -n true 2>/dev/null ||
-			fail "some packages are missing and I may not install them. Please run: sudo $install"
+			fail "packages are missing, and this user cannot install them; run: sudo $install"
 		as_root=(sudo -n)
 	fi
 	say "installing system packages: ${missing[*]}"
 	export DEBIAN_FRONTEND=noninteractive
 	# Another package manager at work is waited for, not an error.
 	"${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 -qq update ||
-		say "the package lists could not be refreshed; trying with those that are here"
+		say "cannot update the package lists; continuing with the old lists"
 	"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
 		apt-get -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -qq install -y --no-install-recommends \
-		"${missing[@]}" >/dev/null || fail "this failed: $install"
+		"${missing[@]}" >/dev/null || fail "the installation failed; see its output above, and run: $install"
 	look_for_missing
 	[ ${#missing[@]} = 0 ] ||
-		fail "still missing after the installation: ${missing[*]}"
+		fail "these packages are still missing after the installation: ${missing[*]}"
 }
 
 run_pip() { # run_pip LIST COMMAND...: with what a file in tests/support names
@@ -188,7 +188,7 @@ run_pip() { # run_pip LIST COMMAND...: with what a file in tests/support names
 	.venv/bin/python -m pip --disable-pip-version-check "$@" --requirement "$list" \
 		>.venv/installed.txt 2>&1 || {
 		tail -n 20 .venv/installed.txt >&2
-		fail "the Python packages of $list could not be had"
+		fail "cannot install the Python packages of $list; see the output above"
 	}
 }
 
@@ -202,8 +202,8 @@ make_venv() {
 		return
 	fi
 	[ ! -L .venv ] ||
-		fail ".venv is a link to $(readlink .venv), which may be somebody else's; please remove the link"
-	say "making the Python environment .venv (torch is large: this may take minutes)"
+		fail ".venv is a link to $(readlink .venv), which may belong to another tree; remove the link"
+	say "creating the Python environment .venv (torch is large: this may take minutes)"
 	python3 -m venv --clear .venv
 	run_pip requirements.txt install
 	run_pip callers.txt install --no-deps
@@ -216,7 +216,7 @@ look_for_missing
 make_venv
 case "$purpose" in
 test | long)
-	docs/site.sh --environment || say "docs/site.sh cannot have what it needs: the tests of the site are skipped"
+	docs/site.sh --environment || say "docs/site.sh cannot install its packages: the tests of the site are skipped"
 	;;
 esac
-say "everything for '$purpose' is here"
+say "everything for '$purpose' is installed"

@@ -103,7 +103,7 @@ def main(folder: Path) -> int:
         if counts.failed:
             print(f"failed: {title} ({counts.failed})")
     if total == Counts():
-        print("nothing was tested")
+        print("no test has run")
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return int(total.failed > 0 or total == Counts())
 
