@@ -49,7 +49,7 @@ _WORDS = {
     "overtaken": "not drained: a later save to this path replaces it",
     "newer": "not drained: the destination has a newer checkpoint",
     "gone": "not drained: it was removed from the tier",
-    "waits": "this node's files are drained; the checkpoint appears when those of all nodes are",
+    "waits": "drained from this node; the checkpoint appears when all nodes have drained it",
 }
 
 

@@ -213,7 +213,7 @@ def _show_remote(url: str, endpoint: str | None, as_json: bool) -> int:
 # ---- The command --------------------------------------------------------------------------------
 
 
-@click.command(short_help="List the checkpoints in a directory, on a tier or on an object store.")
+@click.command(short_help="List checkpoints in a directory, a tier or an object store.")
 @directory_argument
 @endpoint_option
 @json_option
