@@ -127,6 +127,5 @@ int save_absolute_path(const char *path, char **absolute, struct base_error *err
 		return 0;
 	if (code == ENOMEM)
 		return base_no_memory(error, "a path", strlen(path));
-	return base_fail(error, -code, "cannot find the working directory, in which \"%s\" is",
-			 path);
+	return base_fail(error, -code, "cannot find the working directory to resolve \"%s\"", path);
 }

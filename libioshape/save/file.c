@@ -166,15 +166,14 @@ static void put_beside(const struct save_checksums *checksums, struct io_writer 
 	if (ret == -ENOMEM)
 		base_no_memory(&error, "checksums", bytes.bytes);
 	else if (ret)
-		base_fail(&error, ret, "cannot keep checksums of a file of %s",
+		base_fail(&error, ret, "cannot store checksums for a file of %s",
 			  BASE_SIZE(all.file_bytes));
 	else
 		ret = io_writer_put_beside(file, FORMAT_CHECKSUMS_SUFFIX, bytes.data, bytes.bytes,
 					   &error);
 	/* The file is committed already, so this is only a downgrade. */
 	if (ret)
-		io_note(notes, IOSHAPE_STEP_CHECKSUMS, "no checksums beside the file: %s",
-			error.text);
+		io_note(notes, IOSHAPE_STEP_CHECKSUMS, "checksum file not written: %s", error.text);
 	base_buffer_free(&bytes);
 }
 
@@ -306,7 +305,7 @@ static void explain_lack(const struct save_space *space, struct base_error *erro
 	base_rephrase(error, error->code, "%s (%s are free on the whole filesystem: %s%s)",
 		      error->sentence, BASE_SIZE(seen.free_bytes),
 		      seen.no_inodes ? "its inodes are used up" :
-		      *targets       ? "of its storage targets are full " :
+		      *targets       ? "full storage targets: " :
 				       "one of its storage targets may be full",
 		      seen.no_inodes ? "" : targets);
 }
@@ -511,10 +510,10 @@ static void log_save(const struct save_file *file, const struct ioshape_report *
 		base_log(log, IOSHAPE_LOG_INFO, "saving %s: %s", file->path,
 			 report->steps[i].sentence);
 	if (slot->fence)
-		snprintf(turn, sizeof(turn), "slot %llu of pool %s, one of %u%s%s, ",
+		snprintf(turn, sizeof(turn), "slot %llu of pool %s, capacity %u%s%s, ",
 			 (unsigned long long)slot->fence, slot->pool, slot->capacity,
-			 slot->express ? ", let past the queue" : "",
-			 slot->lost ? ", lost before the end" : "");
+			 slot->express ? ", small-file bypass" : "",
+			 slot->lost ? ", lost before the save ended" : "");
 	base_log(log, IOSHAPE_LOG_DEBUG,
 		 "%s: %llu bytes, %s engine%s (%s), %swrite %.3f s, sync %.3f s, commit %.3f s",
 		 file->path, (unsigned long long)report->file_bytes, report->engine,
@@ -536,7 +535,7 @@ static int commit_in_order(struct save_file *file, struct save_order *order,
 		return ret;
 	if (order && order->overtaken) {
 		io_note(&file->notes, IOSHAPE_STEP_OVERTAKEN,
-			"a later save to the same file, with a deadline, is in place");
+			"a later save to the same file had a deadline and is already committed");
 	} else {
 		ret = io_writer_commit(file->writer, error);
 		if (!ret)
@@ -774,7 +773,7 @@ static int enter(struct ioshape_file *file)
 	memset(&file->error, 0, sizeof(file->error));
 	if (file->committed)
 		return base_refuse_with(&file->error, -EINVAL, "open a new one",
-					"%s has been committed", file->path);
+					"%s is already committed", file->path);
 	return save_enter(file->file.context, &file->error);
 }
 
@@ -836,11 +835,12 @@ static int check_part(const struct ioshape_file_options *options, struct base_er
 		return 0;
 	if (!bytes || bytes % IOSHAPE_PART_UNIT || offset % IOSHAPE_PART_UNIT ||
 	    bytes > INT64_MAX || offset > INT64_MAX - bytes)
-		return base_refuse_with(error, -EINVAL,
-					"set part_bytes, and take multiples of IOSHAPE_PART_UNIT",
-					"options.part_offset is %llu and options.part_bytes is "
-					"%llu",
-					(unsigned long long)offset, (unsigned long long)bytes);
+		return base_refuse_with(
+			error, -EINVAL,
+			"set part_bytes; both must be multiples of IOSHAPE_PART_UNIT",
+			"options.part_offset is %llu and options.part_bytes is "
+			"%llu",
+			(unsigned long long)offset, (unsigned long long)bytes);
 	if (options->checksums)
 		return base_refuse_with(error, -EINVAL, "leave it at IOSHAPE_CHECKSUMS_NONE",
 					"options.checksums is set for a part of a file");
@@ -861,7 +861,8 @@ IOSHAPE_EXPORT int ioshape_file_open(struct ioshape_context *context, const char
 	ret = save_enter_path(context, path, &options, sizeof(options), given,
 			      "ioshape_file_options", &error);
 	if (!ret && (unsigned)options.checksums > IOSHAPE_CHECKSUMS_BESIDE)
-		ret = base_refuse_with(&error, -EINVAL, "take one of enum ioshape_keep_checksums",
+		ret = base_refuse_with(&error, -EINVAL,
+				       "use a value of enum ioshape_keep_checksums",
 				       "options.checksums is %u", (unsigned)options.checksums);
 	if (!ret)
 		ret = check_part(&options, &error);
@@ -1028,7 +1029,7 @@ int save_directory_commit(struct save_directory *directory)
 		return base_missing("save");
 	ret = save_enter(directory->context, &error);
 	if (!ret && !*directory->made.temporary)
-		ret = base_refuse(&error, -EINVAL, "\"%s\" is in place already", directory->path);
+		ret = base_refuse(&error, -EINVAL, "\"%s\" is already committed", directory->path);
 	if (!ret)
 		ret = io_new_folder_commit(&directory->made, &error);
 	return base_leave(ret, "save", directory->path, &error);

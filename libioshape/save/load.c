@@ -43,12 +43,12 @@ static int cannot_read(struct base_error *why, int code, const char *path)
 	if (code == IOSHAPE_E_DAMAGED || code == IOSHAPE_E_FORMAT || code == -EFBIG)
 		return base_refuse_with(
 			why, IOSHAPE_E_DAMAGED,
-			"compare the file with another copy, and write it again",
-			"cannot verify \"%s\": \"%s" FORMAT_CHECKSUMS_SUFFIX
-			"\", which has its checksums, is damaged, or a later version of "
+			"compare the file with another copy and write it again",
+			"cannot verify \"%s\": its checksum file \"%s" FORMAT_CHECKSUMS_SUFFIX
+			"\" is damaged, or a later version of "
 			"ioshape wrote it",
 			path, path);
-	return base_fail(why, code, "cannot verify \"%s\": cannot read its checksums, \"%s%s\"",
+	return base_fail(why, code, "cannot verify \"%s\": cannot read its checksum file \"%s%s\"",
 			 path, path, FORMAT_CHECKSUMS_SUFFIX);
 }
 
@@ -80,8 +80,8 @@ static int find_checksums(const struct io_input *input, struct format_checksums 
 		return 0;
 	format_checksums_free(checksums);
 	base_refuse_with(why, -ENODATA, "write it again with checksums",
-			 "cannot verify \"%s\": it was changed or replaced after \"%s%s\", its "
-			 "checksums, was written",
+			 "cannot verify \"%s\": it was changed or replaced after its checksum file "
+			 "\"%s%s\" was written",
 			 input->path, input->path, FORMAT_CHECKSUMS_SUFFIX);
 	return 0;
 }
@@ -172,7 +172,7 @@ static int check_result(struct ioshape_reader *reader, const void *result)
 {
 	if (result)
 		return 0;
-	return base_refuse(&reader->error, -EINVAL, "nowhere to put what was asked about %s",
+	return base_refuse(&reader->error, -EINVAL, "no pointer for the result was given, for %s",
 			   reader->zip.input.path);
 }
 
@@ -198,8 +198,9 @@ static int check_number(struct ioshape_reader *reader, const char *kinds, uint64
 	if (index < count)
 		return 0;
 	return base_refuse(&reader->error, -ENOENT,
-			   "\"%s\" has %llu %s, so there is no number %llu", reader->zip.input.path,
-			   (unsigned long long)count, kinds, (unsigned long long)index);
+			   "\"%s\" has %llu %s, so the index %llu is out of range",
+			   reader->zip.input.path, (unsigned long long)count, kinds,
+			   (unsigned long long)index);
 }
 
 static int check_record(struct ioshape_reader *reader, uint64_t index)
@@ -240,14 +241,14 @@ static int check_range(struct ioshape_reader *reader, const char *name, uint64_t
 
 	if (range->offset > size || range->bytes > size - range->offset)
 		ret = base_refuse(&reader->error, -ERANGE,
-				  "cannot read \"%s\": \"%s\" has %llu bytes, and %llu from offset "
-				  "%llu are not all in it",
+				  "cannot read \"%s\": \"%s\" has %llu bytes, too few to read %llu "
+				  "from offset %llu",
 				  path, name ? name : path, (unsigned long long)size,
 				  (unsigned long long)range->bytes,
 				  (unsigned long long)range->offset);
 	else if (range->bytes && !range->into)
 		ret = base_refuse(&reader->error, -EINVAL,
-				  "cannot read \"%s\": no memory was given", path);
+				  "cannot read \"%s\": no buffer was given", path);
 	if (ret && name)
 		base_error_in_record(&reader->error, name);
 	return ret;
@@ -575,8 +576,8 @@ static int load(struct ioshape_reader *reader, bool of_tensors,
 	int ret = of_tensors ? enter_table(reader) : enter_reader(reader);
 
 	if (!ret && count && !requests)
-		ret = base_refuse(&reader->error, -EINVAL,
-				  "%zu requests were announced, but none given", count);
+		ret = base_refuse(&reader->error, -EINVAL, "the array of %zu requests is NULL",
+				  count);
 	if (ret || !count)
 		return leave(reader, ret);
 	ranges = calloc(count, sizeof(*ranges));
@@ -710,10 +711,11 @@ static int refuse_to_verify(struct ioshape_reader *reader)
 	if (reader->beside.code)
 		return base_pass_on(&reader->error, &reader->beside);
 	if (reader->zip.plain)
-		return base_refuse_with(&reader->error, -ENODATA,
-					"write it with them (checksums of an atomic file)",
-					"cannot verify \"%s\": no checksums of it are known", path);
-	return base_refuse_with(&reader->error, -ENODATA, "save it again with them",
+		return base_refuse_with(
+			&reader->error, -ENODATA,
+			"write it with checksums (option checksums of an atomic file)",
+			"cannot verify \"%s\": it has no checksums", path);
+	return base_refuse_with(&reader->error, -ENODATA, "save it again with checksums",
 				"cannot verify \"%s\": it was written without checksums "
 				"(torch.serialization.set_crc32_options)",
 				path);
@@ -724,7 +726,7 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double s
 	int ret = enter_reader(reader);
 
 	if (!ret && !(share >= 0 && share <= 1))
-		ret = base_refuse_with(&reader->error, -EINVAL, "give one from 0 to 1",
+		ret = base_refuse_with(&reader->error, -EINVAL, "give a share from 0 to 1",
 				       "cannot verify a share of %g of a file", share);
 	/* Damaged checksums hide damage in the file, even if an archive has checksums of its
 	 * own. */

@@ -58,11 +58,11 @@ static int check_together(const struct ioshape_context_options *options, struct 
 {
 	if ((unsigned)options->log_level > IOSHAPE_LOG_DEBUG)
 		return base_refuse_with(error, -EINVAL, "zero the struct before filling it in",
-					"log_level is none of enum ioshape_log_level");
+					"log_level is not a value of enum ioshape_log_level");
 	if (options->engine == IOSHAPE_ENGINE_BUFFERED && options->direct == IOSHAPE_DIRECT_REQUIRE)
 		return base_refuse_with(
-			error, -EINVAL, "drop one",
-			"the buffered engine was asked for together with direct=require");
+			error, -EINVAL, "use one of them",
+			"the buffered engine cannot be combined with direct=require");
 	return 0;
 }
 

@@ -174,7 +174,7 @@ static int check_record(const struct ioshape_record *record, const char *path,
 		return ret;
 	if (record->data && record->fetch)
 		return base_refuse_with(
-			error, -EINVAL, "give one",
+			error, -EINVAL, "give one of them",
 			"record \"%s\" for \"%s\" has both data and a function to fetch "
 			"it",
 			FORMAT_SHOWN(record->name), path);
@@ -495,8 +495,8 @@ static int place_records(struct save_plan *plan, struct base_error *error)
 	if (!ret && !plan->safetensors)
 		ret = format_length_add_index(&length, &plan->index);
 	if (ret)
-		return base_fail_with(error, ret, "save less in it",
-				      "what is to be saved to %s is too large for one file",
+		return base_fail_with(error, ret, "split the data over several files",
+				      "the data to save to %s is too large for one file",
 				      plan->path);
 	plan->expected_bytes = plan->safetensors ? length.cursor : format_length_of(&length);
 	return 0;
@@ -516,11 +516,12 @@ int save_plan_make(struct save_plan *plan, const char *path, const struct save_p
 	plan->safetensors = payload->kind == SAVE_SAFETENSORS;
 	plan->checksums = payload->checksums;
 	if (payload->count && !given)
-		return base_refuse(error, -EINVAL, "%zu %s were announced, but none given",
-				   payload->count, kind_of(payload));
+		return base_refuse(error, -EINVAL, "the array of %zu %s is NULL", payload->count,
+				   kind_of(payload));
 	if (payload->count > most)
-		return base_refuse_with(error, IOSHAPE_E_LIMIT, BASE_WORDS("at most %zu fit", most),
-					"%zu %s in one file", payload->count, kind_of(payload));
+		return base_refuse_with(error, IOSHAPE_E_LIMIT,
+					BASE_WORDS("save at most %zu", most), "%zu %s in one file",
+					payload->count, kind_of(payload));
 	ret = save_take_metadata(&plan->index.metadata, &plan->metadata_memory, metadata, error);
 	if (!ret)
 		ret = records ? plan_records(plan, payload, error) :
@@ -555,7 +556,7 @@ static int fetch(const struct save_plan *plan, const struct save_record *record,
 	if (!ret)
 		return 0;
 	ret = base_fail(error, ret < 0 && ret > -4096 ? ret : -EIO,
-			"cannot save to \"%s\": fetching record \"%s\" at offset %llu answered %d",
+			"cannot save to \"%s\": fetching record \"%s\" at offset %llu returned %d",
 			plan->path, FORMAT_SHOWN(record->name), (unsigned long long)offset, ret);
 	return about(ret, record->name, error);
 }
@@ -661,9 +662,7 @@ static int find_room(struct save_direct *direct, uint8_t **to, size_t *bytes,
 	if (!direct->scratch)
 		direct->scratch = malloc(MAX(PACK_BYTES, FETCH_BYTES));
 	*to = direct->scratch;
-	return *to ? 0 :
-		     base_no_memory(error, "bytes on their way to a file",
-				    MAX(PACK_BYTES, FETCH_BYTES));
+	return *to ? 0 : base_no_memory(error, "a write buffer", MAX(PACK_BYTES, FETCH_BYTES));
 }
 
 int save_direct_next(void *user, size_t i, uint64_t offset, const void **data, size_t *bytes,

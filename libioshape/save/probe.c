@@ -32,9 +32,7 @@ static int find_directory(const char *path, struct io_folder *folder, char **fil
 		parent = realpath(dirname(name), NULL);
 		ret = parent ? io_folder_open(folder, parent, error) :
 			       base_fail(error, -errno,
-					 "cannot look at \"%s\": the directory that it would be in "
-					 "is not there",
-					 path);
+					 "cannot look at \"%s\": cannot find its directory", path);
 		free(parent);
 		if (!ret)
 			*file = real;
@@ -159,15 +157,15 @@ static int choose_slots(struct save_probe *found, const struct save_slots *slots
 	char text[96], inside[PATH_MAX + 1];
 
 	found->writers = save_slots_usual(slots, facts->family);
-	COPY(found->writers_why, "the default where storage targets are not known");
+	COPY(found->writers_why, "the default if the number of storage targets is unknown");
 	if (slots->config.asked_capacity) {
 		found->writers = slots->config.asked_capacity;
-		COPY(found->writers_why, "as the setting slots says");
+		COPY(found->writers_why, "from the setting slots");
 	} else if (by_targets) {
 		found->writers = by_targets;
 		fs_layout_text(layout, text, sizeof(text));
 		snprintf(found->writers_why, sizeof(found->writers_why),
-			 "%u storage targets, and %s for each file", facts->targets, text);
+			 "%u storage targets, %s per file", facts->targets, text);
 	}
 	if (slots->pool_name) {
 		COPY(found->pool, slots->pool_name);

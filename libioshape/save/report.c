@@ -80,7 +80,7 @@ static void put_group(struct text *text, const struct ioshape_report *report)
 	if (report->repeated_bytes) {
 		put(text, ", ");
 		put_count(text, report->repeated_bytes);
-		put(text, " bytes of equal parts are stored once");
+		put(text, " bytes of identical shards are stored once");
 	}
 }
 
@@ -101,7 +101,7 @@ IOSHAPE_EXPORT size_t ioshape_report_text(const struct ioshape_report *report, c
 		    known.filesystem);
 	put_group(&line, &known);
 	if (known.unchanged)
-		put(&line, ", all large tensors are as in the save before");
+		put(&line, ", all large tensors are unchanged since the previous save");
 	for (uint32_t i = 0; i < MIN(known.fallbacks, IOSHAPE_REPORT_STEPS); i++)
 		put(&line, "; %s", known.steps[i].sentence);
 	return line.length;

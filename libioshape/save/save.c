@@ -480,9 +480,8 @@ static int compare(struct ioshape_save *save, struct base_error *error)
 		    look_at(save, record, true) == record->sample)
 			continue;
 		base_refuse_with(
-			error, IOSHAPE_E_CHANGED, "wait until it is copied before it changes",
-			"cannot save \"%s\": record '%s' was to be copied later, and has changed "
-			"before",
+			error, IOSHAPE_E_CHANGED, "do not change it before ioshape has copied it",
+			"cannot save \"%s\": record '%s' changed before ioshape had copied it",
 			save->request.path, record->name);
 		base_error_in_record(error, record->name);
 		return IOSHAPE_E_CHANGED;
@@ -1087,7 +1086,7 @@ static int enter_handle(const struct ioshape_save *save, struct base_error *erro
 	if (!save)
 		return base_refuse(error, -EINVAL, "no save was given");
 	if (save->request.owner != base_pid())
-		return base_refuse_with(error, -EPERM, "ask for it there",
+		return base_refuse_with(error, -EPERM, "use it there",
 					"this save belongs to the parent process");
 	return 0;
 }
@@ -1149,7 +1148,7 @@ IOSHAPE_EXPORT int ioshape_save_get_report(struct ioshape_save *save, struct ios
 	int ret = enter_handle(save, &error);
 
 	if (!ret && !report)
-		ret = base_refuse(&error, -EINVAL, "nowhere to put the report was given");
+		ret = base_refuse(&error, -EINVAL, "no pointer for the report was given");
 	if (ret)
 		return base_leave(ret, "save", NULL, &error);
 	pthread_mutex_lock(&save->lock);
@@ -1171,7 +1170,7 @@ IOSHAPE_EXPORT int ioshape_save_get_status(struct ioshape_save *save,
 	int ret = enter_handle(save, &error);
 
 	if (!ret && !status)
-		ret = base_refuse(&error, -EINVAL, "nowhere to put the status was given");
+		ret = base_refuse(&error, -EINVAL, "no pointer for the status was given");
 	if (ret)
 		return base_leave(ret, "save", NULL, &error);
 	pthread_mutex_lock(&save->lock);
@@ -1328,20 +1327,20 @@ int save_take_options(struct ioshape_save_options *options,
 
 	if (!ret && background && options->report)
 		ret = base_refuse_with(error, -EINVAL,
-				       "ask ioshape_save_get_report() when it has ended",
+				       "call ioshape_save_get_report() after it has ended",
 				       "a background save cannot fill options.report");
 	if (!ret && ((unsigned)options->format > IOSHAPE_FORMAT_SAFETENSORS ||
 		     (options->format && !formats)))
 		ret = base_refuse_with(
 			error, -EINVAL,
-			"set one of enum ioshape_format, for ioshape_save_tensors() only",
+			"use a value of enum ioshape_format, in ioshape_save_tensors() only",
 			"options.format is %u", (unsigned)options->format);
 	if (!ret && options->checksums &&
 	    (options->checksums != IOSHAPE_CHECKSUMS_BESIDE ||
 	     options->format != IOSHAPE_FORMAT_SAFETENSORS))
 		ret = base_refuse_with(
 			error, -EINVAL,
-			"set it for safetensors files only, to IOSHAPE_CHECKSUMS_BESIDE",
+			"set it to IOSHAPE_CHECKSUMS_BESIDE, for safetensors files only",
 			"options.checksums is %u", (unsigned)options->checksums);
 	return ret;
 }

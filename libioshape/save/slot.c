@@ -79,7 +79,7 @@ static int check_pool_name(const char *name, struct base_error *error)
 	size_t bytes = strlen(name);
 
 	if (!bytes)
-		return base_refuse_with(error, -EINVAL, "give one, or none",
+		return base_refuse_with(error, -EINVAL, "give a name or leave it out",
 					"the pool's name is empty");
 	if (bytes >= SLOTS_NAME_BYTES)
 		return base_refuse_with(error, -EINVAL,
@@ -89,7 +89,7 @@ static int check_pool_name(const char *name, struct base_error *error)
 	 * here, with its password. */
 	if (strspn(name, FS_POOL_CHARACTERS) != bytes)
 		return base_refuse_with(error, -EINVAL, "it takes letters, digits and ._:@+/-",
-					"the pool's name has a character that none can have");
+					"the pool's name has a character that is not allowed");
 	return 0;
 }
 
@@ -225,7 +225,7 @@ static int save_slots_named(struct save_slots *slots, const char *name, struct s
 	if (!name)
 		name = slots->pool_name;
 	if (!name)
-		return base_refuse_with(error, -EINVAL, "name one, or set it for the context",
+		return base_refuse_with(error, -EINVAL, "name a pool, or set it for the context",
 					"no pool was given");
 	pthread_mutex_lock(&slots->lock);
 	ret = find_or_open(slots, name, pool, error);
@@ -357,9 +357,8 @@ int save_find_coordinator(struct ioshape_context *context, const char *pool,
 		found->default_capacity = config.default_capacity;
 		ops = slots_coordinator_of(config.address);
 		ret = ops->describe ? ops->describe(&config, found, &error) :
-				      base_refuse_with(&error, -ENOTSUP,
-						       "set another coordinator than \"open\"",
-						       "there are no pools without coordination");
+				      base_refuse_with(&error, -ENOTSUP, "set another coordinator",
+						       "the coordinator \"open\" has no pools");
 	}
 	return base_leave(ret, "status", NULL, &error);
 }
@@ -759,7 +758,7 @@ IOSHAPE_EXPORT int ioshape_slot_get_info(struct ioshape_slot *slot, struct iosha
 	int ret = enter(slot, &error);
 
 	if (!ret && !info)
-		ret = base_refuse(&error, -EINVAL, "nowhere to put the slot's state was given");
+		ret = base_refuse(&error, -EINVAL, "no pointer for the slot's state was given");
 	if (!ret) {
 		slots_info(slot->slot, &now);
 		ret = base_give_struct(info, &now, sizeof(now), "ioshape_slot_info", &error);
@@ -785,15 +784,14 @@ int save_pool_of_path(struct ioshape_context *context, const char *path, char *n
 
 	if (!ret && (!path || !name || !bytes))
 		ret = base_refuse(&error, -EINVAL, "no %s was given",
-				  path ? "buffer for a name" : "path");
+				  path ? "buffer for the name" : "path");
 	if (!ret && context->slots.pool_name)
 		snprintf(whole, sizeof(whole), "%s", context->slots.pool_name);
 	else if (!ret)
 		ret = fs_pool_of_path(path, whole, &error);
 	if (!ret && strlen(whole) >= bytes)
 		ret = base_fail(&error, -ENAMETOOLONG,
-				"the name of the pool of %s does not fit in %zu bytes", path,
-				bytes);
+				"the pool's name for %s does not fit in %zu bytes", path, bytes);
 	if (!ret)
 		snprintf(name, bytes, "%s", whole);
 	return base_leave(ret, "pool_name", path, &error);

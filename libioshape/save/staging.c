@@ -29,21 +29,19 @@ static int fail_shared(struct base_error *error, int code)
 	case -ENFILE:
 		return base_fail_with(
 			error, code, "raise ulimit -n",
-			"cannot make shared memory to stage in: no file descriptor is "
-			"free");
+			"cannot create shared memory for staging: no file descriptor is free");
 	case -EFBIG:
 		return base_fail_with(
 			error, code, "raise ulimit -f",
-			"cannot make shared memory to stage in larger than the limit of "
-			"file sizes");
+			"cannot create shared memory for staging: it exceeds the file size limit");
 	case -ENOMEM:
 		return base_fail_with(error, code,
 				      "allow the container more memory, or lower staging_bytes",
-				      "there are no %llu MiB of shared memory left to stage in",
+				      "cannot allocate %llu MiB of shared memory for staging",
 				      (unsigned long long)(SAVE_CHUNK_BYTES / MIB));
 	default:
-		return base_fail_with(error, code, "allow it, or use mode \"each\"",
-				      "cannot make shared memory (memfd_create) to stage in");
+		return base_fail_with(error, code, "allow memfd_create, or use mode \"each\"",
+				      "cannot create shared memory for staging (memfd_create)");
 	}
 }
 
@@ -251,7 +249,7 @@ int save_staging_reserve(struct save_staging *pool, size_t chunks, struct base_e
 	if (chunks > pool->limit) {
 		ret = base_refuse_with(
 			error, -ENOMEM,
-			BASE_WORDS("staging_bytes allows %llu",
+			BASE_WORDS("raise staging_bytes, which allows %llu MiB",
 				   (unsigned long long)(pool->limit * SAVE_CHUNK_BYTES / MIB)),
 			"cannot reserve %llu MiB of staging memory",
 			(unsigned long long)(chunks * SAVE_CHUNK_BYTES / MIB));

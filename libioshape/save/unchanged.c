@@ -191,10 +191,9 @@ static void compare_with(struct save_compare *compare, const struct save_seen *b
 	if (same == seen->bytes)
 		base_refuse_with(
 			stale, IOSHAPE_E_UNCHANGED,
-			"save the tensors that training changes, not a copy that was taken "
-			"once, or set unchanged=ignore",
-			"%s \"%s\": its large tensors, %s in all, are those of \"%s\", every "
-			"byte",
+			"save the tensors that training updates, not an old copy of them, or set "
+			"unchanged=ignore",
+			"%s \"%s\": all its large tensors (%s) are identical to those of \"%s\"",
 			compare->context->unchanged == IOSHAPE_UNCHANGED_FAIL ? "cannot save" :
 										"saving",
 			compare->path, BASE_SIZE(seen->bytes), before->path);
@@ -250,7 +249,7 @@ void save_compare_end(struct save_compare *compare, bool in_place, struct ioshap
 	if (compare->compared_bytes)
 		base_log(&context->log, IOSHAPE_LOG_DEBUG,
 			 "%s: %" PRIu64 " of %" PRIu64
-			 " bytes of large tensors are as in the save before",
+			 " bytes of large tensors are unchanged since the previous save",
 			 compare->path, compare->unchanged_bytes, compare->compared_bytes);
 	if (!compare->seen)
 		return;

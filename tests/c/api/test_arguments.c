@@ -451,8 +451,8 @@ TEST(calls_case, a_report_is_told_in_one_line)
 	strcpy(report.why, "one node");
 	ioshape_report_text(&report, text, sizeof(text));
 	ck_assert_str_eq(text, "999 bytes in 0.000 s, part of 1,000 bytes, node: one node, "
-			       "1,000,000 bytes of equal parts are stored once, "
-			       "all large tensors are as in the save before");
+			       "1,000,000 bytes of identical shards are stored once, "
+			       "all large tensors are unchanged since the previous save");
 	report.size = 3;
 	ck_assert_uint_eq(ioshape_report_text(&report, text, sizeof(text)), 0);
 }

@@ -176,7 +176,7 @@ TEST(all, a_save_waits_for_its_slot_after_staging_and_before_the_first_byte)
 	ck_assert_str_eq(place.pool, "");
 	report = report_of(save);
 	ck_assert_str_eq(report.coordinator, "local");
-	ck_assert_msg(strstr(logged, ", one of 1, write"), "%s", logged);
+	ck_assert_msg(strstr(logged, ", capacity 1, write"), "%s", logged);
 	ck_assert(report.slot_s >= place.waited_s && report.slot_s <= report.total_s);
 	ck_assert_ptr_nonnull(strstr(report.ahead, "job K, rank 0 on "));
 	ck_assert_str_eq(report.steps[0].sentence, "");

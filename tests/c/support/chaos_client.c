@@ -119,8 +119,8 @@ static void on_log(void *user, enum ioshape_log_level level, const char *message
 	if (level != IOSHAPE_LOG_DEBUG || !slot || !writing)
 		return;
 	writing->fence = strtoull(slot + strlen(", slot "), NULL, 10);
-	writing->express = strstr(slot, ", let past the queue") != NULL;
-	writing->lost = strstr(slot, ", lost before the end") != NULL;
+	writing->express = strstr(slot, ", small-file bypass") != NULL;
+	writing->lost = strstr(slot, ", lost before the save ended") != NULL;
 }
 
 static void open_context(void)

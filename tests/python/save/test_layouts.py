@@ -81,7 +81,7 @@ def _part(blob: bytes, at: int, end: int) -> Part:
 def writers(caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
     """Return a function that reads from the log how many writers the newest save's pool admits."""
     caplog.set_level(logging.DEBUG, logger="ioshape")
-    return lambda: int(re.findall(r", slot [0-9]+ of pool .*, one of ([0-9]+)", caplog.text)[-1])
+    return lambda: int(re.findall(r", slot [0-9]+ of pool .*, capacity ([0-9]+)", caplog.text)[-1])
 
 
 def save(path: Path, wish: str = "auto", **settings: Any) -> ioshape.Report:

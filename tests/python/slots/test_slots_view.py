@@ -315,7 +315,7 @@ def test_a_save_tells_how_it_came_by_its_slot(
     ioshape.configure(pool="shared")
     alone = ioshape.save(checkpoint(1), tmp_path / "model.pt")
     assert (alone.coordinator, alone.ahead) == (kind_of(address), "")
-    assert turn_of(caplog) == "of pool shared, one of 1"
+    assert turn_of(caplog) == "of pool shared, capacity 1"
     holder = another("theirs", rank=3, weight=1)
     assert holder.hear() == "holds"
     # Saves up to 16 MiB may pass the queue.
@@ -397,7 +397,7 @@ def test_small_saves_are_let_past_the_queue(
     holder = another("theirs")
     assert holder.hear() == "holds"
     ioshape.save(checkpoint(1), tmp_path / "model.pt")
-    assert turn_of(caplog) == "of pool shared, one of 1, let past the queue"
+    assert turn_of(caplog) == "of pool shared, capacity 1, small-file bypass"
     assert number_in(tmp_path / "model.pt") == 1
 
 
