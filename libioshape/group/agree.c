@@ -91,13 +91,13 @@ static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *f
 
 	if (asked == IOSHAPE_MODE_EACH || (asked == IOSHAPE_MODE_NODE && node) ||
 	    (asked == IOSHAPE_MODE_RANK0 && rank0_is_possible(facts))) {
-		say(why, room, "as asked for");
+		say(why, room, "as requested");
 		return asked;
 	}
-	say(why, room, "%s was asked for, but %s", asked == IOSHAPE_MODE_NODE ? "node" : "rank0",
-	    !node        ? "the ranks of a node cannot share memory here" :
-	    facts->apart ? "each node saves on its own tier" :
-			   "there is no way for bytes between nodes (give the group a comm)");
+	say(why, room, "%s was requested, but %s", asked == IOSHAPE_MODE_NODE ? "node" : "rank0",
+	    !node        ? "the ranks of a node cannot share memory" :
+	    facts->apart ? "each node saves to its own tier" :
+			   "nodes cannot send data to each other (give the group a comm)");
 	return node ? IOSHAPE_MODE_NODE : IOSHAPE_MODE_EACH;
 }
 
@@ -108,11 +108,12 @@ static void add_remarks(const struct facts *facts, char *why, size_t room)
 
 	if (facts->targets && reached && reached * FEW_TARGETS <= facts->targets)
 		say(why, room,
-		    "; they reach %llu of %u storage targets: wider stripes, or mode each, "
-		    "would reach more",
+		    "; the files use %llu of %u storage targets: wider stripes, or mode each, "
+		    "would use more",
 		    (unsigned long long)reached, facts->targets);
 	if (facts->capacity && facts->capacity < facts->nodes)
-		say(why, room, "; at most %u of %u write at a time", facts->capacity, facts->nodes);
+		say(why, room, "; at most %u of %u nodes write at a time", facts->capacity,
+		    facts->nodes);
 }
 
 static enum ioshape_mode by_rule(const struct facts *facts, char *why, size_t room)
@@ -126,7 +127,7 @@ static enum ioshape_mode by_rule(const struct facts *facts, char *why, size_t ro
 		return IOSHAPE_MODE_EACH;
 	}
 	if (!facts->shared) {
-		say(why, room, "the ranks of a node cannot share memory here");
+		say(why, room, "the ranks of a node cannot share memory");
 		return IOSHAPE_MODE_EACH;
 	}
 	say(why, room, "%u ranks on %u node%s: a file for each node", facts->ranks, facts->nodes,
@@ -302,7 +303,7 @@ static int found_digest(void *user, uint32_t rank, const struct base_buffer *not
 	struct group_digest digest = { 0 };
 
 	if (!group_read_message(&group_digest, note, &digest))
-		return base_refuse(failure, -EPROTO, "cannot read the digest of its part");
+		return base_refuse(failure, -EPROTO, "cannot read the digest of its shard");
 	part->sums[rank] = digest.sum;
 	part->sums[rank].known = true;
 	return base_pass_on(failure, &digest.failure);
@@ -312,7 +313,7 @@ static int collect_digests(struct group_part *part, struct base_error *error)
 {
 	const struct group_collection collection = {
 		.what = group_digest.name,
-		.missing = "did not read its part",
+		.missing = "did not send the digest of its shard",
 		.awaits = is_asked,
 		.found = found_digest,
 		.user = part,
@@ -374,9 +375,9 @@ static const char *find_reason(const struct group_part *part)
 	if (!part->group->near)
 		return "a rank has no tier";
 	if (options->no_replace)
-		return "what is at its destination is not to be replaced";
+		return "the save must not replace an existing checkpoint";
 	if (options->deadline_ns)
-		return "it has a deadline";
+		return "the save has a deadline";
 	return NULL;
 }
 
@@ -473,7 +474,8 @@ static int ask_for_room(struct group_part *part, struct base_error *error)
 {
 	struct group_answers answers = { 0 };
 	int ret = group_collect_answers(&part->round, &group_room,
-					"did not say whether it has room", &answers, error);
+					"did not report whether it has free space", &answers,
+					error);
 
 	if (ret || !answers.failure.code)
 		return ret;
@@ -504,8 +506,8 @@ static int join(struct group_part *part, struct group_attempt *attempt, struct b
 
 	if (is_rank0s(group, part->plan.attempt))
 		return base_refuse_with(error, -EEXIST,
-					"give each node a tier of its own, or all the same one",
-					"it sees the tier of rank 0, as others do not");
+					"give each node its own tier, or all nodes the same one",
+					"it sees the tier of rank 0, but other nodes do not");
 	ret = make_room(part, error);
 	return ret ? ret :
 		     group_attempt_join(attempt, group->near, part->step, part->plan.attempt,
@@ -533,7 +535,7 @@ static int found_want(void *user, uint32_t rank, const struct base_buffer *note,
 	struct group_want want = { 0 };
 
 	if (!group_read_message(&group_want, note, &want))
-		return base_refuse(failure, -EPROTO, "cannot read what it wants");
+		return base_refuse(failure, -EPROTO, "cannot read its save request");
 	if (want.failure.code)
 		return base_pass_on(failure, &want.failure);
 	if (want.step != part->step)
@@ -551,7 +553,7 @@ static int collect_wants(struct group_part *part, struct base_error *error)
 {
 	const struct group_collection collection = {
 		.what = group_want.name,
-		.missing = "did not come to save",
+		.missing = "did not join the save",
 		.found = found_want,
 		.user = part,
 	};
@@ -741,12 +743,12 @@ static int hear_plan(struct group_part *part, struct base_error *error)
 
 	/* Rank 0 asks two questions at most. */
 	if (part->plans == GROUP_MOST_PLANS)
-		return base_refuse(error, -EPROTO, "rank 0 asks for more than there is");
+		return base_refuse(error, -EPROTO, "rank 0 sent more plans than a save has");
 	ret = group_hear(&part->round, &group_plans[part->plans++], 0, plan, NULL, NULL, error);
 	if (!ret)
 		ret = base_pass_on(error, &plan->failure);
 	if (!ret && !is_sound(plan, part->group->options.ranks, part->step))
-		ret = base_refuse(error, -EPROTO, "cannot follow the plan of rank 0");
+		ret = base_refuse(error, -EPROTO, "the plan of rank 0 is not valid");
 	return ret;
 }
 

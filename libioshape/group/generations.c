@@ -189,7 +189,7 @@ static int check_file(const struct io_folder *folder, const struct format_manife
 
 	if (ret == -ENOENT)
 		return base_refuse_with(error, IOSHAPE_E_DAMAGED, remedy,
-					"\"%s/%s\" is missing: the generation is incomplete",
+					"\"%s/%s\" is missing: the checkpoint is incomplete",
 					folder->path, file->name);
 	if (ret)
 		return ret;
@@ -236,7 +236,7 @@ static int check_own_files(const struct group_generation *generation, struct bas
 	for (uint32_t i = 0; !ret && i < manifest->file_count; i++) {
 		ret = io_folder_look(folder, manifest->files[i].name, &entry, error);
 		if (!ret)
-			ret = check_file(folder, &manifest->files[i], "use another generation",
+			ret = check_file(folder, &manifest->files[i], "use another checkpoint",
 					 error);
 		ret = ret == -ENOENT ? 0 : ret;
 	}
@@ -253,7 +253,7 @@ static int check(const struct group_generation *generation, uint64_t step, struc
 		return base_refuse(error, IOSHAPE_E_DAMAGED,
 				   "%s has the manifest of step %llu: the directory was renamed",
 				   generation->folder.path, (unsigned long long)manifest->step);
-	ret = group_check_files(&generation->folder, manifest, "use another generation",
+	ret = group_check_files(&generation->folder, manifest, "use another checkpoint",
 				&incomplete);
 	if (ret == IOSHAPE_E_DAMAGED && group_is_of_nodes(&generation->folder))
 		return check_own_files(generation, error);
@@ -271,7 +271,7 @@ int group_generation_open(struct group_generation *generation, const struct io_f
 	if (ret == -ENOENT)
 		return ret;
 	if (ret)
-		return base_fail(error, ret, "cannot open the generation %s/%s", directory->path,
+		return base_fail(error, ret, "cannot open the checkpoint %s/%s", directory->path,
 				 name);
 	ret = read_manifest(generation, error);
 	if (!ret)
@@ -381,7 +381,7 @@ static int add_candidate(void *user, const char *name, struct base_error *error)
 	candidate.aside = parsed.kind != GROUP_NAME_STEP;
 	snprintf(candidate.name, sizeof(candidate.name), "%s", name);
 	if (base_buffer_append(list, &candidate, sizeof(candidate)))
-		return base_no_memory(error, "a list of generations", list->bytes);
+		return base_no_memory(error, "a list of checkpoints", list->bytes);
 	return 0;
 }
 
@@ -516,7 +516,7 @@ int group_open_step(struct group_generation *generation, const struct io_folder 
 						    step, error);
 	group_candidates_free(&candidates);
 	if (ret == -ENOENT)
-		base_fail(error, ret, "there is no complete generation of step %llu in %s",
+		base_fail(error, ret, "there is no complete checkpoint of step %llu in %s",
 			  (unsigned long long)step, directory->path);
 	return ret;
 }
@@ -594,7 +594,7 @@ IOSHAPE_EXPORT int ioshape_generation_list(struct ioshape_context *context, cons
 	*count = 0;
 	ret = save_enter(context, &error);
 	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no directory of generations was given");
+		ret = base_refuse(&error, -EINVAL, "no checkpoint directory was given");
 	if (!ret)
 		ret = group_open_directory(&directory, path, &error);
 	if (!ret)
@@ -704,7 +704,7 @@ static void remove_it(const struct tidying *tidying, const struct io_folder *fol
 		base_log(tidying->log, IOSHAPE_LOG_WARNING, "removed %s, %s", folder->path, what);
 	else if (ret == -EAGAIN)
 		base_log(tidying->log, IOSHAPE_LOG_WARNING,
-			 "removed a part of %s, %s: the next save removes more", folder->path,
+			 "removed some files of %s, %s: the next save removes more", folder->path,
 			 what);
 	else if (ret != -EBUSY)
 		base_log(tidying->log, IOSHAPE_LOG_WARNING, "%s", error.text);
@@ -721,7 +721,7 @@ static void tidy_aside(const struct tidying *tidying, const struct io_folder *fo
 
 	if (parsed->kind == GROUP_NAME_PRUNED &&
 	    io_folder_look(folder, FORMAT_MANIFEST_NAME, &entry, NULL) == -ENOENT) {
-		remove_it(tidying, folder, name, "which another process had begun to remove");
+		remove_it(tidying, folder, name, "which another process had started to remove");
 		return;
 	}
 	group_step_name(place, parsed->step);
@@ -760,7 +760,8 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	if (parsed.kind == GROUP_NAME_DRAINED) {
 		/* Nodes that still drain into it hold no lock on it, so age decides. */
 		if (is_untouched(tidying, &folder))
-			remove_it(tidying, &folder, name, "which nobody brings more files to");
+			remove_it(tidying, &folder, name,
+				  "to which no process has added files for long");
 	} else if (parsed.kind == GROUP_NAME_ATTEMPT) {
 		if (is_dead(tidying, &folder, parsed.id) &&
 		    io_folder_is_named(&folder, tidying->directory, name))
@@ -872,7 +873,7 @@ static int remove_generation(struct pruning *pruning, struct io_folder *folder, 
 	if (!ret && io_folder_lock(folder) == IO_BUSY)
 		ret = -EBUSY;
 	if (ret == -EBUSY)
-		base_log(pruning->log, IOSHAPE_LOG_INFO, "%s stays: a process uses it",
+		base_log(pruning->log, IOSHAPE_LOG_INFO, "%s was not removed: a process uses it",
 			 folder->path);
 	if (!ret && io_folder_is_named(folder, &pruning->directory, name)) {
 		if (pruning->options->removing)
@@ -980,7 +981,7 @@ IOSHAPE_EXPORT int ioshape_generation_prune(struct ioshape_context *context, con
 		ret = base_take_options(&options, sizeof(options), given, "ioshape_prune_options",
 					&error);
 	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no directory of generations was given");
+		ret = base_refuse(&error, -EINVAL, "no checkpoint directory was given");
 	if (!ret)
 		ret = group_prune(context, path, NULL, &options, removed, &error);
 	return base_leave(ret, "prune", path, &error);
@@ -1013,10 +1014,10 @@ static int make_folder(struct group_attempt *attempt, struct base_error *error)
 						attempt->name, &lock, error);
 
 	if (lock == IO_NO_LOCKS)
-		base_log(
-			&attempt->log, IOSHAPE_LOG_DEBUG,
-			"no locks on directories in %s: what dead jobs leave there is known by age",
-			attempt->directory.path);
+		base_log(&attempt->log, IOSHAPE_LOG_DEBUG,
+			 "directories in %s cannot be locked: leftovers of dead jobs are "
+			 "recognised by age",
+			 attempt->directory.path);
 	return ret;
 }
 
@@ -1129,7 +1130,8 @@ static int check_files_here(const struct group_attempt *attempt,
 		one.files = &manifest->files[i];
 		if (attempt->files_here[i])
 			ret = group_check_files(&attempt->folder, &one,
-						"do all ranks of the node see its tier?", error);
+						"check that all ranks of the node see its tier",
+						error);
 	}
 	return ret;
 }
@@ -1190,10 +1192,10 @@ static int write_manifest(struct group_attempt *attempt, const struct format_man
 	if (ret == -ENOMEM)
 		base_no_memory(error, "a manifest", text.bytes);
 	else if (ret)
-		base_fail(error, ret,
-			  "cannot write the manifest of %s: what its ranks have written %s",
+		base_fail(error, ret, "cannot write the manifest of %s: the files of its ranks %s",
 			  attempt->folder.path,
-			  ret == IOSHAPE_E_LIMIT ? "is too much for one" : "does not fit together");
+			  ret == IOSHAPE_E_LIMIT ? "exceed the limits of a manifest" :
+						   "are inconsistent");
 	attempt->last_serial = numbered.serial;
 	if (!ret)
 		ret = io_folder_put(&attempt->folder, FORMAT_MANIFEST_NAME, text.data, text.bytes,
@@ -1291,12 +1293,11 @@ static int put_in_place(struct group_attempt *attempt, const char *place, bool n
 		ret = try_to_place(attempt, place, no_replace, old);
 	if (ret) {
 		take_back(attempt, place, false, old);
-		return base_fail_with(
-			error, ret, ret == -EEXIST ? "choose another step" : "",
-			"cannot put \"%s/%s\" in place%s", attempt->directory.path, place,
-			ret == -EEXIST ? " without replacing what is there" :
-			ret == -ENOENT ? ", because it was removed while it was written" :
-					 "");
+		return base_fail_with(error, ret, ret == -EEXIST ? "choose another step" : "",
+				      "cannot commit \"%s/%s\"%s", attempt->directory.path, place,
+				      ret == -EEXIST ? " without replacing an existing checkpoint" :
+				      ret == -ENOENT ? ", because it was removed during the save" :
+						       "");
 	}
 	ret = io_folder_sync(&attempt->directory, error);
 	if (ret)
@@ -1317,7 +1318,8 @@ static void remove_replaced(struct group_attempt *attempt, const struct replaced
 	ret = remove_open(&folder, &attempt->directory, old->name, NULL, &error);
 	if (ret == -EBUSY)
 		base_log(&attempt->log, IOSHAPE_LOG_INFO,
-			 "%s was replaced while a process reads it; a later save removes it",
+			 "%s was replaced while a process reads it; a later save removes the old "
+			 "files",
 			 folder.path);
 	else if (ret)
 		base_log(&attempt->log, IOSHAPE_LOG_WARNING, "%s", error.text);

@@ -66,10 +66,10 @@ static const struct store_ops *choose_store(const struct ioshape_group *group,
 	const enum ioshape_board asked = group->options.board;
 
 	if (asked == IOSHAPE_BOARD_REDIS && !redis) {
-		base_refuse_with(error, -EINVAL, "set IOSHAPE_COORDINATOR",
-				 "the group of %s is to meet through Redis, but the coordinator is "
-				 "another",
-				 group->directory);
+		base_refuse_with(
+			error, -EINVAL, "set IOSHAPE_COORDINATOR",
+			"the group of %s must use Redis, but the coordinator is not a Redis",
+			group->directory);
 		return NULL;
 	}
 	if (redis && (asked == IOSHAPE_BOARD_REDIS || !asked))
@@ -251,15 +251,14 @@ static int fail_missing(const struct meeting *meeting, const char *board_says,
 		if (!there[rank])
 			group_name_rank(&missing, group, rank);
 	}
-	base_refuse_with(error, -ETIMEDOUT,
-			 BASE_WORDS("do all ranks of the job call it, with the same directory, job "
-				    "and version of "
-				    "this library?%s%s",
-				    *board_says ? " " : "", board_says),
-			 "the group of %s is not complete: %u of %u ranks did not come within %u s "
-			 "(%s)",
-			 group->directory, missing.count, group->options.ranks,
-			 group->options.deadline_ms / 1000, missing.text);
+	base_refuse_with(
+		error, -ETIMEDOUT,
+		BASE_WORDS("check that all ranks of the job open it with the same directory, job "
+			   "and version of this library%s%s",
+			   *board_says ? "; " : "", board_says),
+		"the group of %s is not complete: %u of %u ranks did not join within %u s (%s)",
+		group->directory, missing.count, group->options.ranks,
+		group->options.deadline_ms / 1000, missing.text);
 	base_error_of_rank(error, missing.first);
 	return -ETIMEDOUT;
 }
@@ -370,12 +369,11 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 				 base_now_ns() - begin_ns > group->deadline_ns)) {
 			ret = base_refuse_with(
 				error, -ETIMEDOUT,
-				BASE_WORDS("do all ranks of the job call it, with the same "
-					   "directory, job and version of this library?%s%s",
-					   *why.text ? " " : "", why.text),
+				BASE_WORDS("check that all ranks of the job open it with the same "
+					   "directory, job and version of this library%s%s",
+					   *why.text ? "; " : "", why.text),
 				"the group of %s is not complete: rank 0 %s", group->directory,
-				store_has_ended(group->board, 0) ? "has ended" :
-								   "did not start it");
+				store_has_ended(group->board, 0) ? "has ended" : "did not open it");
 			break;
 		}
 		if (!started)
@@ -440,14 +438,15 @@ static int check_options(const struct ioshape_group_options *options, struct bas
 {
 	if ((unsigned)options->board > IOSHAPE_BOARD_FILES)
 		return base_refuse_with(error, -EINVAL, "zero the struct before filling it in",
-					"a group option has a value that its enum does not have");
+					"options.board is not a value of enum ioshape_board");
 	if (options->reserved)
 		return base_refuse(error, -EINVAL, "options.reserved is %u", options->reserved);
 	if (options->ranks > FORMAT_MAX_RANKS || options->rank >= options->ranks)
-		return base_refuse_with(
-			error, -EINVAL,
-			BASE_WORDS("ranks begin at 0, and there are at most %u", FORMAT_MAX_RANKS),
-			"rank %u of %u cannot be", options->rank, options->ranks);
+		return base_refuse_with(error, -EINVAL,
+					BASE_WORDS("ranks count from 0, and there are at most %u",
+						   FORMAT_MAX_RANKS),
+					"rank %u of %u is not valid", options->rank,
+					options->ranks);
 	if (options->comm && (options->comm->size < sizeof(struct ioshape_comm) ||
 			      !options->comm->send || !options->comm->receive))
 		return base_refuse(error, -EINVAL,
@@ -601,7 +600,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 		return ret;
 	}
 	base_log(save_log(context), IOSHAPE_LOG_DEBUG,
-		 "%s: rank %u of %u, on %u nodes, meeting through %s", group->directory,
+		 "%s: rank %u of %u, on %u nodes, messages through %s", group->directory,
 		 options.rank, options.ranks, group->node_count,
 		 group->board ? group->board->ops->id : "nothing");
 	*out = group;
@@ -620,7 +619,7 @@ IOSHAPE_EXPORT int ioshape_group_open(struct ioshape_context *context, const cha
 	*out = NULL;
 	ret = save_enter(context, &error);
 	if (!ret && (!directory || !*directory))
-		ret = base_refuse(&error, -EINVAL, "no directory for generations was given");
+		ret = base_refuse(&error, -EINVAL, "no checkpoint directory was given");
 	if (!ret)
 		ret = open_group(context, directory, options, out, &error);
 	return base_leave(ret, "open", directory, &error);

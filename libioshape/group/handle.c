@@ -49,16 +49,15 @@ static int fail_unusable(const struct unusable *unusable, const char *directory,
 {
 	if (!unusable->count)
 		return base_refuse(error, -ENOENT,
-				   "cannot load \"%s\": there is no generation in it yet",
+				   "cannot load \"%s\": there is no checkpoint in it yet",
 				   directory);
 	return base_refuse_with(
 		error, IOSHAPE_E_UNUSABLE,
-		BASE_WORDS("look at what \"ioshape verify --all %s\" says; to start anew, move "
-			   "them away",
+		BASE_WORDS("see what \"ioshape verify --all %s\" reports; to start from scratch, "
+			   "move them away",
 			   directory),
-		"cannot load \"%s\": %zu generation%s in it, and none can be used: "
-		"%s%s",
-		directory, unusable->count, unusable->count > 1 ? "s are" : " is", unusable->why,
+		"cannot load \"%s\": %zu checkpoint%s in it, and none can be used: %s%s", directory,
+		unusable->count, unusable->count > 1 ? "s are" : " is", unusable->why,
 		unusable->count > MOST_REASONS ? "; ..." : "");
 }
 
@@ -125,7 +124,7 @@ static int open_first(struct group_generation *generation, const struct io_folde
 			*gone = true;
 			say_no_manifest(directory, candidate, &why);
 		} else if (ret) {
-			base_log(log, IOSHAPE_LOG_WARNING, "generation %s/%s is passed over: %s",
+			base_log(log, IOSHAPE_LOG_WARNING, "skipping checkpoint %s/%s: %s",
 				 directory->path, candidate->name, why.text);
 		}
 		if (ret)
@@ -211,7 +210,7 @@ IOSHAPE_EXPORT int ioshape_generation_open(struct ioshape_context *context, cons
 	*out = NULL;
 	ret = save_enter(context, &error);
 	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no directory of generations was given");
+		ret = base_refuse(&error, -EINVAL, "no checkpoint directory was given");
 	if (ret)
 		return base_leave(ret, "load", path, &error);
 	generation = calloc(1, sizeof(*generation));
@@ -260,7 +259,7 @@ static int enter(struct ioshape_generation *generation, const void *result,
 	int ret = save_enter(generation->context, error);
 
 	if (!ret && !result)
-		ret = base_refuse(error, -EINVAL, "nowhere to put what was asked about %s",
+		ret = base_refuse(error, -EINVAL, "no pointer for the result was given, for %s",
 				  generation->found.folder.path);
 	return ret;
 }
@@ -327,7 +326,7 @@ static int find_part(struct ioshape_generation *generation, uint32_t rank,
 
 	if (rank >= manifest->rank_count)
 		return base_refuse(error, -ENOENT,
-				   "%s is a generation of %u ranks, from 0 on, and no rank %u",
+				   "%s has shards of %u ranks, counted from 0, and none of rank %u",
 				   generation->found.folder.path, manifest->rank_count, rank);
 	part = &manifest->parts[rank];
 	file = &manifest->files[part->file];
@@ -373,7 +372,7 @@ static void explain_missing(const struct ioshape_generation *generation, const c
 		return;
 	base_error_begin(error);
 	base_refuse_with(error, -ENOENT,
-			 "open it there, or at its destination when all nodes have drained it",
+			 "open it there, or at its destination after all nodes have drained it",
 			 "cannot open \"%s\": it is on the tier of another node", path);
 }
 
@@ -389,7 +388,7 @@ static int open_reader(struct ioshape_generation *generation, uint32_t rank,
 	if (!ret && (options.file_offset || options.file_bytes))
 		ret = base_refuse_with(
 			error, -EINVAL, "leave file_offset and file_bytes at 0",
-			"where a rank's part lies in its file is told by the generation");
+			"the checkpoint determines where a rank's shard starts in its file");
 	if (!ret)
 		ret = find_part(generation, rank, &part, error);
 	if (ret)
@@ -485,9 +484,9 @@ static int check_part(struct verifying *verifying, const struct io_input *input,
 
 	if (ret || crc == part->crc32)
 		return ret;
-	base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another generation",
-			 "\"%s\" is damaged: the checksum of the part of rank %u is not the "
-			 "manifest's",
+	base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
+			 "\"%s\" is damaged: the checksum of the shard of rank %u does not match "
+			 "the manifest",
 			 path, rank);
 	base_error_of_rank(error, rank);
 	return IOSHAPE_E_DAMAGED;
@@ -507,8 +506,9 @@ static int fail_damaged(struct verifying *verifying, const struct io_input *inpu
 		if (ret)
 			return ret;
 	}
-	return base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another generation",
-				"\"%s\" is damaged: its checksum is not the manifest's", path);
+	return base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
+				"\"%s\" is damaged: its checksum does not match the manifest",
+				path);
 }
 
 /* Opens a file and checks that it has the size of the manifest. */
@@ -690,7 +690,7 @@ static int share(struct group_round *round, const struct group_message *message,
 		return group_tell(round, message, found, error);
 	ret = group_hear(round, message, 0, found, NULL, NULL, error);
 	if (!ret && found->near && !round->group->near)
-		ret = base_refuse(error, -EPROTO, "cannot read what rank 0 says of %s",
+		ret = base_refuse(error, -EPROTO, "cannot read the message of rank 0 about %s",
 				  round->group->directory);
 	return ret;
 }
@@ -866,7 +866,7 @@ static int found_check(void *user, uint32_t rank, const struct base_buffer *note
 	struct group_found found;
 
 	if (!group_read_message(&group_checked, note, &found))
-		return base_refuse(failure, -EPROTO, "cannot read what it has found");
+		return base_refuse(failure, -EPROTO, "cannot read the result of its check");
 	if (found.failure.code && rank < checks->lowest) {
 		*checks->failure = found.failure;
 		checks->lowest = rank;
@@ -883,7 +883,7 @@ static int collect_checks(struct group_round *round, struct base_error *failure,
 	};
 	const struct group_collection collection = {
 		.what = group_checked.name,
-		.missing = "did not say whether its share is intact",
+		.missing = "did not report whether its share is intact",
 		.found = found_check,
 		.user = &checks,
 		.beats = true,
@@ -977,9 +977,8 @@ static void pass_over(const struct ioshape_group *group, struct search *search,
 	unusable_add(&search->unusable, &found->failure);
 	if (!options->intact && !group->options.rank)
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
-			 "generation %llu of %s is passed over: %s",
-			 (unsigned long long)found->step, directory_of(group, found),
-			 found->failure.text);
+			 "skipping checkpoint %llu of %s: %s", (unsigned long long)found->step,
+			 directory_of(group, found), found->failure.text);
 	if (!options->intact)
 		return;
 	base_leave(found->failure.code, "load", directory_of(group, found), &found->failure);

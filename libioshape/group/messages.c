@@ -530,7 +530,7 @@ static int post(struct group_round *round, const char *what, struct group_note *
 	int ret = 0;
 
 	if (note->failed)
-		ret = base_no_memory(error, "a note to the other ranks", note->bytes.bytes);
+		ret = base_no_memory(error, "a message to the other ranks", note->bytes.bytes);
 	name_note(name, what, group->options.rank);
 	while (!ret && group->board) {
 		struct base_error why = { 0 };
@@ -545,8 +545,8 @@ static int post(struct group_round *round, const char *what, struct group_note *
 			ret = 0;
 			continue;
 		}
-		base_refuse(error, ret, "cannot tell the other ranks of %s: %s", group->directory,
-			    why.text);
+		base_refuse(error, ret, "cannot send a message to the other ranks of %s: %s",
+			    group->directory, why.text);
 		/* Rank 0 has ended. Its folder may be gone as well: other jobs remove the folders
 		 * of dead jobs. */
 		if (ret == IOSHAPE_E_COORDINATOR && store_has_ended(group->board, 0))
@@ -656,8 +656,7 @@ static int fail_lost(const struct group_round *round, const struct lost *lost, c
 	if (lost->gone)
 		base_refuse(error, -ETIMEDOUT, "%s ended or was killed", lost->names.text);
 	else if (lost->ahead)
-		base_refuse(error, -ETIMEDOUT,
-			    "%s went on without having said how this ended for it",
+		base_refuse(error, -ETIMEDOUT, "%s continued without reporting its result",
 			    lost->names.text);
 	else
 		base_refuse(error, -ETIMEDOUT, "%s %s within %u s (deadline_ms)%s%s",
@@ -687,7 +686,7 @@ static int look(struct group_round *round, const char *what, uint32_t rank,
 	if (!ret)
 		return 0;
 	if (ret != -EAGAIN && ret != IOSHAPE_E_COORDINATOR)
-		return base_refuse(error, ret, "cannot read what %s says: %s",
+		return base_refuse(error, ret, "cannot read the message of %s: %s",
 				   GROUP_SHOWN_RANK(group, rank), why.text);
 	name_note(name, group_beat.name, rank);
 	if (ret == -EAGAIN && !store_get(group->board, group->life, name, note, &why))
@@ -707,7 +706,7 @@ int group_look(struct group_round *round, const struct group_message *message, u
 	int ret = look(round, message->name, rank, watched, &note, error);
 
 	if (!ret && !group_read_message(message, &note, payload))
-		ret = base_refuse(error, -EPROTO, "cannot read what %s says (\"%s\")",
+		ret = base_refuse(error, -EPROTO, "cannot read the message of %s (\"%s\")",
 				  GROUP_SHOWN_RANK(round->group, rank), message->name);
 	base_buffer_free(&note);
 	return ret;
@@ -850,7 +849,7 @@ int group_round_collect(struct group_round *round, const struct group_collection
 	int ret = 0;
 
 	if (!watching.ranks || !watching.have)
-		ret = base_no_memory(error, "what is known of ranks",
+		ret = base_no_memory(error, "the state of the ranks",
 				     count * sizeof(*watching.ranks));
 	for (uint32_t rank = 0; !ret && rank < count; rank++) {
 		watching.ranks[rank].heard_ns = base_now_ns();
@@ -882,7 +881,7 @@ static int found_answer(void *user, uint32_t rank, const struct base_buffer *not
 	(void)failure;
 	if (!group_read_message(answering->message, note, &answer)) {
 		base_error_begin(&answer.failure);
-		base_refuse(&answer.failure, -EPROTO, "cannot read what it answers");
+		base_refuse(&answer.failure, -EPROTO, "cannot read its answer");
 	}
 	answers->count++;
 	answers->same += answer.failure.code == -EEXIST;

@@ -51,8 +51,8 @@ static int check_digest(const struct group_part *part, uint32_t crc32, struct ba
 	if (!needed || crc32 == part->digest.crc32)
 		return 0;
 	return base_refuse_with(error, IOSHAPE_E_CHANGED,
-				"change nothing of it until the save has ended",
-				"what is saved has changed since the save began");
+				"do not change it until the save has ended",
+				"the data has changed since the save began");
 }
 
 /* ---- The sender: its state ------------------------------------------------------------------- */
@@ -104,7 +104,7 @@ static int go_on_sending(void *user, struct base_error *error)
 		return 0;
 	return ret ? ret :
 		     base_refuse(error, -EPIPE,
-				 "the generation was given up before all was written");
+				 "the checkpoint was abandoned before all its data was written");
 }
 
 /* ---- The sender: staged bytes ---------------------------------------------------------------- */
@@ -380,7 +380,7 @@ static int fail_as_told(const struct group_part *part, uint32_t rank, struct bas
 			struct base_error *error)
 {
 	if (!theirs->code)
-		base_refuse(theirs, -EPROTO, "it wrote what it was to send");
+		base_refuse(theirs, -EPROTO, "it wrote its shard instead of sending it");
 	/* -EAGAIN would mean to the caller that there is no message yet. */
 	if (theirs->code == -EAGAIN)
 		theirs->code = -EPROTO;
@@ -486,8 +486,7 @@ static int receive_next(struct writing *writing, struct base_error *error)
 	if (!*memory)
 		*memory = base_map(STREAM_BLOCKS * STREAM_BLOCK_BYTES);
 	if (!*memory)
-		return base_no_memory(error, "blocks of bytes to receive",
-				      STREAM_BLOCKS * STREAM_BLOCK_BYTES);
+		return base_no_memory(error, "receive buffers", STREAM_BLOCKS * STREAM_BLOCK_BYTES);
 	return stream_receiver_open_comm(&writing->next, group->options.comm, writing->next_rank,
 					 stream_tag(part), STREAM_BLOCK_BYTES, STREAM_BLOCKS,
 					 *memory, group->options.deadline_ms, &wait, error);
@@ -601,9 +600,10 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 	if (!ret)
 		ret = end_member(writing, rank, &crc, error);
 	if (!ret && stream_receiver_crc32(receiver) != crc) {
-		ret = base_refuse(error, -EIO,
-				  "what %s sent was damaged on its way: its checksum is another",
-				  GROUP_SHOWN_RANK(part->group, rank));
+		ret = base_refuse(
+			error, -EIO,
+			"the data from %s was damaged in transit: its checksum does not match",
+			GROUP_SHOWN_RANK(part->group, rank));
 		base_error_of_rank(error, rank);
 	}
 	/* Before the receiver is freed, the file must stop reading from its memory. */

@@ -154,7 +154,7 @@ static int found_done(void *user, uint32_t rank, const struct base_buffer *note,
 		return base_pass_on(failure, &written.failure);
 	if (!ret)
 		ret = add_file(sum, rank, &written);
-	return ret ? base_fail(failure, ret, "cannot use what it has written") : 0;
+	return ret ? base_fail(failure, ret, "cannot use the file that it has written") : 0;
 }
 
 /* Fills in the manifest's entries of shards that are stored once for several ranks. */
@@ -178,7 +178,7 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 	uint32_t kept = 0;
 	const struct group_collection collection = {
 		.what = group_done.name,
-		.missing = "did not finish",
+		.missing = "did not finish writing",
 		.awaits = writes,
 		.found = found_done,
 		.user = sum,
@@ -194,14 +194,15 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 	}
 	ret = add_file(sum, 0, written);
 	if (ret)
-		return base_fail(error, ret, "cannot use what rank 0 has written");
+		return base_fail(error, ret, "cannot use the file that rank 0 has written");
 	part->round.group_total = part->plan.total_bytes;
 	ret = group_round_collect(&part->round, &collection, error);
 	if (ret)
 		return ret;
 	if (sum->parts != kept)
-		return base_refuse(error, -EPROTO, "%u of %u parts of generation %llu were written",
-				   sum->parts, kept, (unsigned long long)part->step);
+		return base_refuse(error, -EPROTO,
+				   "%u of %u shards of checkpoint %llu were written", sum->parts,
+				   kept, (unsigned long long)part->step);
 	repeat_parts(sum);
 	return 0;
 }
@@ -274,8 +275,8 @@ static int commit_spread(struct group_part *part, struct group_attempt *attempt,
 		ret = group_tell(&part->round, &group_commit, &commit, error);
 	if (!ret) {
 		commit_here(part, attempt, manifest, &commit.plan, &own);
-		ret = group_collect_answers(&part->round, &group_kept,
-					    "did not put its files in place", &answers, error);
+		ret = group_collect_answers(&part->round, &group_kept, "did not commit its files",
+					    &answers, error);
 	}
 	if (!ret && own.code)
 		ret = group_fail_of_rank(part->group, 0, &own, error);
@@ -418,7 +419,7 @@ static void retain(const struct group_part *part)
 		return;
 	if (group_prune(group->context, group->directory, group->job, &options, NULL, &why))
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
-			 "old generations of %s were not removed: %s", group->directory, why.text);
+			 "old checkpoints of %s were not removed: %s", group->directory, why.text);
 }
 
 /* Records a failure of rank 0 itself. A group of one rank does not name it. */
@@ -670,7 +671,7 @@ static void report_group(const struct group_part *part, uint64_t begin_ns, doubl
 	snprintf(report->mode, sizeof(report->mode), "%s", modes[part->plan.mode]);
 	snprintf(report->why, sizeof(report->why), "%s", part->plan.why);
 	base_log(save_log(part->group->context), IOSHAPE_LOG_DEBUG,
-		 "%s: %llu bytes read to find parts that are equal", part->task->path,
+		 "%s: %llu bytes read to find identical shards", part->task->path,
 		 (unsigned long long)part->hashed_bytes);
 }
 
@@ -683,7 +684,7 @@ static void report_notes(const struct group_part *part)
 static void report_unprotected(struct group_part *part)
 {
 	io_note(&part->notes, IOSHAPE_STEP_PARITY,
-		"a node that is lost takes its part with it until it is drained: %s",
+		"without parity, and lost if a node fails before it is drained: %s",
 		part->unprotected);
 	report_notes(part);
 }
@@ -894,7 +895,7 @@ static int save(struct ioshape_group *group, uint64_t step, const struct save_pa
 	ret = save_take_options(&options, given, false, out != NULL, &error);
 	report = ret ? NULL : options.report;
 	if (!ret && step == IOSHAPE_LATEST)
-		ret = base_fail(&error, -EINVAL, "no generation can have the number %llu",
+		ret = base_fail(&error, -EINVAL, "no checkpoint can have the step %llu",
 				(unsigned long long)step);
 	if (!ret && report)
 		ret = base_give_struct(report, &ignored, sizeof(ignored), "ioshape_report", &error);

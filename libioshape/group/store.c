@@ -48,7 +48,7 @@ static int check_name(const char *what, const char *name, struct base_error *err
 	if (is_name(name))
 		return 0;
 	return base_refuse(error, -EINVAL,
-			   "a store's %s must have 1 to %d letters of a-z, 0-9 and \"-\"", what,
+			   "a store's %s must have 1 to %d characters of a-z, 0-9 and \"-\"", what,
 			   STORE_NAME_BYTES - 1);
 }
 
@@ -112,8 +112,8 @@ static int keep(struct store *store, const char *scope, const char *name, const 
 	if (store->own_bytes + cost(bytes) > MOST_OWN_BYTES ||
 	    store->own_count >= MOST_OWN_MESSAGES)
 		return base_refuse(error, -E2BIG,
-				   "this rank's messages to the others are more than %u, or have "
-				   "more than %llu bytes",
+				   "this rank has more than %u messages to other ranks, or more "
+				   "than %llu bytes of them",
 				   MOST_OWN_MESSAGES, MOST_OWN_BYTES);
 	own = malloc(sizeof(*own) + bytes);
 	if (!own)
@@ -182,7 +182,7 @@ int store_open(struct store **out, const struct store_ops *ops, const struct sto
 	*out = NULL;
 	if (!ret && config->rank >= config->ranks)
 		ret = base_refuse(error, -EINVAL,
-				  "there is no rank %" PRIu32 " among %" PRIu32 " ranks",
+				  "rank %" PRIu32 " is out of range: there are %" PRIu32 " ranks",
 				  config->rank, config->ranks);
 	if (!ret)
 		ret = ops->open(out, config, error);
@@ -246,8 +246,8 @@ int store_collect(struct store *store, const char *scope, const char *prefix, co
 	int ret = check_call(store, scope, prefix, error);
 
 	if (!ret && strlen(prefix) + 1 + MOST_RANK_DIGITS >= STORE_NAME_BYTES)
-		ret = base_refuse(error, -EINVAL,
-				  "\"%s\" is too long to begin the names of messages with", prefix);
+		ret = base_refuse(error, -EINVAL, "the prefix \"%s\" of message names is too long",
+				  prefix);
 	if (!ret)
 		ret = store->ops->collect(store, scope, prefix, have, found, user, error);
 	store->looking_ns += base_now_ns() - begin_ns;

@@ -99,8 +99,8 @@ int store_find_place(char path[STORE_PLACE_BYTES], const char *given, struct bas
 		return 0;
 	*path = 0;
 	return base_fail_with(
-		error, ret, "mount a tmpfs at /dev/shm, or remove what another user put there",
-		"cannot make a folder of this user's alone in %s or in XDG_RUNTIME_DIR",
+		error, ret, "mount a tmpfs at /dev/shm, or remove the folder of another user there",
+		"cannot make a private folder in %s or in XDG_RUNTIME_DIR",
 		given ? given : "/dev/shm");
 }
 
@@ -230,8 +230,11 @@ static int enter_folder(const char *path, uid_t owner, struct base_error *error)
 	if (ret == -ENOENT)
 		return ret;
 	if (ret)
-		return base_fail(error, ret, "cannot keep messages in the folder \"%s\"", path);
-	return base_refuse(error, -EACCES, "the folder \"%s\" is not ours any more", path);
+		return base_fail(error, ret, "cannot store messages in the folder \"%s\"", path);
+	return base_refuse(error, -EACCES,
+			   "the folder \"%s\" does not belong to this user any more, or others can "
+			   "write to it",
+			   path);
 }
 
 /* Writes a file, in place of an earlier one of its name. Returns -ENOENT, without an error message,
@@ -284,8 +287,9 @@ static int read_file(struct files_store *store, int folder_fd, const char *name,
 	if (ret == -ENOMEM)
 		return base_no_memory(error, "a message", STORE_MAX_MESSAGE_BYTES);
 	if (ret == -EPERM || ret == -ELOOP)
-		return base_refuse_with(error, -EPERM, "remove it and find out who put it there",
-					"\"%s/%s\" is no file of ours", store->path, name);
+		return base_refuse_with(error, -EPERM,
+					"remove it, and find out which process put it there",
+					"\"%s/%s\" is not a file of this group", store->path, name);
 	return base_fail(error, ret, "cannot read the message \"%s/%s\"", store->path, name);
 }
 
@@ -479,27 +483,25 @@ static int fail_taking(const struct files_store *store, int code, struct base_er
 {
 	if (code == -EADDRINUSE)
 		return base_fail_with(
-			error, code, "end it, or give this one another token",
+			error, code, "end that group, or give this one another token",
 			"another group with the same token still runs on this host (%s is "
 			"its folder)",
 			store->path);
-	return base_fail(error, code, "cannot keep the messages of ranks in memory, in \"%s\"",
+	return base_fail(error, code, "cannot store the messages of ranks in memory, in \"%s\"",
 			 store->path);
 }
 
 static int fail_joining(const struct files_store *store, int code, struct base_error *error)
 {
 	if (code == -EEXIST)
-		return base_fail_with(
-			error, code, "end it, or give this one another token",
-			"in %s is another group with the same token, which has or had a "
-			"rank %" PRIu32,
-			store->path, store->base.config.rank);
-	base_refuse_with(
-		error, -ETIMEDOUT,
-		"see whether it failed, runs on another host, or uses another version of this "
-		"library",
-		"rank 0 of the group is not in %s", store->path);
+		return base_fail_with(error, code, "end that group, or give this one another token",
+				      "%s holds another group with the same token, which has or "
+				      "had a rank %" PRIu32,
+				      store->path, store->base.config.rank);
+	base_refuse_with(error, -ETIMEDOUT,
+			 "check whether it failed, runs on another host, or uses another version "
+			 "of this library",
+			 "rank 0 of the group has not opened %s", store->path);
 	base_error_of_rank(error, 0);
 	return -ETIMEDOUT;
 }

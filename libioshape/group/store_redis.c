@@ -58,7 +58,8 @@ static int read_secret(struct redis_store *store, struct base_error *error)
 static int draw_secret(struct redis_store *store, struct base_error *error)
 {
 	if (getrandom(store->secret, sizeof(store->secret), 0) != sizeof(store->secret))
-		return base_fail(error, -errno, "cannot draw a secret for the ranks of a job");
+		return base_fail(error, -errno,
+				 "cannot make a random secret for the ranks of a job");
 	return store_put(store->secrets, SECRET_SCOPE, SECRET_NAME, store->secret,
 			 sizeof(store->secret), error);
 }
@@ -84,9 +85,9 @@ static int await_secret(struct redis_store *store, struct base_error *error)
 	}
 	return base_refuse_with(
 		error, -ETIMEDOUT,
-		"see whether it failed, and whether all nodes share that directory",
-		"rank 0 of the group has not left the secret of its messages in \"%s\" "
-		"within %" PRIu32 " s",
+		"check whether it failed, and whether all nodes share that directory",
+		"rank 0 of the group has not written the secret for messages to \"%s\" within "
+		"%" PRIu32 " s",
 		config->directory, config->deadline_ms / 1000);
 }
 

@@ -24,7 +24,7 @@ int stream_go_on(const struct stream_wait *wait, struct base_error *error)
 {
 	int ret = wait->go_on ? wait->go_on(wait->user, error) : 0;
 
-	return ret ? base_fail(error, ret, "a rank's bytes are not waited for any longer") : 0;
+	return ret ? base_fail(error, ret, "the wait for the data of a rank was stopped") : 0;
 }
 
 /* Records `ret` as the stream's failure, unless it has failed before. Returns the code of the first
@@ -72,11 +72,10 @@ bool stream_read_frame(struct stream_frame *frame, const uint8_t from[STREAM_FRA
 /* Fails because a frame is not allowed at this point of the stream. */
 static int fail_unexpected(const struct stream_link *link, struct base_error *error)
 {
-	return base_refuse_with(
-		error, -EPROTO,
-		"do both use the same version of this library, and functions that keep "
-		"messages in order?",
-		"rank %u sent something else than expected", link->rank);
+	return base_refuse_with(error, -EPROTO,
+				"check that both ranks use the same version of this library, and a "
+				"comm that keeps messages in order",
+				"rank %u sent an unexpected message", link->rank);
 }
 
 /* ---- The sender: receiving replies ----------------------------------------------------------- */
@@ -111,7 +110,8 @@ static int take_reply(struct stream_sender *sender, const struct stream_frame *f
 		return 0;
 	case STREAM_STOP:
 		sender->stopped = true;
-		return base_refuse(error, -ECANCELED, "the writer wants no more of our bytes: %.*s",
+		return base_refuse(error, -ECANCELED,
+				   "the writer stopped receiving this rank's data: %.*s",
 				   (int)frame->bytes, text);
 	}
 	return fail_unexpected(sender->link, error);
@@ -231,8 +231,7 @@ static int make_batch(struct stream_sender *sender, struct base_error *error)
 		return ret;
 	sender->batch = base_map(2 * (size_t)sender->block);
 	return sender->batch ? 0 :
-			       base_no_memory(error, "blocks of bytes to send",
-					      2 * (uint64_t)sender->block);
+			       base_no_memory(error, "send buffers", 2 * (uint64_t)sender->block);
 }
 
 static int put(struct stream_sender *sender, const void *data, size_t bytes,
@@ -319,7 +318,8 @@ int stream_sender_new(struct stream_sender **out, struct stream_link *link, bool
 static int check_open(struct stream_sender *sender)
 {
 	if (!sender->failure.code && sender->ended)
-		base_refuse(&sender->failure, -EINVAL, "bytes were put into an ended stream");
+		base_refuse(&sender->failure, -EINVAL,
+			    "data was written to a stream that has ended");
 	return sender->failure.code;
 }
 
@@ -354,7 +354,7 @@ int stream_sender_await_taken(struct stream_sender *sender, uint64_t offset,
 
 	if (!ret && offset > sender->offset)
 		ret = base_refuse(&sender->failure, -EINVAL,
-				  "bytes of a stream are waited for that were not put");
+				  "a stream waits for data that was never written to it");
 	/* All other bytes have been copied: those not in shared memory, and those still in the
 	 * batch. */
 	offset = MIN(offset, sender->said);
@@ -378,7 +378,7 @@ static int wait_no_longer(void *user, struct base_error *error)
 {
 	const uint64_t *until_ns = user;
 
-	return base_now_ns() < *until_ns ? 0 : base_refuse(error, -ETIMEDOUT, "no word came");
+	return base_now_ns() < *until_ns ? 0 : base_refuse(error, -ETIMEDOUT, "no answer came");
 }
 
 /* Sends `why` to the receiver. If the link takes turns, waits for this side's turn, so that the
@@ -422,8 +422,8 @@ static int map_memory(struct stream_receiver *receiver, struct base_error *error
 
 	if (ret)
 		return base_fail(error, ret,
-				 ret == -EPERM ? "the shared memory that rank %u brought could "
-						 "shrink under its reader, and is not read" :
+				 ret == -EPERM ? "the shared memory of rank %u is not sealed "
+						 "against shrinking, so it is not read" :
 						 "cannot map the shared memory of rank %u",
 				 receiver->link->rank);
 	if (receiver->view)
@@ -480,7 +480,7 @@ static int take_end(struct stream_receiver *receiver, const struct stream_frame 
 {
 	if (frame->bytes != receiver->offset)
 		return base_refuse(error, -EPROTO,
-				   "rank %u has sent %llu bytes, of which %llu have come",
+				   "rank %u has sent %llu bytes, of which %llu have arrived",
 				   receiver->link->rank, (unsigned long long)frame->bytes,
 				   (unsigned long long)receiver->offset);
 	receiver->crc32 = frame->crc32;

@@ -31,9 +31,9 @@ struct comm {
 static int fail(struct comm *comm, int code, const char *doing, struct base_error *error)
 {
 	comm->broken = true;
-	return base_fail_with(error, code < 0 ? code : -EIO, "look whether that rank is alive",
-			      "%s rank %u, with the functions for bytes between nodes, failed",
-			      doing, comm->other);
+	return base_fail_with(error, code < 0 ? code : -EIO, "check whether that rank is alive",
+			      "%s rank %u, with the functions of the group's comm, failed", doing,
+			      comm->other);
 }
 
 static int send_bytes(struct comm *comm, const void *data, size_t bytes, struct base_error *error)
@@ -74,11 +74,10 @@ static int say(struct comm *comm, const struct stream_frame *frame, const void *
 static int fail_mistaken(struct comm *comm, struct base_error *error)
 {
 	comm->broken = true;
-	return base_refuse_with(
-		error, -EPROTO,
-		"do both use the same version of this library, and functions that keep "
-		"messages in order?",
-		"rank %u sent something else than expected", comm->other);
+	return base_refuse_with(error, -EPROTO,
+				"check that both ranks use the same version of this library, and a "
+				"comm that keeps messages in order",
+				"rank %u sent an unexpected message", comm->other);
 }
 
 static int hear_frame(struct comm *comm, struct stream_frame *frame, struct base_error *error)
@@ -547,7 +546,7 @@ int stream_receiver_open_comm(struct stream_receiver **out, const struct ioshape
 	receiver->memory = memory ? memory : base_map(receiver->blocks * (size_t)receiver->block);
 	ret = receiver->sizes && receiver->memory ?
 		      0 :
-		      base_no_memory(error, "blocks of bytes to receive",
+		      base_no_memory(error, "receive buffers",
 				     receiver->blocks * (uint64_t)receiver->block);
 	if (!ret) {
 		ret = base_start_thread(&receiver->thread, receive_in_thread, receiver);

@@ -66,7 +66,8 @@ static int find_address(struct sockaddr_un *to, const char *address, struct base
 
 	*to = (struct sockaddr_un){ .sun_family = AF_UNIX };
 	if (!*address || strchr(address, '/'))
-		return base_refuse(error, -EINVAL, "\"%s\" is no name for a socket", address);
+		return base_refuse(error, -EINVAL, "\"%s\" is not a valid name for a socket",
+				   address);
 	ret = store_find_place(place, NULL, error);
 	if (ret)
 		return ret;
@@ -263,17 +264,16 @@ static int fail_link(const struct local_link *link, int code, struct base_error 
 {
 	if (code != -ECONNRESET)
 		return base_fail(error, code,
-				 link->sends ? "cannot hand the bytes of rank %u to the process "
-					       "that writes them (%d)" :
-					       "cannot receive the bytes of rank %u (process %d)",
+				 link->sends ? "cannot send the data of rank %u to the process "
+					       "that writes it (%d)" :
+					       "cannot receive the data of rank %u (process %d)",
 				 link->base.rank, (int)link->pid);
 	if (link->sends)
-		return base_fail_with(error, code, "look for why it ended",
-				      "process %d went away before it had all bytes of rank %u",
+		return base_fail_with(error, code, "find out why it ended",
+				      "process %d ended before it had all data of rank %u",
 				      (int)link->pid, link->base.rank);
-	return base_fail_with(error, code, "look for why it ended",
-			      "rank %u (process %d) went away before all of its bytes had "
-			      "come",
+	return base_fail_with(error, code, "find out why it ended",
+			      "rank %u (process %d) ended before all of its data had arrived",
 			      link->base.rank, (int)link->pid);
 }
 
@@ -446,7 +446,7 @@ int stream_listener_open(struct stream_listener **out, const char *address,
 	listener->fd = listen_anew(&at);
 	if (listener->fd < 0) {
 		ret = listener->fd;
-		base_fail_with(error, ret, "end the process that does, or raise ulimit -n",
+		base_fail_with(error, ret, "end the process that listens there, or raise ulimit -n",
 			       "cannot listen at \"%s\" for the other ranks of this host",
 			       at.sun_path);
 		goto fail;
@@ -518,9 +518,10 @@ static int accept_all(struct stream_listener *listener, struct base_error *error
 				return 0;
 			if (errno == EINTR || errno == ECONNABORTED)
 				continue;
-			return base_fail_with(error, -errno, "raise ulimit -n",
-					      "cannot accept other ranks of this host at \"%s\"",
-					      listener->at.sun_path);
+			return base_fail_with(
+				error, -errno, "raise ulimit -n",
+				"cannot accept connections from other ranks of this host at \"%s\"",
+				listener->at.sun_path);
 		}
 		link = take_socket(fd, false, &ret);
 		/* Ignore connections of other users. */
@@ -657,8 +658,8 @@ static int fail_unanswered(int code, struct base_error *why, const char *path,
 	base_rephrase_with(why, code,
 			   "processes in containers that do not share /dev/shm cannot reach each "
 			   "other: let them share it, or give each its own node name",
-			   "%s: nobody listens at \"%s\" for the bytes of this rank", why->sentence,
-			   path);
+			   "%s: no process listens at \"%s\" for the data of this rank",
+			   why->sentence, path);
 	return base_pass_on(error, why);
 }
 
@@ -712,7 +713,7 @@ int stream_sender_open_local(struct stream_sender **out, const char *address, ui
 	fd = base_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 	if (fd < 0)
 		return base_fail_with(error, -errno, "raise ulimit -n",
-				      "cannot make a socket to send bytes of a rank");
+				      "cannot make a socket to send the data of a rank");
 	ret = connect_until(fd, address, wait, error);
 	if (ret) {
 		base_close(fd);

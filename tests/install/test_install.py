@@ -318,7 +318,7 @@ def test_an_mpi_program(prefix: Path, mode: str, file: str, tmp_path: Path) -> N
     for begins_with in ("starting from step 0\n", "resuming from step 30\n"):
         said = run(*begin, executable, folder, "30", IOSHAPE_MODE=mode)
         assert begins_with in said
-        assert f" bytes, {mode}: as asked for" in said
+        assert f" bytes, {mode}: as requested" in said
     assert steps_in(folder) == [50, 60]
     newest = folder / "step-0000000060"
     assert sorted(path.name for path in newest.iterdir()) == ["manifest.json", file]

@@ -43,7 +43,7 @@ static const struct {
 	int code; /* error of the sender */
 	const char *says;
 } refusals[] = {
-	{ &no_memory, -ENOMEM, "blocks of bytes to send" },
+	{ &no_memory, -ENOMEM, "send buffers" },
 	{ &no_thread, -ENOMEM, "cannot start a thread to send to rank 0" },
 };
 

@@ -27,19 +27,19 @@ static const struct {
 	{ AUTO, 1, 1, GIB, true, true, 0, 0, 0, EACH, "one rank" },
 	{ RANK0, 1, 1, GIB, true, true, 0, 0, 0, EACH, "one rank" },
 	/* Modes as set. */
-	{ EACH, 8, 1, GIB, true, true, 0, 0, 0, EACH, "as asked for" },
-	{ EACH, 8, 2, 1, false, false, 0, 0, 0, EACH, "as asked for" },
-	{ NODE, 8, 2, 1, true, false, 0, 0, 0, NODE, "as asked for" },
-	{ NODE, 4, 4, 1, false, false, 0, 0, 0, NODE, "as asked for" },
-	{ RANK0, 8, 1, GIB, true, false, 0, 0, 0, RANK0, "as asked for" },
-	{ RANK0, 8, 2, GIB, true, true, 0, 0, 0, RANK0, "as asked for" },
-	{ RANK0, 4, 4, GIB, false, true, 0, 0, 0, RANK0, "as asked for" },
+	{ EACH, 8, 1, GIB, true, true, 0, 0, 0, EACH, "as requested" },
+	{ EACH, 8, 2, 1, false, false, 0, 0, 0, EACH, "as requested" },
+	{ NODE, 8, 2, 1, true, false, 0, 0, 0, NODE, "as requested" },
+	{ NODE, 4, 4, 1, false, false, 0, 0, 0, NODE, "as requested" },
+	{ RANK0, 8, 1, GIB, true, false, 0, 0, 0, RANK0, "as requested" },
+	{ RANK0, 8, 2, GIB, true, true, 0, 0, 0, RANK0, "as requested" },
+	{ RANK0, 4, 4, GIB, false, true, 0, 0, 0, RANK0, "as requested" },
 	/* Modes that are not possible. */
-	{ NODE, 8, 2, 1, false, true, 0, 0, 0, EACH, "node was asked for, but the ranks of a" },
-	{ RANK0, 8, 1, 1, false, true, 0, 0, 0, EACH, "rank0 was asked for, but the ranks of a" },
-	{ RANK0, 8, 2, 1, false, false, 0, 0, 0, EACH, "rank0 was asked for, but the ranks of" },
-	{ RANK0, 8, 2, 1, true, false, 0, 0, 0, NODE, "but there is no way for bytes between" },
-	{ RANK0, 4, 4, 1, false, false, 0, 0, 0, NODE, "but there is no way for bytes between" },
+	{ NODE, 8, 2, 1, false, true, 0, 0, 0, EACH, "node was requested, but the ranks of a" },
+	{ RANK0, 8, 1, 1, false, true, 0, 0, 0, EACH, "rank0 was requested, but the ranks of a" },
+	{ RANK0, 8, 2, 1, false, false, 0, 0, 0, EACH, "rank0 was requested, but the ranks of" },
+	{ RANK0, 8, 2, 1, true, false, 0, 0, 0, NODE, "but nodes cannot send data to each" },
+	{ RANK0, 4, 4, 1, false, false, 0, 0, 0, NODE, "but nodes cannot send data to each" },
 	/* One node. */
 	{ AUTO, 8, 1, GIB, true, false, 0, 0, 0, NODE, "8 ranks on 1 node: a file" },
 	{ AUTO, 8, 1, 1, true, true, 0, 0, 0, NODE, "8 ranks on 1 node: a file" },
@@ -57,9 +57,9 @@ static const struct {
 	{ AUTO, 64, 8, 100 * GIB, true, true, 0, 0, 0, NODE, "64 ranks on 8 nodes" },
 	{ AUTO, 64, 8, 100 * GIB, false, true, 0, 0, 0, EACH, "cannot share memory" },
 	/* Remarks about storage targets and slots. */
-	{ AUTO, 64, 8, GIB, true, true, 64, 2, 0, NODE, "reach 16 of 64 storage targets" },
+	{ AUTO, 64, 8, GIB, true, true, 64, 2, 0, NODE, "use 16 of 64 storage targets" },
 	{ AUTO, 64, 8, GIB, true, true, 63, 2, 0, NODE, "a file for each node" },
-	{ AUTO, 64, 8, GIB, true, true, 0, 0, 3, NODE, "at most 3 of 8 write at a time" },
+	{ AUTO, 64, 8, GIB, true, true, 0, 0, 3, NODE, "at most 3 of 8 nodes write at a time" },
 };
 
 static struct test_case tests = { .name = "all" };

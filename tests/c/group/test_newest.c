@@ -171,7 +171,7 @@ TEST(tests, where_none_is_complete_it_does_not_look_like_the_first_start)
 						 IOSHAPE_LATEST, &generation),
 			 IOSHAPE_E_UNUSABLE);
 	said = ioshape_last_error()->sentence;
-	ck_assert_ptr_nonnull(strstr(said, "3 generations are in it"));
+	ck_assert_ptr_nonnull(strstr(said, "3 checkpoints are in it"));
 	for (int i = 1; i <= STEPS; i++)
 		ck_assert_ptr_nonnull(strstr(said, file_of(i, ".pt")));
 	ck_assert_str_ne(ioshape_last_error()->remedy, "");

@@ -287,7 +287,7 @@ TEST(tests, what_must_not_replace_anything_is_saved_directly)
 	struct scene scene = usual;
 
 	scene.no_replace = true;
-	run_directly(&scene, "not to be replaced");
+	run_directly(&scene, "not replace an existing");
 }
 
 TEST(tests, what_has_a_deadline_is_saved_directly)

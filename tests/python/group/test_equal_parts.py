@@ -30,7 +30,7 @@ logged = log_lines()
 
 # How much of this rank's part was read, in the newest save, to find parts that are equal.
 def hashed():
-    lines = [line for line in logged if "bytes read to find parts" in line]
+    lines = [line for line in logged if "bytes read to find identical shards" in line]
     return int(lines[-1].split(": ")[1].split()[0])
 
 def save(state, step, **options):
@@ -207,4 +207,4 @@ def test_what_changes_while_it_is_saved_stands_for_no_other_rank(tmp_path: Path,
         ]
         assert "has changed since the save began" in lines[0]["sentence"]
         # A rank whose shard is not written also compares it with its previous save.
-        assert "every byte" in lines[3]["sentence"]
+        assert "identical to" in lines[3]["sentence"]
