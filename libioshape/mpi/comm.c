@@ -255,8 +255,8 @@ static int check_threads(char *message, size_t room)
 	if (level >= MPI_THREAD_MULTIPLE)
 		return 0;
 	return fail(message, room, -ENOTSUP,
-		    "bytes between nodes need MPI_THREAD_MULTIPLE, and MPI was begun with %s: ask "
-		    "for it in MPI_Init_thread(), or open the group without a comm",
+		    "sending data between nodes needs MPI_THREAD_MULTIPLE, but MPI was initialized "
+		    "with %s: request it in MPI_Init_thread(), or open the group without a comm",
 		    level == MPI_THREAD_SINGLE   ? names[0] :
 		    level == MPI_THREAD_FUNNELED ? names[1] :
 						   names[2]);
@@ -271,7 +271,7 @@ EXPORT int ioshape_comm_of_mpi(MPI_Comm parent, struct ioshape_comm **out, char 
 	if (message && message_bytes)
 		*message = 0;
 	if (!out)
-		return fail(message, message_bytes, -EINVAL, "there is nowhere to put the comm");
+		return fail(message, message_bytes, -EINVAL, "no pointer for the comm was given");
 	*out = NULL;
 	ret = check_mpi(message, message_bytes);
 	if (!ret)
@@ -280,7 +280,7 @@ EXPORT int ioshape_comm_of_mpi(MPI_Comm parent, struct ioshape_comm **out, char 
 		return ret;
 	comm = calloc(1, sizeof(*comm));
 	if (!comm)
-		return fail(message, message_bytes, -ENOMEM, "there is no memory for a comm");
+		return fail(message, message_bytes, -ENOMEM, "cannot allocate memory for a comm");
 	if (MPI_Comm_dup(parent, &comm->handle) != MPI_SUCCESS) {
 		free(comm);
 		return fail(message, message_bytes, -EIO, "the communicator cannot be duplicated");
@@ -345,7 +345,7 @@ EXPORT int ioshape_group_options_of_mpi(MPI_Comm comm, struct ioshape_group_opti
 		*message = 0;
 	if (!options || !token)
 		return fail(message, message_bytes, -EINVAL,
-			    "options and a place for the token are needed");
+			    "options and a buffer for the token are required");
 	ret = check_mpi(message, message_bytes);
 	if (ret)
 		return ret;
@@ -354,7 +354,7 @@ EXPORT int ioshape_group_options_of_mpi(MPI_Comm comm, struct ioshape_group_opti
 	    MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local) !=
 		    MPI_SUCCESS)
 		return fail(message, message_bytes, -EIO,
-			    "MPI does not say which ranks share a node");
+			    "MPI does not report which ranks share a node");
 	MPI_Comm_size(local, &local_ranks);
 	MPI_Comm_free(&local);
 	if (!rank)
@@ -362,7 +362,7 @@ EXPORT int ioshape_group_options_of_mpi(MPI_Comm comm, struct ioshape_group_opti
 	if (MPI_Bcast(token, IOSHAPE_MPI_TOKEN_BYTES, MPI_CHAR, 0, comm) != MPI_SUCCESS)
 		return fail(message, message_bytes, -EIO, "the token cannot be broadcast");
 	if (!*token)
-		return fail(message, message_bytes, -EIO, "there are no random numbers on rank 0");
+		return fail(message, message_bytes, -EIO, "rank 0 cannot get random numbers");
 	options->rank = (uint32_t)rank;
 	options->ranks = (uint32_t)ranks;
 	options->local_ranks = (uint32_t)local_ranks;

@@ -109,9 +109,9 @@ static int look_there(struct carry *carry, struct base_error *error)
 	if (ret && ret != -ENOENT)
 		return base_fail(error, ret, "cannot look at \"%s\"", path);
 	if (!ret && there.kind != carry->copy.kind)
-		return base_refuse(error, -EEXIST, "cannot put \"%s\" in place: %s", path,
-				   there.kind == IO_FOLDER ? "there is a directory" :
-							     "what is there is none");
+		return base_refuse(error, -EEXIST, "cannot commit \"%s\": %s", path,
+				   there.kind == IO_FOLDER ? "a directory is there" :
+							     "what is there is not a directory");
 	ret = carry->copy.kind == IO_FOLDER ? make_above(path, error) : 0;
 	if (!ret)
 		ret = plan(carry, is_there ? &there : NULL, error);
@@ -168,7 +168,7 @@ static int put_all(void *user, struct io_writer *writer, struct base_error *erro
 	struct file *file = user;
 	const uint64_t bytes = file->copy.bytes;
 	void *block = malloc(BLOCK_BYTES);
-	int ret = block ? 0 : base_no_memory(error, "bytes on their way", BLOCK_BYTES);
+	int ret = block ? 0 : base_no_memory(error, "a copy buffer", BLOCK_BYTES);
 	size_t piece;
 
 	for (uint64_t at = 0; !ret && at < bytes; at += piece) {
@@ -341,7 +341,7 @@ static int carry_inner(const struct level *level, const char *name, const struct
 
 	if (!level->levels)
 		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "cannot drain \"%s/%s\": directories lie too deep in it",
+				   "cannot drain \"%s/%s\": its directories are nested too deeply",
 				   level->from->path, name);
 	inner.levels--;
 	inner.from = &from;
@@ -514,7 +514,7 @@ static int wait_for_others(struct gathering *gathering, struct base_error *error
 		return 0;
 	}
 	carry->result = IOSHAPE_DRAINED_WAITS;
-	base_refuse_with(error, -EAGAIN, "drain their tiers, too",
+	base_refuse_with(error, -EAGAIN, "drain the tiers of those nodes, too",
 			 "\"%s\" waits for the files of other nodes", carry->entry->path);
 	return 0;
 }
@@ -897,8 +897,8 @@ static void tell_result(const struct drain *drain, const struct tier_entry *entr
 		base_log(save_log(drain->tier->context), IOSHAPE_LOG_INFO,
 			 "\"%s\" is not drained: %s", entry->path,
 			 result == IOSHAPE_DRAINED_WAITS     ? why->text :
-			 result == IOSHAPE_DRAINED_OVERTAKEN ? "a later save goes instead" :
-			 result == IOSHAPE_DRAINED_NEWER     ? "there is a newer one" :
+			 result == IOSHAPE_DRAINED_OVERTAKEN ? "a later save is drained instead" :
+			 result == IOSHAPE_DRAINED_NEWER     ? "its destination has a newer one" :
 							       "it was removed from the tier");
 	}
 	if (drain->options.ended)

@@ -114,7 +114,7 @@ static int make_plan(const struct ioshape_group *group, const struct format_mani
 	if (!ret)
 		ret = list_files(group, manifest, &record, error);
 	if (!ret && parity_record_encode(plan, &record))
-		ret = base_no_memory(error, "who protects whom", plan->bytes);
+		ret = base_no_memory(error, "a parity record", plan->bytes);
 	parity_record_free(&record);
 	return ret;
 }
@@ -143,7 +143,7 @@ static int make_parities(struct group_round *round, const struct format_manifest
 	int ret = 0;
 
 	if (!makings || !numbers)
-		ret = base_no_memory(error, "what nodes send each other", nodes);
+		ret = base_no_memory(error, "messages between nodes", nodes);
 	for (uint32_t node = 0; !ret && node < nodes; node++) {
 		numbers[node] = node;
 		makings[node] = (struct parity_making){ node, node, 0 };
@@ -165,7 +165,7 @@ static int put_bare_record(const struct io_folder *folder, const struct parity_r
 
 	group_parity_name(name, record->node);
 	if (ret)
-		base_no_memory(error, "who protects whom", text.bytes);
+		base_no_memory(error, "a parity record", text.bytes);
 	else
 		ret = io_folder_put(folder, name, text.data, text.bytes, error);
 	base_buffer_free(&text);
@@ -186,9 +186,8 @@ static int protect(struct group_round *round, const struct format_manifest *mani
 	if (!group->options.comm || group->comm_failed)
 		base_refuse(&why, -ENOTCONN, "%s",
 			    group->options.comm ?
-				    "bytes do not travel between nodes any more" :
-				    "there is no way for bytes between nodes (give the group a "
-				    "comm)");
+				    "sending data between nodes failed before" :
+				    "nodes cannot send data to each other (give the group a comm)");
 	else if (!make_parities(round, manifest, record, folder->path, &why))
 		return 0;
 	snprintf(unprotected, BASE_ERROR_TEXT_BYTES, "%s", why.sentence);
@@ -202,11 +201,11 @@ static int check_record(const struct parity_record *record, const struct format_
 {
 	if (record->sets.nodes == nodes && record->file_count == manifest->file_count)
 		return 0;
-	return base_refuse_with(
-		error, IOSHAPE_E_DAMAGED, "load another generation",
-		"\"%s\" is damaged: its parities are those of %u nodes with %u files, and "
-		"the generation has %u nodes with %u files",
-		path, record->sets.nodes, record->file_count, nodes, manifest->file_count);
+	return base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
+				"\"%s\" is damaged: its parity is for %u nodes with %u files, and "
+				"the checkpoint has %u nodes with %u files",
+				path, record->sets.nodes, record->file_count, nodes,
+				manifest->file_count);
 }
 
 static int protect_nodes(struct group_round *round, const struct format_manifest *manifest,
@@ -215,11 +214,12 @@ static int protect_nodes(struct group_round *round, const struct format_manifest
 {
 	const struct ioshape_group *group = round->group;
 	struct parity_record record;
-	int ret = parity_record_decode(&record, plan->data, plan->bytes, "what rank 0 says", error);
+	int ret = parity_record_decode(&record, plan->data, plan->bytes, "the message of rank 0",
+				       error);
 
 	if (ret)
 		return ret;
-	ret = check_record(&record, manifest, group->node_count, "what rank 0 says", error);
+	ret = check_record(&record, manifest, group->node_count, "the message of rank 0", error);
 	if (!ret) {
 		record.node = group->ranks[group->options.rank].node;
 		ret = protect(round, manifest, &record, folder, unprotected, error);
@@ -490,7 +490,7 @@ static bool agrees(const struct offer *offer, const struct parity_record *record
 	if (records_agree(&offer->spread->record, record))
 		return true;
 	base_log(save_log(offer->group->context), IOSHAPE_LOG_WARNING,
-		 "cannot use \"%s/%s\": another file of parities there names other sets of nodes",
+		 "cannot use \"%s/%s\": another parity file there has different sets of nodes",
 		 offer->generation->folder.path, name);
 	return false;
 }
@@ -577,7 +577,7 @@ static void offer_one(const struct ioshape_group *group, const struct group_gene
 
 	if (generation->manifest.rank_count != group->options.ranks) {
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
-			 "%s was saved by %u ranks, and this job has %u: it can be loaded when it "
+			 "%s was saved by %u ranks, and this job has %u: it can be loaded after it "
 			 "has been drained",
 			 generation->folder.path, generation->manifest.rank_count,
 			 group->options.ranks);
@@ -701,7 +701,7 @@ static int hear_offers(struct group_round *round, struct group_spreads *spreads,
 	struct hearing hearing = { round->group, spreads };
 	const struct group_collection collection = {
 		.what = offer_message.name,
-		.missing = "did not say what its tier has",
+		.missing = "did not report which checkpoints its tier has",
 		.leaders = true,
 		.found = found_offer,
 		.user = &hearing,
@@ -719,7 +719,7 @@ static int list_candidates(const struct group_spreads *spreads, struct group_can
 {
 	found->all = calloc(MAX(spreads->count, 1), sizeof(*found->all));
 	if (!found->all)
-		return base_no_memory(error, "a list of generations", spreads->count);
+		return base_no_memory(error, "a list of checkpoints", spreads->count);
 	for (; found->count < spreads->count; found->count++) {
 		found->all[found->count].step = spreads->all[found->count].step;
 		found->all[found->count].serial = spreads->all[found->count].serial;
@@ -735,7 +735,7 @@ static int hear_all(struct group_round *round, struct offers *own, struct group_
 
 	*spreads = calloc(1, sizeof(**spreads));
 	if (!*spreads)
-		return base_no_memory(error, "what nodes have", sizeof(**spreads));
+		return base_no_memory(error, "a list of what nodes have", sizeof(**spreads));
 	take_offers(*spreads, own, round->group->ranks[0].node);
 	ret = hear_offers(round, *spreads, error);
 	return ret ? ret : list_candidates(*spreads, found, error);
@@ -786,7 +786,7 @@ static int check(const struct group_spreads *spreads, size_t at, struct base_err
 	bool well;
 
 	if (!holders)
-		return base_no_memory(error, "what nodes have", nodes);
+		return base_no_memory(error, "a list of what nodes have", nodes);
 	find_holders(spread, holders, holders + nodes);
 	well = parity_can_restore(&spread->record.sets, holders, holders + nodes);
 	free(holders);
@@ -794,9 +794,8 @@ static int check(const struct group_spreads *spreads, size_t at, struct base_err
 		return 0;
 	return base_refuse_with(
 		error, IOSHAPE_E_DAMAGED,
-		"start the job on nodes that still have it, or load another one",
-		"generation %llu lies on the tiers of %u nodes, and too many of them are "
-		"lost",
+		"start the job on nodes that still have it, or load another checkpoint",
+		"checkpoint %llu is on the tiers of %u nodes, and too many of them are lost",
 		(unsigned long long)spread->step, nodes);
 }
 
@@ -841,7 +840,7 @@ static int decide(const struct ioshape_group *group, const struct spread *spread
 	restoring->parities = calloc(nodes, sizeof(*restoring->parities));
 	restoring->makings = calloc(ranks, sizeof(*restoring->makings));
 	if (!restoring->holders || !restoring->parities || !restoring->makings)
-		return base_no_memory(error, "what is to be restored", nodes + ranks);
+		return base_no_memory(error, "a list of files to restore", nodes + ranks);
 	find_holders(spread, restoring->holders, restoring->parities);
 	for (uint32_t rank = 0; rank < ranks; rank++) {
 		const uint32_t target = group->ranks[rank].node, node = spread->node_of_rank[rank];
@@ -897,11 +896,10 @@ static int read_given(const struct restoring *restoring, const struct given *giv
 	if (manifest->step != restoring->step ||
 	    manifest->rank_count != restoring->group->options.ranks ||
 	    strcmp(manifest->attempt, restoring->attempt) != 0)
-		return base_refuse_with(
-			error, IOSHAPE_E_DAMAGED, "load another generation",
-			"cannot restore \"%s\": the node that has it gave the manifest "
-			"of another generation",
-			path);
+		return base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
+					"cannot restore \"%s\": the node that has it sent the "
+					"manifest of another checkpoint",
+					path);
 	return check_record(&restoring->record, manifest, restoring->record.sets.nodes, path,
 			    error);
 }
@@ -915,7 +913,7 @@ static int get_manifest(struct group_round *round, const struct restoring *resto
 	int ret;
 
 	if (giver == PARITY_NOWHERE)
-		return base_refuse(error, -EPROTO, "cannot read what rank 0 says");
+		return base_refuse(error, -EPROTO, "cannot read the message of rank 0");
 	if (group->options.rank != group->leaders[giver]) {
 		ret = group_hear(round, &manifest_message, group->leaders[giver], given, NULL, NULL,
 				 error);
@@ -1021,8 +1019,8 @@ static int exchange(struct group_round *round, const struct restoring *restoring
 
 	if (!group->options.comm || group->comm_failed)
 		return base_refuse(error, -ENOTCONN,
-				   "a node lacks files of generation %llu, and there is no way for "
-				   "bytes between nodes",
+				   "a node lacks files of checkpoint %llu, and nodes cannot send "
+				   "data to each other",
 				   (unsigned long long)restoring->step);
 	return parity_exchange_run(&exchange, error);
 }
@@ -1090,7 +1088,7 @@ static int restore(struct group_round *round, const struct group_spreads *spread
 	if (!ret) {
 		restore_here(round, &restoring, failure);
 		ret = group_collect_answers(round, &restored_message,
-					    "did not say whether it has its files", &answers,
+					    "did not report whether it has its files", &answers,
 					    error);
 		if (answers.failure.code && !failure->code)
 			*failure = answers.failure;

@@ -329,7 +329,7 @@ int parity_record_decode(struct parity_record *record, const void *data, size_t 
 	*record = (struct parity_record){ 0 };
 	if (!bytes || parity_record_bytes(data, bytes) != bytes)
 		return base_refuse(error, IOSHAPE_E_DAMAGED,
-				   "\"%s\" does not begin as a file of parities", path);
+				   "\"%s\" does not begin as a parity file does", path);
 	if (base_get_le(head + 8, 4) != PARITY_FORMAT)
 		return base_refuse(error, -EOPNOTSUPP,
 				   "\"%s\" was written by another version of the library", path);
@@ -341,7 +341,7 @@ int parity_record_decode(struct parity_record *record, const void *data, size_t 
 		return 0;
 	parity_record_free(record);
 	return base_refuse(error, IOSHAPE_E_DAMAGED, "\"%s\" is damaged%s", path,
-			   reading.bad ? "" : ": its checksum is another");
+			   reading.bad ? "" : ": its checksum does not match");
 }
 
 void parity_record_free(struct parity_record *record)
@@ -471,7 +471,7 @@ static int open_parity(struct held *held, struct base_error *error)
 	held->parity_at = ret ? 0 : parity_record_bytes(begin, sizeof(begin));
 	if (!ret && !held->parity_at)
 		ret = base_refuse(error, IOSHAPE_E_DAMAGED,
-				  "\"%s\" does not begin as a file of parities", held->parity.path);
+				  "\"%s\" does not begin as a parity file does", held->parity.path);
 	return ret;
 }
 
@@ -600,7 +600,7 @@ static int list_works(struct parity_exchange *exchange, struct base_error *error
 
 	exchange->works = calloc(MAX(exchange->count, 1), sizeof(*exchange->works));
 	if (!exchange->works)
-		return base_no_memory(error, "what nodes send each other",
+		return base_no_memory(error, "messages between nodes",
 				      exchange->count * sizeof(*exchange->works));
 	for (uint32_t i = 0; i < exchange->count; i++) {
 		const struct parity_work work = work_for(exchange, &exchange->makings[i]);
@@ -640,9 +640,10 @@ static int find_sources(const struct parity_exchange *exchange, const struct par
 	if (!sources_of(&work->set, exchange->holders, exchange->parities, element, exchange->fresh,
 			sources, count))
 		return 0;
-	return base_refuse(error, -ENODATA,
-			   "too many nodes are lost to restore what node %u had of generation %llu",
-			   work->making.node, (unsigned long long)exchange->manifest->step);
+	return base_refuse(
+		error, -ENODATA,
+		"too many nodes are lost to restore the files of node %u in checkpoint %llu",
+		work->making.node, (unsigned long long)exchange->manifest->step);
 }
 
 /* ---- Sending --------------------------------------------------------------------------------- */
@@ -667,7 +668,7 @@ static int send_block(struct parity_exchange *exchange, struct held *held,
 	if (!sent)
 		return ret;
 	atomic_store(&exchange->broken, true);
-	return base_fail(error, sent, "cannot send what protects a generation to rank %u", to);
+	return base_fail(error, sent, "cannot send parity data to rank %u", to);
 }
 
 static int send_step(struct parity_exchange *exchange, struct held *held,
@@ -723,7 +724,7 @@ static void *run_sending(void *user)
 		send_all(exchange, message, &error);
 	} else {
 		atomic_store(&exchange->broken, true);
-		base_no_memory(&error, "bytes on their way", MESSAGE_BYTES);
+		base_no_memory(&error, "a copy buffer", MESSAGE_BYTES);
 	}
 	free(message);
 	exchange->sending = error;
@@ -752,14 +753,12 @@ static int receive(struct summing *summing, uint32_t from, size_t bytes, struct 
 
 	if (ret) {
 		atomic_store(&exchange->broken, true);
-		return base_fail(error, ret,
-				 "cannot receive what protects a generation from rank %u", from);
+		return base_fail(error, ret, "cannot receive parity data from rank %u", from);
 	}
 	if (base_crc32(0, summing->message, bytes) == base_get_le(summing->message + bytes, 4))
 		return 0;
 	return base_refuse(error, -EIO,
-			   "rank %u cannot read its files, or they were damaged on their way",
-			   from);
+			   "rank %u cannot read its files, or they were damaged in transit", from);
 }
 
 static int add_source(struct summing *summing, const struct parity_source *source,
@@ -801,7 +800,7 @@ static int next_block(struct summing *summing, struct base_error *error)
 			ret = base_pass_on(error, &failure);
 	}
 	if (!ret && is_broken(summing))
-		ret = base_refuse(error, -ECANCELED, "the exchange was given up");
+		ret = base_refuse(error, -ECANCELED, "the exchange of parity data was stopped");
 	summing->at = 0;
 	summing->bytes = ret ? 0 : step.bytes;
 	group_round_beat(summing->exchange->round);
@@ -860,8 +859,8 @@ static int put_file(void *user, struct io_writer *writer, struct base_error *err
 	if (ret || !file->restored || io_writer_crc32(writer) == file->restored->crc32)
 		return ret;
 	return base_refuse(error, IOSHAPE_E_DAMAGED,
-			   "\"%s\" was restored from other nodes, and its checksum is another: one "
-			   "of their copies is damaged",
+			   "\"%s\" was restored from other nodes, and its checksum does not match: "
+			   "one of their copies is damaged",
 			   file->path);
 }
 
@@ -933,7 +932,7 @@ static int write_parities(struct summing *summing, struct base_error *error)
 	group_parity_name(name, record.node);
 	ret = parity_record_encode(&text, &record);
 	if (ret)
-		base_no_memory(error, "who protects whom", text.bytes);
+		base_no_memory(error, "a parity record", text.bytes);
 	else
 		ret = write_file(&target, name, text.bytes + target.bytes, error);
 	base_buffer_free(&text);
@@ -953,7 +952,7 @@ static int make(struct parity_exchange *exchange, const struct parity_work *work
 	int ret = 0;
 
 	if (!summing.message || !summing.sum)
-		ret = base_no_memory(error, "bytes on their way", MESSAGE_BYTES + BLOCK_BYTES);
+		ret = base_no_memory(error, "a copy buffer", MESSAGE_BYTES + BLOCK_BYTES);
 	if (!ret && !exchange->fresh)
 		ret = write_restored(&summing, error);
 	if (!ret)

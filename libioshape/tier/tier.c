@@ -156,7 +156,7 @@ static int found_name(void *user, const char *name, struct base_error *error)
 	if (!ret && parse_text(text, &entry, &path))
 		return add_entry(listing, &entry, path, error);
 	base_log(save_log(listing->tier->context), IOSHAPE_LOG_WARNING,
-		 "\"%s/%s\" is ignored: it is no entry of the journal", journal->path, name);
+		 "\"%s/%s\" is ignored: it is not a journal entry", journal->path, name);
 	return 0;
 }
 
@@ -357,9 +357,9 @@ static int add_names(struct base_buffer *made, const char *names, const char *pa
 		const size_t bytes = strcspn(names, "/");
 
 		if (bytes == 2 && !strncmp(names, "..", 2))
-			return base_refuse_with(error, -EINVAL, "write the path without it",
-						"cannot find a place for \"%s\" on a tier: its "
-						"directory is not there, or it ends in \"..\"",
+			return base_refuse_with(error, -EINVAL, "give a path without \"..\"",
+						"cannot find a path on the tier for \"%s\": its "
+						"directory does not exist, or it ends in \"..\"",
 						path);
 		if (bytes && !(bytes == 1 && *names == '.') &&
 		    (base_buffer_append(made, "/", 1) || base_buffer_append(made, names, bytes)))
@@ -441,10 +441,11 @@ static int find_place(const struct ioshape_tier *tier, const char *path, char **
 		return ret;
 	destination = tier_destination(tier, *place);
 	if (!strncmp(destination, tier->root.path, root) && destination[root] == '/')
-		return base_refuse_with(error, -EINVAL, "give the path where it shall end",
-					"\"%s\" lies on the tier itself", path);
+		return base_refuse_with(error, -EINVAL, "give the path of its destination",
+					"\"%s\" is on the tier itself", path);
 	if (!is_plain_path(destination))
-		return base_refuse(error, -EINVAL, "\"%s\" is no path that can be saved to", path);
+		return base_refuse(error, -EINVAL, "\"%s\" is not a path that can be saved to",
+				   path);
 	return 0;
 }
 
@@ -517,11 +518,10 @@ static char *follow(char *link, const char *rest)
 
 static int refuse(const char *destination, const char *path, uid_t owner, struct base_error *error)
 {
-	return base_refuse_with(
-		error, -EPERM, "remove the link, or make it yourself",
-		"cannot save \"%s\": the link \"%s\" on its path belongs to user %u, "
-		"who could lead the save elsewhere by it",
-		destination, path, (unsigned)owner);
+	return base_refuse_with(error, -EPERM, "remove the link, or replace it with your own",
+				"cannot save \"%s\": the link \"%s\" on its path belongs to user "
+				"%u, who could redirect the save",
+				destination, path, (unsigned)owner);
 }
 
 int tier_check_links(const char *destination, struct base_error *error)
@@ -720,11 +720,10 @@ static int check_enough(const struct ioshape_tier *tier, const char *destination
 	}
 	if (!lack)
 		return 0;
-	base_refuse_with(
-		error, -ENOSPC, "drain it, or save directly",
-		"cannot save \"%s\" on the tier \"%s\": it needs %s, and what is there waits "
-		"to be drained (%zu saves)",
-		destination, tier->root.path, BASE_SIZE(needed), waiting);
+	base_refuse_with(error, -ENOSPC, "drain it, or save directly",
+			 "cannot save \"%s\" on the tier \"%s\": it needs %s, and the saves there "
+			 "must be drained first (%zu saves)",
+			 destination, tier->root.path, BASE_SIZE(needed), waiting);
 	base_error_space(error, needed, UINT64_MAX);
 	return -ENOSPC;
 }
@@ -1113,7 +1112,7 @@ static int forget_copy(const struct ioshape_tier *tier, const char *place, uint6
 	if (!ret)
 		ret = drop(place, &copy, true, error);
 	if (ret == -EBUSY || ret == -ESTALE)
-		base_refuse_with(error, ret, "try again when that has ended",
+		base_refuse_with(error, ret, "try again after that has ended",
 				 "cannot forget \"%s\": it is being %s on the tier \"%s\"",
 				 tier_destination(tier, place), ret == -EBUSY ? "read" : "saved",
 				 tier->root.path);
@@ -1136,8 +1135,7 @@ static int forget_kept(const struct ioshape_tier *tier, const char *given, const
 			kept = journal.all[i].place;
 	}
 	if (!waits(&journal, kept))
-		ret = base_refuse(error, -ENOENT,
-				  "nothing that was saved for \"%s\" waits on the tier \"%s\"",
+		ret = base_refuse(error, -ENOENT, "no save for \"%s\" waits on the tier \"%s\"",
 				  tier_destination(tier, place), tier->root.path);
 	if (!ret)
 		ret = forget_copy(tier, kept, bytes, error);
@@ -1157,8 +1155,8 @@ static int forget(const struct ioshape_tier *tier, const char *given, const char
 	int ret = tier_lock_drain(tier, &drain, error);
 
 	if (ret == -EBUSY)
-		base_refuse_with(error, ret, "end that drain, or try again when it has ended",
-				 "cannot forget \"%s\": a process drains the tier \"%s\" now",
+		base_refuse_with(error, ret, "end that drain, or try again after it has ended",
+				 "cannot forget \"%s\": a process is draining the tier \"%s\"",
 				 given, tier->root.path);
 	if (!ret)
 		ret = tier_lock(tier, &hold, error);
