@@ -190,7 +190,7 @@ if not TYPE_CHECKING:
         elif name in _MOVED:
             return _moved(name)
         elif name == "pool_name":
-            raise AttributeError("ioshape.pool_name() is gone: use ioshape.probe(path).pool")
+            raise AttributeError("ioshape.pool_name() was removed: use ioshape.probe(path).pool")
         elif name not in _HOMES and name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         elif not _try_to_bring_in(name):
@@ -204,7 +204,7 @@ def _moved(name: str) -> object:
 
     home = _MOVED[name]
     value: object = getattr(import_module(f"{__name__}.{home}"), name)
-    sentence = f"ioshape.{name} is ioshape.{home}.{name} now; the old name goes with version 0.3"
+    sentence = f"ioshape.{name} is now ioshape.{home}.{name}; version 0.3 removes the old name"
     warn(sentence, DeprecationWarning, stacklevel=3)
     return value
 
@@ -295,9 +295,9 @@ def _try_to_bring_in(name: str) -> bool:
         if is_save:
             return False
         raise RuntimeError(
-            f"cannot use ioshape.{name} here: this signal's handler has interrupted the first use "
-            "of ioshape, and its modules are half imported; use ioshape once before the first "
-            "signal, or ioshape.save() in the handler"
+            f"cannot use ioshape.{name} here: the handler of this signal has interrupted the first "
+            "use of ioshape, whose imports are incomplete; use ioshape once before the first "
+            "signal, or call ioshape.save() in the handler"
         )
     if is_save and _is_half_imported("torch"):
         return False
@@ -328,7 +328,7 @@ def _bring_in(*, with_torch: bool) -> None:
                     raise
                 raise ModuleNotFoundError(
                     "cannot save or load objects: torch is not installed; install it: pip install "
-                    "torch (ioshape.open() and the command ioshape do without)",
+                    "torch (ioshape.open() and the command ioshape work without it)",
                     name="torch",
                 ) from None
         values = {

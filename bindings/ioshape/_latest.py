@@ -131,7 +131,7 @@ def load_latest(
         + ("no file matches this pattern yet" if is_pattern else "there is no such file"),
         where,
         "load",
-        remedy="" if is_pattern else "give a directory of generations, or a pattern: run/*.pt",
+        remedy="" if is_pattern else "give a directory of checkpoints, or a pattern: run/*.pt",
     )
 
 

@@ -168,7 +168,7 @@ class CheckpointEngine(Base):  # type: ignore[misc] # see pyproject
             f'cannot save the checkpoint "{path}": another rank failed',
             path,
             "save",
-            remedy="its output says why; the file latest names the checkpoint before",
+            remedy="see the output of that rank; the file latest names the previous checkpoint",
         )
 
 

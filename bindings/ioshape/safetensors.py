@@ -360,4 +360,4 @@ class safe_open:  # noqa: N801 - the original's name
 
 def _check_backend(backend: str) -> None:
     if backend not in _BACKENDS:
-        raise ValueError(f"backend is {backend!r}; it is one of {', '.join(_BACKENDS)}")
+        raise ValueError(f"backend is {backend!r}; it takes {', '.join(_BACKENDS)}")

@@ -67,7 +67,7 @@ def test_the_newest_is_what_was_saved_last(runs: Path) -> None:
     assert "step-3" not in succeed(call("ls", runs))
     with pytest.raises(ValueError, match=r"ioshape\.dcp"):
         newest.load(0)
-    with pytest.raises(ValueError, match="has no parts"):
+    with pytest.raises(ValueError, match="has no shards"):
         newest.parts()
     assert ioshape.latest(runs / "not there") is None
 

@@ -94,7 +94,7 @@ def test_a_script_under_run_may_begin_with_our_module(python: str, tmp_path: Pat
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
     )
     assert is_ours(tmp_path / "model.pt"), done.stderr
-    assert "by itself" not in done.stderr
+    assert "does not handle" not in done.stderr
 
 
 @pytest.mark.long

@@ -122,8 +122,8 @@ def test_a_version_that_was_not_tried_writes_by_itself(
         assert not done.stderr
     else:
         assert (
-            f"safetensors {version} writes by itself: ioshape was tested with safetensors 0.5 and "
-            "newer, before 1; install one of these, or a newer ioshape"
+            f"ioshape does not handle saves of safetensors {version}: it was tested with "
+            "safetensors 0.5 and newer, before 1; install one of these, or a newer ioshape"
         ) in done.stderr
 
 
@@ -151,5 +151,5 @@ def test_one_that_fails_stops_nothing(tmp_path: Path) -> None:
     site = installed(tmp_path / "site", "trainer", "1", files, points)
     done = run(tmp_path, "import trainer; print('trained')", site)
     assert done.stdout == "trained\n"
-    assert "ioshape: trainer writes by itself in process" in done.stderr
+    assert "ioshape: saves of trainer were not replaced in process" in done.stderr
     assert "gone" in done.stderr

@@ -33,13 +33,13 @@ def encoded(path: str) -> bytes:
     url = _URL.match(path)
     if url and not os.path.isdir(url[0].rstrip("/")):  # noqa: PTH112
         remedy = (
-            "give the path of a mounted filesystem, or save there with what knows the URL: with "
+            "give the path of a mounted filesystem, or use a package that supports the URL: with "
             "fsspec.open(url, 'wb') as file: torch.save(obj, file)"
         )
         if path.startswith("s3:"):
             remedy = (
-                'save to a path, and then upload that: "ioshape upload PATH '
-                f'{path}" ("ioshape download" is the way back)'
+                f'save to a path, then run "ioshape upload PATH {path}" ("ioshape download" '
+                "fetches it again)"
             )
         # torch.save raises a RuntimeError for a URL, and torch.load a FileNotFoundError. ENOENT
         # gives an exception that is both.

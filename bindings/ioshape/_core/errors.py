@@ -180,15 +180,17 @@ class MismatchError(ValueError):
         rows += [(name, "missing", "there") for name in self.missing[: self._MOST_SHOWN]]
         rows += [(name, "there", "missing") for name in self.unexpected[: self._MOST_SHOWN]]
         count = len(self.different) + len(self.missing) + len(self.unexpected)
-        titles = ("", "in the file", "to be filled")
+        titles = ("", "in the file", "wanted")
         lines = [[one_line(cell) for cell in line] for line in (titles, *rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(3)]
         table = "\n".join("  " + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
         more = f"\n  and {count - len(rows)} more" if count > len(rows) else ""
-        remedy = "give what fits it"
+        remedy = "give objects that match the file"
         if not self.different:
-            remedy += ", or strict=False to leave these out"
-        return f'cannot load "{harmless(self.path)}" into what was given; {remedy}\n{table}{more}'
+            remedy += ", or strict=False to skip these"
+        return (
+            f'cannot load "{harmless(self.path)}" into the given objects; {remedy}\n{table}{more}'
+        )
 
 
 class SkippedWarning(RuntimeWarning):
@@ -229,7 +231,7 @@ class FallbackWarning(RuntimeWarning):
         #: The newer checkpoints that could not be used, newest first.
         self.passed_over = passed_over
         reasons = "; ".join(str(one.error) for one in passed_over)
-        super().__init__(f'loads "{path}" instead of what is newer: {reasons}')
+        super().__init__(f'loading "{path}" instead of newer checkpoints: {reasons}')
 
 
 # The nearest errno for each code of the library that is not an errno itself.
@@ -323,11 +325,11 @@ def no_usable(where: str, passed_over: Iterable[PassedOver]) -> NoUsableCheckpoi
     error = NoUsableCheckpointError(
         Facts(
             lib.IOSHAPE_E_UNUSABLE,
-            f'cannot load "{where}": none of {count} checkpoint{"s" * (count > 1)} can be used: '
-            + "; ".join(reasons),
+            f'cannot load "{where}": none of {count} checkpoint{"s" * (count > 1)} can be '
+            "used: " + "; ".join(reasons),
             where,
             "load",
-            "repair them or use a copy; to start anew, move them away",
+            "repair them or use a copy; to start from scratch, move them away",
         )
     )
     error.passed_over = passed_over

@@ -45,7 +45,7 @@ def with_ours(function: Any, module: ModuleType, **ours: Any) -> Any:
     if missing:
         raise ImportError(
             f"{module.__name__}.{function.__name__}() of this version does not call "
-            f"{', '.join(sorted(missing))}(), through which ioshape works; install another version "
+            f"{', '.join(sorted(missing))}(), which ioshape needs; install another version "
             f"of {module.__name__.partition('.')[0]}"
         )
     made = FunctionType(

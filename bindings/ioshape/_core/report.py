@@ -44,28 +44,28 @@ _FLAGS = frozenset({"direct", "unchanged"})
 #: Attributes of earlier versions, and where to find their values now. A job must not end because
 #: its log line uses one. So until version 0.3 they are empty and give a warning.
 _REMOVED = {
-    "memory_alignment": '"ioshape doctor PATH --json" has it',
-    "offset_alignment": '"ioshape doctor PATH --json" has it',
+    "memory_alignment": '"ioshape doctor PATH --json" reports it',
+    "offset_alignment": '"ioshape doctor PATH --json" reports it',
     "request_s": "file_bytes and write_s give the throughput",
     "least_request_s": "file_bytes and write_s give the throughput",
-    "short_results": "requests that the kernel cuts short are continued",
-    "queue_depth": "the log tells how the file was written, at level DEBUG",
-    "block_bytes": "the log tells how the file was written, at level DEBUG",
-    "choice": "the log tells how the file was written, at level DEBUG",
+    "short_results": "ioshape continues requests that the kernel cuts short",
+    "queue_depth": "the log reports at level DEBUG how the file was written",
+    "block_bytes": "the log reports at level DEBUG how the file was written",
+    "choice": "the log reports at level DEBUG how the file was written",
     "stripe_bytes": "stripes has the whole layout",
     "stripe_count": "stripes has the whole layout",
-    "stripes_asked": 'a fallback with the code "layout" tells if the file has another layout',
+    "stripes_asked": 'an entry of fallbacks with the code "layout" reports a different layout',
     "record_bytes": "file_bytes has the size of the file",
     "pool": "ioshape.probe(path).pool has it",
-    "position": "ahead tells who was before it in the queue",
-    "capacity": '"ioshape slots status" has it, and so has the log at level DEBUG',
-    "fence": "the log has it at level DEBUG",
-    "express": "the log has it at level DEBUG",
-    "slot_lost": 'a fallback with the code "slot" tells it',
+    "position": "ahead names the request before it in the queue",
+    "capacity": '"ioshape slots status" and the log at level DEBUG report it',
+    "fence": "the log reports it at level DEBUG",
+    "express": "the log reports it at level DEBUG",
+    "slot_lost": 'an entry of fallbacks with the code "slot" reports it',
     "ranks": "ioshape.job().world_size has it",
-    "compared_bytes": "unchanged tells whether all of it is as before",
-    "unchanged_bytes": "unchanged tells whether all of it is as before",
-    "hashed_bytes": "the log has it at level DEBUG",
+    "compared_bytes": "unchanged reports whether all large tensors are unchanged",
+    "unchanged_bytes": "unchanged reports whether all large tensors are unchanged",
+    "hashed_bytes": "the log reports it at level DEBUG",
 }
 _REMOVED_TEXTS = frozenset({"choice", "pool", "stripes_asked"})
 
@@ -193,7 +193,7 @@ class Report:
             if name not in _REMOVED:
                 raise AttributeError(f"Report has no attribute {name!r}")
             empty: object = "" if name in _REMOVED_TEXTS else 0
-            sentence = f"Report.{name} is {empty!r}, and goes with version 0.3: {_REMOVED[name]}"
+            sentence = f"Report.{name} is {empty!r}, and version 0.3 removes it: {_REMOVED[name]}"
             warnings.warn(sentence, FutureWarning, stacklevel=2)
             return empty
 

@@ -57,7 +57,7 @@ def _append(folder: str, report: Report, background: bool, error: BaseException 
     try:
         # Written by one call, so that lines of several threads do not mix.
         if os.write(file, text.encode()) != len(text.encode()):
-            raise OSError(f"{path}: no room for all of a line")
+            raise OSError(f"{path}: not enough free space for a line")
     finally:
         os.close(file)
 

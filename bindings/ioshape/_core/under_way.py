@@ -279,7 +279,8 @@ def _abort_all(handles: list[SaveHandle]) -> bool:
     lost = [handle for handle in handles if handle.cancel()]
     for handle in lost:
         _terminal.say(
-            f'cannot finish the save to "{handle.path}": interrupted; the previous file stands'
+            f'cannot finish the save to "{handle.path}": interrupted; the previous file is '
+            "unchanged"
         )
     return bool(lost)
 
@@ -332,7 +333,7 @@ def _tell_unheard() -> bool:
     for handle in unheard:
         _hear(handle)
         if isinstance(handle._error, StorageError):
-            _terminal.say(f"a save in the background failed: {handle._error}")
+            _terminal.say(f"a background save failed: {handle._error}")
         else:
             _terminal.say(
                 f'the save to "{handle.path}" failed in the background: {handle._error!r}'

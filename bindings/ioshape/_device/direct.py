@@ -105,7 +105,7 @@ class Direct:
             and direct_s(take(_THREADS)) < math.inf
             and direct_s(take(_TRIED)) < enough_s
         )
-        way = "by GPUDirect Storage" if is_faster else "by way of the CPU, which is not slower"
+        way = "by GPUDirect Storage" if is_faster else "through the CPU, which is not slower"
         if not again:
             self._log.info('loading "%s": %s', self._path, way)
         if is_faster:
@@ -155,13 +155,13 @@ class Direct:
         for number, found in enumerate(sums.view(-1, 4).tolist()):
             if int.from_bytes(bytes(found), "little") != part.wanted.blocks[first + number]:
                 offset = stretch.begin + number * BLOCK_BYTES
-                self._warn(f"the block at offset {offset} did not come as it should")
+                self._warn(f"the block at offset {offset} did not arrive intact")
                 return False
         return True
 
     def _warn(self, why: str) -> None:
         self._log.warning(
-            'loading "%s": GPUDirect Storage: %s; the rest is read by way of the CPU',
+            'loading "%s": GPUDirect Storage: %s; the rest is read through the CPU',
             self._path,
             why,
         )

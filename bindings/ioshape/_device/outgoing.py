@@ -112,7 +112,7 @@ class Outgoing:
         """Copy bytes [offset, offset + n_bytes) of a storage. Copy each byte once, in order."""
         at = self._begins[number] + offset
         if self._sources[number] is None:
-            raise RuntimeError(f"bytes {offset} of storage {number} are asked for twice")
+            raise RuntimeError(f"bytes {offset} of storage {number} are requested twice")
         if at != self._taken or not self._sent:
             self._go_to(number, at)
         to = ffi.cast("char *", into)

@@ -68,11 +68,11 @@ class Sample:
         return raised_for(
             Facts(
                 lib.IOSHAPE_E_CHANGED,
-                f"cannot save \"{self._path}\": record '{name}' was to be copied later, and has "
-                "changed before",
+                f"cannot save \"{self._path}\": record '{name}' changed before ioshape had copied "
+                "it",
                 self._path,
                 "save",
-                "wait until it is copied before it changes",
+                "do not change it before ioshape has copied it",
                 name,
             )
         )

@@ -127,7 +127,7 @@ class Blocking:
         into.copy_(result())
 
     def broadcast(self, memory: torch.Tensor, root: int) -> None:  # noqa: ARG002
-        raise NoStreamError("ranks send each other what they have on streams")
+        raise NoStreamError("ranks can only send each other data on streams")
 
     def record(self) -> CopyEvent:
         return _Done()
@@ -147,7 +147,7 @@ def open_stream(device: torch.device) -> CopyStream:
         RuntimeError: The device or this torch does not support one.
     """
     if device.type in ("cpu", "meta"):
-        raise NoStreamError("it is no device with memory of its own")
+        raise NoStreamError("it is not a device with its own memory")
     if _accelerator_type() != device.type:
         raise NoStreamError(f"torch {torch.__version__} has no accelerator of this type")
     if not hasattr(torch.Stream, "__enter__"):

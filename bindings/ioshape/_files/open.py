@@ -88,7 +88,7 @@ def open(  # noqa: A001
         return AtomicFile(name, request, expected_bytes=expected_bytes)
     if kind == "br":
         return nearest(name, tier_folder(None), VerifiedFile)
-    why = "files are read, or written from the beginning"
+    why = "files can only be read, or written from the beginning"
     if not set(mode) - set("rwt"):
-        why = "files have bytes, and text an encoding that you choose"
+        why = "files hold bytes, and your program encodes text"
     raise ValueError(f'cannot open "{name}" in mode "{mode}": {why}; use "rb" or "wb"')

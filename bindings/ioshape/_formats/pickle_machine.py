@@ -151,7 +151,7 @@ class Machine:
         """Call a function, unless it could copy too much for the length of the pickle."""
         if named:
             if type(named) is not dict:
-                raise UnpicklingError("it names arguments by what is no dict")
+                raise UnpicklingError("it names arguments by something that is not a dict")
             make = partial(make, **named)
         if arguments or named:
             given = (*arguments, *named.values()) if named else arguments
@@ -173,7 +173,7 @@ class Machine:
             return self._make(function.make, arguments, named)
         if isinstance(function, Inert):
             return function
-        raise UnpicklingError("it calls what is no function")
+        raise UnpicklingError("it calls something that is not a function")
 
     def new(self, kind: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
         """Return a new object of a class, before its state is set."""
@@ -184,11 +184,11 @@ class Machine:
     def build(self, to: Any, _state: Any) -> None:
         """Set the state of an object."""
         if not isinstance(to, Inert):
-            raise UnpicklingError("it gives a state to what has none")
+            raise UnpicklingError("it sets the state of an object without one")
 
     def refer(self, _reference: Any) -> Any:
         """Return the object outside of the pickle that a persistent id refers to."""
-        raise UnpicklingError("it refers to something outside")
+        raise UnpicklingError("it refers to an object outside of the pickle")
 
     def new_dict(self) -> Any:
         """Return an empty dict."""
@@ -206,19 +206,19 @@ class Machine:
     def set_other_items(self, to: Any, _values: list[Any]) -> None:
         """Set items of an object that is not a dict."""
         if not isinstance(to, Inert):
-            raise UnpicklingError("it sets items of what is no dict")
+            raise UnpicklingError("it sets items of something that is not a dict")
 
     def append(self, to: Any, values: list[Any]) -> None:
         """Append values to a list."""
         if type(to) is list:
             to.extend(values)
         elif not isinstance(to, Inert):
-            raise UnpicklingError("it appends to what is no list")
+            raise UnpicklingError("it appends to something that is not a list")
 
     def new_set(self, values: Any = (), kind: type = set) -> Any:
         """Return a set or frozenset."""
         if type(values) is not list and type(values) is not tuple:
-            raise UnpicklingError("it makes a set of what is no list")
+            raise UnpicklingError("it makes a set of something that is not a list")
         self.check_keys(values)
         return kind(values)
 
@@ -228,7 +228,7 @@ class Machine:
             self.check_keys(values)
             to.update(values)
         elif not isinstance(to, Inert):
-            raise UnpicklingError("it adds to what is no set")
+            raise UnpicklingError("it adds to something that is not a set")
 
     # ---- Keys -----------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Machine:
             elif type(part) is int:
                 parts += _MOST_KEY_PARTS * (part.bit_length() > _MOST_KEY_BITS)
             elif type(part) not in self.plain_keys:
-                raise UnpicklingError("it has a key that is no text, number or short tuple")
+                raise UnpicklingError("it has a key that is not a text, number or short tuple")
             if parts > _MOST_KEY_PARTS:
                 raise UnpicklingError("it has a key that is too long")
 
@@ -282,14 +282,14 @@ class Machine:
             memo[index] = self.stack[-1]
             return
         if index > self.offset + at:
-            raise UnpicklingError("it numbers what it remembers beyond its length")
+            raise UnpicklingError("it has a memo number larger than its length")
         memo.extend([None] * (index - len(memo)))
         memo.append(self.stack[-1])
 
     def look_up(self, module: Any, name: Any) -> Any:
         """Return the result of find() for a name, from a cache."""
         if type(module) is not str or type(name) is not str:
-            raise UnpicklingError("it names something by what is no text")
+            raise UnpicklingError("it has a name that is not text")
         found = self._globals.get((module, name))
         if found is None:
             found = self._globals[module, name] = self.find(module, name)
@@ -317,7 +317,7 @@ class Machine:
         """Return a line, and the offset of the next one."""
         end = self.data.find(b"\n", at, at + _LONGEST_LINE)
         if end < 0:
-            raise UnpicklingError("a line of it is too long")
+            raise UnpicklingError("it has a line that is too long")
         return str(self.data[at:end], "utf-8"), end + 1
 
 
@@ -350,7 +350,7 @@ _Operation = Callable[[Machine, int], int]
 
 
 def _refused(machine: Machine, at: int) -> int:
-    raise UnpicklingError(f"byte {machine.offset + at - 1} is no operation of a checkpoint")
+    raise UnpicklingError(f"byte {machine.offset + at - 1} is not an operation of a checkpoint")
 
 
 def _pushes(value: Any) -> _Operation:
@@ -544,7 +544,7 @@ def _put(width: int) -> _Operation:
 def _put_by_line(machine: Machine, at: int) -> int:
     line, end = machine.line(at)
     if not line.isascii() or not line.isdigit():
-        raise UnpicklingError("it numbers what it remembers by what is no number")
+        raise UnpicklingError("it has a memo number that is not a number")
     machine.put(int(line), at)
     return end
 

@@ -129,7 +129,7 @@ def read(file: IO[bytes], file_bytes: int, path: str, operation: str = "load") -
         # The first bytes of a file in another format can also give a large length.
         if file.read(1) != b"{":
             _refuse(path, operation)
-        raise _damaged("its header goes beyond its end", path, operation)
+        raise _damaged("its header extends beyond the end of the file", path, operation)
     # In latin-1 each byte is one character. In UTF-8 a single character of a name could make the
     # whole text four times as large.
     text = str(file.read(length), "latin-1")
@@ -147,7 +147,7 @@ def _refuse(path: str, operation: str) -> NoReturn:
         f'"{path}" is not a safetensors file',
         path,
         operation,
-        remedy="look at the path",
+        remedy="check the path",
     )
 
 
@@ -233,7 +233,7 @@ class _Parser:
             return self._take_metadata(at)
         found = _TENSOR.match(self._text, at)
         if found is None:
-            raise _Wrong(f"of tensor '{name[:200]}' not all is told")
+            raise _Wrong(f"the entry of tensor '{name[:200]}' is incomplete")
         if name in self.entries:
             raise _Wrong("its header has a name twice")
         if len(self.entries) >= MAX_TENSORS:
@@ -251,13 +251,13 @@ class _Parser:
         if self._text.startswith("null", at):
             return at + 4
         if self._text[at : at + 1] != "{":
-            raise _Wrong("its metadata is no dict of texts")
+            raise _Wrong("its metadata is not a dict of texts")
         texts = self.metadata = dict[str, str]()
         begin = at
 
         def take(name: str, at: int) -> int:
             if self._text[at : at + 1] != '"':
-                raise _Wrong("its metadata is no dict of texts")
+                raise _Wrong("its metadata is not a dict of texts")
             if name in texts:
                 raise _Wrong("its header has a name twice")
             texts[name], end = _string(self._text, at, _MAX_METADATA_BYTES)
@@ -273,15 +273,15 @@ def _parsed(text: str, data_bytes: int, begin: int) -> Header:
     try:
         parser.parse()
     except (ValueError, RecursionError):
-        raise _Wrong("its header is no JSON") from None
+        raise _Wrong("its header is not valid JSON") from None
     entries = sorted(parser.entries.values(), key=lambda entry: (entry.begin, entry.end))
     end = begin
     for entry in entries:
         if entry.begin != end:
-            raise _Wrong(f"before tensor '{entry.name[:200]}' there is a gap, or another tensor")
+            raise _Wrong(f"there is a gap or another tensor before tensor '{entry.name[:200]}'")
         end = entry.end
     if end != begin + data_bytes:
-        raise _Wrong("its tensors do not end where it ends")
+        raise _Wrong("its tensors do not end at the end of the file")
     return Header(tuple(entries), parser.metadata)
 
 
@@ -292,16 +292,16 @@ def _is_size(value: object) -> bool:
 def _entry(name: str, told: dict[str, Any], begin: int) -> Entry:
     shown = name[:200]
     if not {"dtype", "shape", "data_offsets"} <= set(told):
-        raise _Wrong(f"of tensor '{shown}' not all is told")
+        raise _Wrong(f"the entry of tensor '{shown}' is incomplete")
     dtype, shape, offsets = told["dtype"], told["shape"], told["data_offsets"]
     if not isinstance(shape, list) or len(shape) > _MAX_DIMS or not all(map(_is_size, shape)):
-        raise _Wrong(f"the shape of tensor '{shown}' is none")
+        raise _Wrong(f"the shape of tensor '{shown}' is not valid")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise _Wrong(f"the offsets of tensor '{shown}' are none")
+        raise _Wrong(f"the offsets of tensor '{shown}' are not valid")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise _Wrong(f"the dtype of tensor '{shown}' is none that is known here")
+        raise _Wrong(f"this version of ioshape does not know the dtype of tensor '{shown}'")
     if _bits(shape, DTYPES[dtype][1]) != (offsets[1] - offsets[0]) * 8:
-        raise _Wrong(f"tensor '{shown}' has not the bytes that its shape asks for")
+        raise _Wrong(f"tensor '{shown}' does not have the size that its shape needs")
     return Entry(name, dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
 
 

@@ -49,7 +49,7 @@ def read_description(
         with os.fdopen(open_file(path, flags), "rb") as file, collector_rests():
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise UnpicklingError("it is no regular file")
+                raise UnpicklingError("it is not a regular file")
             if status.st_size > _MOST_BYTES:
                 raise UnpicklingError("it is too large")
             return take(file)
@@ -60,17 +60,17 @@ def read_description(
     except MemoryError:
         raise
     except Exception as error:
-        sentence = f'"{path}" is no description of a checkpoint: {str(error)[:300]}'
+        sentence = f'"{path}" is not the metadata of a checkpoint: {str(error)[:300]}'
         raise failure(lib.IOSHAPE_E_FORMAT, sentence, path, operation, remedy=remedy) from None
 
 
 def check_file_name(name: object) -> None:
     """Refuse the name of a data file that is not below the checkpoint's directory."""
     if type(name) is not str:
-        raise UnpicklingError("it names a file by what is no text")
+        raise UnpicklingError("it has a file name that is not text")
     is_inside = not name.startswith("/") and ".." not in name.split("/")
     if not is_inside or "\0" in name or not 0 < len(os.fsencode(name)) <= _LONGEST_FILE_NAME:
-        raise UnpicklingError(f"it names {name[:100]!r} as a file of its own")
+        raise UnpicklingError(f"it has the file name {name[:100]!r}, which is not valid")
 
 
 # ---- Stand-ins for pickled objects --------------------------------------------------------------
@@ -112,7 +112,7 @@ def _size(value: Any) -> tuple[int, ...]:
     arguments = value.arguments if type(value) is _StandIn else ()
     numbers = arguments[0] if arguments else ()
     if not are_lengths(numbers):
-        raise UnpicklingError("a shape of it is none")
+        raise UnpicklingError("it has a shape that is not valid")
     return tuple(numbers)
 
 
@@ -172,13 +172,13 @@ def _items(described: dict[str, Any]) -> list[Item]:
     items: Any = described.get("state_dict_metadata")
     places: Any = described.get("storage_data") or {}
     if type(items) is not dict or type(places) is not dict:
-        raise UnpicklingError("it holds something else")
+        raise UnpicklingError("it does not hold DCP metadata")
     parts: dict[str, list[Part]] = {}
     for index, info in places.items():
         part = _part(_fields(index).get("fqn"), _fields(info))
         parts.setdefault(part.name, []).append(part)
     if not all(type(name) is str for name in items):
-        raise UnpicklingError("it names an item by what is no text")
+        raise UnpicklingError("it has an item name that is not text")
     return [_item(name, items[name], parts) for name in sorted(items)]
 
 
@@ -189,7 +189,7 @@ def _part(name: Any, told: dict[str, Any]) -> Part:
     file, offset, n_bytes = (told.get(key) for key in ("relative_path", "offset", "length"))
     check_file_name(file)
     if type(name) is not str or not is_count(offset) or not is_count(n_bytes):
-        raise UnpicklingError("it says of a part what is no name or place")
+        raise UnpicklingError("it has an item whose name or position is not valid")
     return Part(name, file, offset, n_bytes, bool(told.get("transform_descriptors")))
 
 
@@ -198,7 +198,7 @@ def _item(name: str, item: Any, parts: dict[str, list[Part]]) -> Item:
     state = _fields(told.get("properties")).get("state")
     dtype = state[0] if type(state) is tuple and state else ""
     if type(dtype) is not str or len(dtype) > _LONGEST_DTYPE:
-        raise UnpicklingError("a dtype of it is none")
+        raise UnpicklingError("it has a dtype that is not valid")
     shape = _size(told["size"]) if "size" in told else ()
     return Item(name, dtype, shape, tuple(parts.get(name, ())))
 

@@ -137,7 +137,7 @@ def _file_bytes(path: str, name: str, end: int) -> int:
         sentence = f'cannot load "{path}": "{name}" is missing: {error.strerror}'
         raise failure(code, sentence, file, "load") from None
     if n_bytes < end:
-        sentence = f'"{file}" is damaged: it has {n_bytes} bytes, and {end} were saved'
+        sentence = f'"{file}" is damaged: it has {n_bytes} bytes, but {end} were saved'
         raise failure(lib.IOSHAPE_E_DAMAGED, sentence, file, "load")
     return n_bytes
 

@@ -103,7 +103,7 @@ class Generation:
     def _check_parts(self) -> None:
         if self.mode == "dcp":
             raise ValueError(
-                f"{self.path} is a checkpoint of torch.distributed.checkpoint, which has no parts "
+                f"{self.path} is a checkpoint of torch.distributed.checkpoint, which has no shards "
                 "of ranks; load it with ioshape.dcp.Reader, or ioshape.dcp.load_latest()"
             )
 
@@ -154,8 +154,8 @@ class Generation:
             if mmap:
                 if self.mode != "each":
                     raise ValueError(
-                        f"mmap=True maps a whole file, but the part of rank {rank} lies in "
-                        f"{one_line(part.file)} beside others; use mmap=False, or "
+                        f"mmap=True maps a whole file, but the shard of rank {rank} is in "
+                        f"{one_line(part.file)} with others; use mmap=False, or "
                         '"ioshape extract" first'
                     )
                 return _load.load(
@@ -494,9 +494,9 @@ def remove(
 ) -> list[tuple[int, int]]:
     """Remove checkpoints like prune(), and return the step and the bytes of each."""
     if keep_last < 1:
-        raise ValueError(f"keep_last is {keep_last}; at least the newest generation stays")
+        raise ValueError(f"keep_last is {keep_last}; give at least 1")
     if keep_every < 0:
-        raise ValueError(f"keep_every is {keep_every}; it is a number of steps, or 0 for none")
+        raise ValueError(f"keep_every is {keep_every}; it takes a number of steps, or 0 for none")
     context = current()
     listener = _Listener()
     user = ffi.new_handle(listener)

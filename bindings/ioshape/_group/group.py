@@ -207,7 +207,7 @@ class Group:
                 f"its ranks by gloo: {error}",
                 self.directory,
                 "save",
-                remedy="look whether all are alive, and set GLOO_SOCKET_IFNAME to the network "
+                remedy="check that all are alive, and set GLOO_SOCKET_IFNAME to the network "
                 "between the nodes",
             ) from error
 
@@ -394,7 +394,7 @@ def _key(mode: str | None, keep_last: int | None, keep_every: int | None, tier: 
         raise ValueError(f"mode cannot be {mode!r}; it takes {', '.join(_MODES)}")
     for name, number in (("keep_last", keep_last), ("keep_every", keep_every)):
         if number is not None and (not isinstance(number, int) or number < 0):
-            raise ValueError(f"{name} cannot be {number!r}; it takes a number from 1 on")
+            raise ValueError(f"{name} cannot be {number!r}; it takes 1 or more")
     return Key(job(), chosen, keep_last or 0, keep_every or 0, tier, settings)
 
 
@@ -502,9 +502,9 @@ class _GroupSave:
 
     def __post_init__(self) -> None:
         if isinstance(self.step, bool) or not isinstance(self.step, int):
-            raise TypeError(f"step is a number, not {type(self.step).__name__}")
+            raise TypeError(f"step must be a number, not {type(self.step).__name__}")
         if not 0 <= self.step <= _MOST_STEP:
-            raise ValueError(f"step cannot be {self.step}; it is from 0 to 2^63 - 1")
+            raise ValueError(f"step cannot be {self.step}; it takes 0 to 2^63 - 1")
 
     def save(self, group: Group) -> Report:
         """Save, and wait until the checkpoint is complete."""

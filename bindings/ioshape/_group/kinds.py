@@ -87,7 +87,7 @@ def _found_in(path: str, name: str, wanted: str) -> tuple[str, str] | None:
     if DESCRIPTION not in within and any(map(DATA.fullmatch, within)):
         return f'"{name}" has no {DESCRIPTION}: it is not complete', "complete it, or move it away"
     if wanted == "dcp" and GENERATION.fullmatch(name) and within:
-        why = f'it has checkpoints that save_group() has made, such as "{name}"'
+        why = f'it has checkpoints of save_group(), such as "{name}"'
         return why, "load them with ioshape.load_group()"
     return None
 

@@ -109,7 +109,7 @@ def load_group(
     where, folder = os.fspath(directory), folder_to_load_from(tier)
     place = job()
     if fallback and step is not None:
-        raise ValueError("fallback=True looks for a generation by itself; leave out step")
+        raise ValueError("fallback=True chooses the checkpoint; leave out step")
     passed_over: list[PassedOver] = []
     # A group creates its directory. A program of one process must not create it by a search.
     agreed = step is None and (place.world_size > 1 or (fallback and os.path.isdir(where)))  # noqa: PTH112
@@ -201,11 +201,12 @@ def _found(where: str, step: int | None) -> Handle:
             if time.monotonic() > end:
                 raise failure(
                     -errno.ESTALE,
-                    f'cannot load generation {step} of "{where}": rank 0 has found it, and this '
+                    f'cannot load checkpoint {step} of "{where}": rank 0 has found it, and this '
                     "rank has not",
                     where,
                     "load",
-                    remedy="is it the same filesystem on all nodes, and did nobody remove it?",
+                    remedy="check that all nodes mount the same filesystem and that the "
+                    "checkpoint still exists",
                 ) from error
             time.sleep(0.1)
 
@@ -213,7 +214,7 @@ def _found(where: str, step: int | None) -> Handle:
 def _whose(generation: Generation, place: Job, rank: int | None) -> int:
     if rank is not None:
         if isinstance(rank, bool) or not isinstance(rank, int):
-            raise TypeError(f"rank is a number, not {type(rank).__name__}")
+            raise TypeError(f"rank must be a number, not {type(rank).__name__}")
         if not 0 <= rank < generation.ranks:
             raise ValueError(
                 f"{generation.path} has no rank {rank}: it was saved by {generation.ranks} ranks"
@@ -225,7 +226,7 @@ def _whose(generation: Generation, place: Job, rank: int | None) -> int:
         job_has = f"{place.world_size} rank{'s' if place.world_size > 1 else ''}"
         raise ValueError(
             f"{generation.path} was saved by {generation.ranks} ranks, and this job has {job_has}: "
-            "load_group(..., rank=k) loads the part of rank k, and "
+            "load_group(..., rank=k) loads the shard of rank k, and "
             "ioshape.generations(directory)[-1].load(k) as well, for k from 0 to "
             f"{generation.ranks - 1}"
         )
@@ -249,7 +250,7 @@ class _Turn:
         except CoordinatorError as error:
             # Waiting for a turn is a courtesy: a failing coordinator must not keep a job from its
             # checkpoint.
-            logger().warning("reads without a turn: %s", error)
+            logger().warning("reading without a slot: %s", error)
 
     def __enter__(self) -> _Turn:
         return self

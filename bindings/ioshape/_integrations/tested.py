@@ -36,8 +36,8 @@ def is_tested(package: str) -> bool:
     from ioshape._core import terminal  # noqa: PLC0415 - imports the native library
 
     terminal.say(
-        f"{package} {installed} writes by itself: ioshape was tested with {package} {first} and "
-        f"newer, before {untried}; install one of these, or a newer ioshape"
+        f"ioshape does not handle saves of {package} {installed}: it was tested with {package} "
+        f"{first} and newer, before {untried}; install one of these, or a newer ioshape"
     )
     return False
 

@@ -291,7 +291,9 @@ def filling_of(
     if into is None:
         return None
     if map_location is not None or mmap:
-        raise ValueError("into says where tensors come to: leave out map_location and mmap")
+        raise ValueError(
+            "into determines where tensors are loaded: leave out map_location and mmap"
+        )
     return Into(into, strict)
 
 

@@ -195,7 +195,7 @@ def load(
                 f'cannot load "{path}": it is a zip archive, but not one of torch.save',
                 path,
                 "load",
-                remedy="check the path, or unpack it if the checkpoint lies in it",
+                remedy="check the path, or unpack it if the checkpoint is in it",
             ) from error
 
     together = all_ranks() if shared else None
@@ -272,7 +272,7 @@ def _inflate(path: str, into: IO[bytes]) -> None:
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(into, "w") as copy:
         n_bytes = sum(info.file_size for info in archive.infolist())
         if n_bytes > _MOST_INFLATED * os.path.getsize(path):  # noqa: PTH202
-            raise zipfile.BadZipFile("its records share their bytes")
+            raise zipfile.BadZipFile("its records overlap")
         for name in dict.fromkeys(archive.namelist()):
             with archive.open(name) as record, copy.open(name, "w", force_zip64=True) as same:
                 shutil.copyfileobj(record, same)

@@ -39,7 +39,7 @@ _OLD_NAMES = {"__builtin__": "builtins"}  # pickle protocol 2 uses the names of 
 
 def _encoded(text: Any, encoding: Any) -> bytes:
     if type(text) is not str or encoding != "latin1":
-        raise UnpicklingError("it encodes what is no text")
+        raise UnpicklingError("it encodes something that is not text")
     return text.encode("latin-1")
 
 
@@ -47,25 +47,25 @@ def _bytearray(data: Any = b"", encoding: Any = "latin-1") -> bytearray:
     if type(data) is str and encoding == "latin-1":
         return bytearray(data, "latin-1")
     if type(data) is not bytes:
-        raise UnpicklingError("it makes bytes of something else")
+        raise UnpicklingError("it makes a bytearray of something that is not bytes")
     return bytearray(data)
 
 
 def _complex(real: Any, imaginary: Any) -> complex:
     if type(real) is not float or type(imaginary) is not float:
-        raise UnpicklingError("a complex number of it is none")
+        raise UnpicklingError("it has a complex number that is not valid")
     return complex(real, imaginary)
 
 
 def _size(lengths: Any) -> torch.Size:
     if not are_lengths(lengths):
-        raise UnpicklingError("a shape of it is none")
+        raise UnpicklingError("it has a shape that is not valid")
     return torch.Size(lengths)
 
 
 def _device(kind: Any, index: Any = None) -> torch.device:
     if type(kind) is not str or type(index) not in (int, type(None)):
-        raise UnpicklingError("a device of it is none")
+        raise UnpicklingError("it has a device that is not valid")
     return torch.device(kind) if index is None else torch.device(kind, index)
 
 
@@ -156,7 +156,7 @@ def patterns_of(only: Iterable[str] | None) -> re.Pattern[str] | None:
     if only is None:
         return None
     if isinstance(only, str):
-        raise TypeError("only is a list of names, not one name")
+        raise TypeError("only takes a list of names, not one name")
     each = [".*".join(map(re.escape, name.split("*"))) for name in only]
     return re.compile("|".join(each) or "(?!)", re.DOTALL)
 
@@ -196,7 +196,7 @@ def pick(loaded: Any, path: str, wanted: re.Pattern[str] | None) -> Any:
     if found is _NOTHING:
         raise ValueError(
             f'cannot load a part of "{path}": nothing in it has a name that was given; '
-            "ioshape.inspect() lists those of its tensors"
+            "ioshape.inspect() lists the names of its tensors"
         )
     return found
 

@@ -182,7 +182,7 @@ def _storage(reference: Any) -> _Storage:
         texts = all(isinstance(text, str) for text in (kind, key, location))
         if texts and len(key) <= _LONGEST_KEY:
             return _Storage(kind, f"data/{key}", location)
-    raise UnpicklingError("a reference that is not to a storage")
+    raise UnpicklingError("it has a reference to something that is not a storage")
 
 
 class _Machine(Machine):
@@ -215,7 +215,7 @@ class _Machine(Machine):
     def set_items(self, to: Any, values: list[Any]) -> None:
         """Add items to the placeholder for a dict, or for an object like a dict."""
         if not isinstance(to, _Parts) or len(values) % 2:
-            raise UnpicklingError("it sets items of what is no dict")
+            raise UnpicklingError("it sets items of something that is not a dict")
         to += values
 
     def append(self, to: Any, values: list[Any]) -> None:
@@ -225,7 +225,7 @@ class _Machine(Machine):
         elif type(to) is list:
             to.extend(values)
         else:
-            raise UnpicklingError("it appends to what is no list")
+            raise UnpicklingError("it appends to something that is not a list")
 
     add = append
 

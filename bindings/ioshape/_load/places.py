@@ -43,7 +43,7 @@ class Places:
             TypeError: The tensor is for the device "meta", which has no memory.
         """
         if not callable(self._asked) and str(self._location(tag)).startswith("meta"):
-            raise TypeError("a tensor for meta is not brought there by us")
+            raise TypeError("ioshape does not move tensors to meta")
         self._tags[storage._cdata] = tag
         return storage
 
@@ -55,7 +55,7 @@ class Places:
         """
         device = self._device_for(tag)
         if device.type != "cpu" and not self._incoming.takes(device):
-            raise TypeError(f"a tensor for {device} is not brought there by us")
+            raise TypeError(f"ioshape does not move tensors to {device}")
         return self.note(storage, tag)
 
     def _location(self, tag: str) -> Any:

@@ -91,7 +91,7 @@ class StoredTensor:
         if not isinstance(dtype, torch.dtype):
             raise ValueError(
                 f"tensor '{one_line(self.name)}' of {self._reader.path} has the dtype "
-                f"{self._dtype}, which this torch has not; use a newer one"
+                f"{self._dtype}, which this version of torch does not have; use a newer one"
             )
         return dtype
 
@@ -208,11 +208,11 @@ def _of_zip(reader: Reader) -> dict[str, StoredTensor | str]:
     found: dict[str, StoredTensor | str] = {}
     for tensor in tensors:
         if tensor.name in found:
-            found[tensor.name] = "has the name of another one"
+            found[tensor.name] = "has the name of another tensor"
         elif is_swapped:
-            found[tensor.name] = "is of a machine with another order of bytes"
+            found[tensor.name] = "was saved on a machine with another byte order"
         elif not tensor.is_plain:
-            found[tensor.name] = "is more than numbers in a row"
+            found[tensor.name] = "is not a plain tensor"
         else:
             found[tensor.name] = _in_record(reader, tensor, by_name.get(tensor.record))
     return found
@@ -230,14 +230,14 @@ def _byteorder(reader: Reader, record: RawRecord | None) -> str:
 def _in_record(reader: Reader, tensor: Tensor, record: RawRecord | None) -> StoredTensor | str:
     each = item_bytes(tensor.dtype)
     if each is None:
-        return f"has the dtype {tensor.dtype}, which is not known here"
+        return f"has the dtype {tensor.dtype}, which this version of ioshape does not know"
     lengths = zip(tensor.shape, tensor.stride, strict=True)
     span = 1 + sum((length - 1) * stride for length, stride in lengths)
     n_bytes = 0 if 0 in tensor.shape else tensor.storage_offset + span * each
     if n_bytes > (0 if record is None else record.n_bytes):
         raise failure(
             lib.IOSHAPE_E_DAMAGED,
-            f"\"{reader.path}\" is damaged: tensor '{tensor.name}' does not lie in its record",
+            f"\"{reader.path}\" is damaged: tensor '{tensor.name}' extends beyond its record",
             reader.path,
             "load",
             remedy="use another copy or an older checkpoint",

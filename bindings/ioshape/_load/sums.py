@@ -51,7 +51,7 @@ def put_beside(path: str, sums: bytes) -> None:
     if code == -errno.ENOMEM:
         raise MemoryError
     if code:
-        sentence = f'cannot keep checksums of "{path}": it is too large for them'
+        sentence = f'cannot store checksums of "{path}": the file is too large'
         raise failure(code, sentence, path, "save", remedy="save smaller files")
     try:
         new = open_file(path + SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -90,7 +90,7 @@ class Together:
         try:
             self._group.allgather([found], [own]).wait()
         except RuntimeError as error:
-            _warn(f"not all ranks have come ({error})")
+            _warn(f"not all ranks have joined ({error})")
             return 0
         told = [bytes(one.tolist()) for one in found]
         digests = {one[:_DIGEST_BYTES] for one in told}
@@ -174,7 +174,7 @@ def _has_come(stretch: Stretch, piece: Piece) -> tuple[int, int] | None:
     try:
         return piece.wait(stretch.n_bytes)
     except RuntimeError as error:
-        _warn(f"a rank is gone ({error})")
+        _warn(f"a rank has ended ({error})")
         return None
 
 
@@ -193,7 +193,7 @@ def _deliver(stretch: Stretch, piece: Piece, sums: Iterable[int], crcs: dict[int
 
 
 def _warn(why: str) -> None:
-    logger().warning("loads without the other ranks: %s", why)
+    logger().warning("loading without the other ranks: %s", why)
 
 
 def all_ranks() -> Together | None:
@@ -215,6 +215,6 @@ def all_ranks() -> Together | None:
     if found is None:
         raise ValueError(
             "shared=True sends what one rank reads to the others: call "
-            "torch.distributed.init_process_group() before, with a torch that has gloo"
+            "torch.distributed.init_process_group() first, with a torch that has gloo"
         )
     return Together(found.process_group, place.rank, place.world_size, place.node)

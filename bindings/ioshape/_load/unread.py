@@ -251,7 +251,7 @@ def tensors_in(root: Any) -> Iterator[torch.Tensor]:
                 left += getattr(value, "__dict__", {}).values()
                 left += [*value.keys(), *value.values()] if isinstance(value, dict) else value
         elif type(value) not in _PLAIN_TYPES:
-            raise TypeError(f"{type(value).__name__} may be anything")
+            raise TypeError(f"{type(value).__name__} may hold anything")
 
 
 def _allowed_by_user(pickled: bytes) -> bool:

@@ -45,7 +45,9 @@ def parse(url: str) -> tuple[Address, bool]:
     key = key.removesuffix("/")
     # Clients and servers treat such keys as paths, each in its own way.
     if match is None or any(part in ("", ".", "..") for part in key.split("/") if key):
-        raise ValueError(f'"{url}" is no address on an object store; give one as s3://bucket/key')
+        raise ValueError(
+            f'"{url}" is not an address on an object store; give one such as s3://bucket/key'
+        )
     return Address(match[1], key), is_above
 
 

@@ -160,7 +160,7 @@ class Careful:
                 return
             yield page
         remedy = "give an address with fewer objects below it"
-        raise AnswerError(f"its list has more than {MOST_PAGES:,} pages", remedy=remedy)
+        raise AnswerError(f"the server's list has more than {MOST_PAGES:,} pages", remedy=remedy)
 
 
 def field(answer: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:

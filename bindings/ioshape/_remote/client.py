@@ -118,27 +118,27 @@ class _Reason(NamedTuple):
 
 # characters of a server's message that are shown at most
 _MOST_SHOWN = 200
-_SERVER = "look at --endpoint (or AWS_ENDPOINT_URL_S3) and the server's log"
-_AGAIN = "call it again, which sends only what is not there yet"
-_KEYS = "look which credentials this shell has (AWS_PROFILE, AWS_ACCESS_KEY_ID)"
+_SERVER = "check --endpoint (or AWS_ENDPOINT_URL_S3) and the server's log"
+_AGAIN = "run it again, which sends only what is missing"
+_KEYS = "check which credentials this shell has (AWS_PROFILE, AWS_ACCESS_KEY_ID)"
 _NO_KEYS = _Reason(
     errno.EACCES,
     "there are no credentials",
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
 )
-_NO_BUCKET = _Reason(errno.ENOENT, "there is no such bucket", "make it, or name another one")
-_NO_OBJECT = _Reason(errno.ENOENT, "it is not there", '"ioshape ls" lists what is')
+_NO_BUCKET = _Reason(errno.ENOENT, "there is no such bucket", "create it, or name another one")
+_NO_OBJECT = _Reason(errno.ENOENT, "it does not exist", '"ioshape ls" lists what exists')
 _REFUSED = _Reason(
-    errno.EACCES, "the server refuses it", f"{_KEYS}, and what its policy lets them do"
+    errno.EACCES, "the server denies access", f"{_KEYS}, and what the server's policy allows them"
 )
-_CHANGED = _Reason(errno.EBUSY, "somebody has replaced it meanwhile", "call it again")
+_CHANGED = _Reason(errno.EBUSY, "another process has replaced it meanwhile", "run it again")
 _WRONG_SUM = _Reason(
     errno.EIO,
-    "what arrived there has another checksum than what was sent, several times",
-    f"look at the network and its proxies, then {_AGAIN}",
+    "the data arrived with a wrong checksum, several times",
+    f"check the network and its proxies, then {_AGAIN}",
 )
 _BUSY = _Reason(errno.EAGAIN, "the server is too busy", f"use fewer --jobs, or {_AGAIN}")
-_FULL = _Reason(errno.ENOSPC, "there is no more space", "make some, or ask for a larger quota")
+_FULL = _Reason(errno.ENOSPC, "there is no more space", "free some, or ask for a larger quota")
 _CODES = {
     "NoSuchBucket": _NO_BUCKET,
     "NoSuchKey": _NO_OBJECT,
@@ -162,7 +162,7 @@ _CODES = {
     ),
     "ExpiredToken": _Reason(errno.EACCES, "the credentials have expired", "renew them"),
     "RequestTimeTooSkewed": _Reason(
-        errno.EACCES, "this machine's clock is wrong", "set it, best by NTP"
+        errno.EACCES, "this machine's clock is wrong", "set it, for example with NTP"
     ),
 }
 
@@ -182,12 +182,12 @@ def _reason(error: Exception) -> _Reason:
         return _NO_KEYS
     if isinstance(error, ClientError):
         code = code_of(error)
-        told = str(error.response.get("Error", {}).get("Message") or "it says no more")
+        told = str(error.response.get("Error", {}).get("Message") or "without a message")
         code, told = code[:_MOST_SHOWN], told[:_MOST_SHOWN]
         return _CODES.get(code) or _Reason(errno.EIO, f'the server says "{code}": {told}', _SERVER)
     if isinstance(error, BROKEN):
         why = f"the server cannot be reached ({type(error).__name__})"
-        remedy = f"look at --endpoint (or AWS_ENDPOINT_URL_S3) and the network, then {_AGAIN}"
+        remedy = f"check --endpoint (or AWS_ENDPOINT_URL_S3) and the network, then {_AGAIN}"
         return _Reason(errno.EHOSTUNREACH, why, remedy)
     if isinstance(error, AnswerError):
         return _Reason(error.number, error.why, error.remedy)

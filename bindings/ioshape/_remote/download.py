@@ -93,10 +93,10 @@ def download(
         ValueError: The URL is invalid, or a number is out of range.
     """
     if jobs < 1 or part_bytes < 1:
-        raise ValueError("cannot download with less than one job, and one byte at a time")
+        raise ValueError("cannot download with fewer than one job, or parts of less than one byte")
     address, _ = parse(url)
     if not address.key:
-        raise ValueError(f'"{url}" is a bucket; give what is in it, as "ioshape ls" lists it')
+        raise ValueError(f'"{url}" is a bucket; give an address in it, as "ioshape ls" lists them')
     client = connect(endpoint, jobs)
     place = os.fspath(path)
     if place.endswith("/") or os.path.isdir(place):  # noqa: PTH112
@@ -109,7 +109,7 @@ def download(
             return one.single(place, durable=is_synced)
         if os.path.lexists(place):
             remedy = "remove it, or give another path"
-            sentence = f'cannot download "{address}": "{place}" is there already'
+            sentence = f'cannot download "{address}": "{place}" already exists'
             raise failure(-errno.EEXIST, sentence, place, "download", remedy=remedy)
         one = _Download(client, address, jobs, part_bytes, progress, listing.n_bytes)
         one.directory(listing, place, durable=is_synced)
@@ -132,7 +132,7 @@ def _listing(client: Client, address: Address) -> Listing | None:
 
 def _incomplete(address: Address) -> StorageError:
     sentence = f'cannot download "{address}": there is no complete checkpoint'
-    remedy = 'look what there is with "ioshape ls", or upload it (again)'
+    remedy = 'run "ioshape ls" to see what there is, or upload it (again)'
     return failure(-errno.ENOENT, sentence, str(address), "download", remedy=remedy)
 
 
@@ -280,8 +280,8 @@ class _Download:
 
     def _damaged(self, wanted: _Object, path: str) -> StorageError:
         sentence = (
-            f'cannot download "{self._address}": "{wanted.address}" is damaged: it has another '
-            "checksum or length than when it was uploaded"
+            f'cannot download "{self._address}": "{wanted.address}" is damaged: its checksum or '
+            "length differs from what was uploaded"
         )
         remedy = "upload it again, or use an older checkpoint"
         return failure(lib.IOSHAPE_E_DAMAGED, sentence, path, "download", remedy=remedy)

@@ -74,21 +74,21 @@ def _refused(path: str, why: str, remedy: str, number: int) -> StorageError:
 
 
 _NO_LUSTRE = (
-    "it does not lie on a Lustre filesystem, or its client knows no HSM",
-    "give what lies on one whose files are archived, such as FSx with a data repository",
+    "it is not on a Lustre filesystem, or its client does not support HSM",
+    "give a path on one whose files are archived, such as FSx with a data repository",
 )
 _REASONS = {
-    errno.ENOENT: ("it is gone, somebody has removed it", ""),
+    errno.ENOENT: ("it was removed", ""),
     errno.EAGAIN: (
-        "HSM is not switched on for this filesystem",
-        "link a data repository to it (FSx), or have the coordinator started on its metadata "
-        "servers: lctl set_param mdt.*.hsm_control=enabled",
+        "HSM is not enabled for this filesystem",
+        "link a data repository to it (FSx), or ask the administrator to start the coordinator on "
+        "its metadata servers: lctl set_param mdt.*.hsm_control=enabled",
     ),
     errno.EPERM: (
-        "the metadata server takes such requests from root alone",
-        "call this as root, or have the right given on the metadata servers: "
-        "lctl set_param mdt.*.hsm.user_request_mask=ARCHIVE,RESTORE; where files are archived "
-        "by themselves, --check tells whether they are",
+        "the metadata server accepts such requests only from root",
+        "run this as root, or ask the administrator for the right on the metadata servers: "
+        "lctl set_param mdt.*.hsm.user_request_mask=ARCHIVE,RESTORE; if files are archived "
+        "automatically, --check reports whether they are",
     ),
     **dict.fromkeys((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP), _NO_LUSTRE),
 }
@@ -96,7 +96,7 @@ _REASONS = {
 # Flags of a file that prevent archiving it.
 _MARKS = {
     _NOARCHIVE: ("it is marked not to be archived", "allow it: lfs hsm_clear --noarchive"),
-    _LOST: ("its copy in the archive is lost", "forget that: lfs hsm_clear --lost --archived"),
+    _LOST: ("its copy in the archive is lost", "clear the mark: lfs hsm_clear --lost --archived"),
 }
 
 
@@ -233,8 +233,8 @@ class _Work:
                 self._done_bytes += file.n_bytes
                 continue
             if not ask:
-                why = "it was changed since" if flags & _DIRTY else "it is not"
-                remedy = "call this without --check, or wait until it is"
+                why = "it has changed since" if flags & _DIRTY else "it was never archived"
+                remedy = "run this without --check, or wait until it is archived"
                 sentence = f'"{file.path}" is not in the archive as it is now: {why}'
                 raise failure(-errno.ENODATA, sentence, file.path, "archive", remedy=remedy)
             for mark, (why, command) in _MARKS.items():
@@ -287,10 +287,10 @@ class _Work:
 
     def _failed(self, path: str, flags: int) -> StorageError:
         if flags & _DIRTY:
-            remedy = "call this again when nobody does"
-            return _refused(path, "somebody is writing to it", remedy, errno.EBUSY)
+            remedy = "run this again after the writer has ended"
+            return _refused(path, "another process is writing to it", remedy, errno.EBUSY)
         remedy = "see the log of the copytool (FSx: the event log of the data repository)"
-        return _refused(path, "Lustre could not, or somebody has canceled it", remedy, errno.EIO)
+        return _refused(path, "Lustre failed, or the request was canceled", remedy, errno.EIO)
 
     def _stalled(self, left: list[_File]) -> StorageError:
         why = (
@@ -298,8 +298,8 @@ class _Work:
             f"{len(left) - 1} more"
         )
         remedy = (
-            "see whether a copytool runs, and what it does (lfs hsm_action FILE); "
-            "call this again, which asks for nothing twice"
+            "check that a copytool runs, and what it does (lfs hsm_action FILE); run this again, "
+            "which repeats no request"
         )
         return _refused(left[0].path, why, remedy, errno.ETIMEDOUT)
 

@@ -80,16 +80,16 @@ def decode(data: bytes) -> Listing:
     """
     value = _parsed(data)
     if not isinstance(value, dict) or value.get("format") != "ioshape-objects":
-        raise ValueError("it is no listing")
+        raise ValueError("it is not a listing")
     if value.get("version") != 1:
-        raise ValueError("a newer version of ioshape has written it; use that one")
+        raise ValueError("a newer version of ioshape wrote it; use that version")
     _check_sum(data, value)
     try:
         files = tuple(_entry(one) for one in value["files"])
         directories = tuple(_name(one) for one in value["directories"])
         kind = value["kind"]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"it lacks something ({error})") from None
+        raise ValueError(f"a member is missing ({error})") from None
     if kind not in ("generation", "dcp", "directory"):
         raise ValueError("it is of an unknown kind")
     _check_together([one.name for one in files], directories)
@@ -109,7 +109,7 @@ def _check_sum(data: bytes, value: dict[str, Any]) -> None:
 def _parsed(data: bytes) -> Any:
     """Parse untrusted JSON; limits on its length and its counts bound time and memory."""
     if len(data) > MOST_BYTES or not data.isascii():
-        raise ValueError("it is too large, or no listing")
+        raise ValueError("it is too large, or not a listing")
     if max(data.count(b"{"), data.count(b"[")) > 2 * MOST_NAMES + _MARKS:
         raise ValueError("it has too many names")
     if data.count(b",") > _MARKS * MOST_NAMES:
@@ -142,14 +142,14 @@ def _entry(one: Any) -> Entry:
     entry = Entry(_name(one["name"]), one["bytes"], one["crc32"], one["modified_ns"])
     for number, bits in ((entry.bytes, 63), (entry.crc32, 32), (entry.modified_ns, 63)):
         if type(number) is not int or not 0 <= number < 1 << bits:
-            raise ValueError(f'of "{entry.name}" a number is out of range')
+            raise ValueError(f'a number of "{entry.name}" is out of range')
     return entry
 
 
 def _name(name: Any) -> str:
     """Return a name in the directory, after a check."""
     if not isinstance(name, str) or "\0" in name:
-        raise ValueError(f"{str(name)[:100]!r} is no name")
+        raise ValueError(f"{str(name)[:100]!r} is not a name")
     check_name(name)
     return name
 

@@ -125,7 +125,7 @@ def _directory(path: str) -> Source:
         return Source(path, "dcp", *_walk(path, {}))
     inside = generations(path)
     if inside:
-        why = f"it is no checkpoint, but has {len(inside)} of them in it"
+        why = f"it is not a checkpoint, but a directory with {len(inside)} of them"
         raise refused(path, why, "name one of them, or add --newest 1 or --all")
     return Source(path, "directory", *_walk(path, {}))
 
@@ -137,8 +137,8 @@ def _generation(path: str) -> Source:
     files, directories = _walk(path, sums)
     missing = sums.keys() - {one.name for one in files}
     if missing:
-        why = f'"{min(missing)}" is not there: it was removed, or is on the tier of another node'
-        remedy = "drain the tiers of all nodes, and upload what is at its destination"
+        why = f'"{min(missing)}" is missing: it was removed, or is on the tier of another node'
+        remedy = "drain the tiers of all nodes, and upload the checkpoint from its destination"
         raise refused(path, why, remedy, errno.ENOENT)
     kept = tuple(one for one in files if not _PARITY.fullmatch(one.name))
     return Source(path, "generation", kept, directories)
@@ -156,8 +156,8 @@ def look(path: str) -> Iterator[Source]:
     step = _STEP.fullmatch(name)
     with contextlib.ExitStack() as stack:
         if is_unfinished(name):
-            remedy = "name what it becomes when it is complete"
-            raise refused(path, "it is being written, or was left by a dead process", remedy)
+            remedy = "give the name that it has when it is complete"
+            raise refused(path, "it is being written, or is a leftover of a dead process", remedy)
         if not os.path.isdir(absolute):  # noqa: PTH112
             beside = f"{absolute}{SUFFIX}"
             files = [_file(absolute, name)]
@@ -258,13 +258,13 @@ class Stream:
         return lambda: self._reader.damaged(record)
 
     def _differs(self) -> StorageError:
-        sentence = f'"{self.file.path}" is damaged: it is not what the manifest says'
+        sentence = f'"{self.file.path}" is damaged: it does not match the manifest'
         remedy = "use another copy or an older checkpoint"
         return failure(lib.IOSHAPE_E_DAMAGED, sentence, self.file.path, "upload", remedy=remedy)
 
     def _changed(self) -> StorageError:
-        remedy = "upload it when nobody does"
-        return refused(self.file.path, "somebody is writing to it", remedy, errno.EBUSY)
+        remedy = "upload it after the writer has ended"
+        return refused(self.file.path, "another process is writing to it", remedy, errno.EBUSY)
 
     def _check(self) -> None:
         """Check that the file is undamaged and has not changed since the upload began."""

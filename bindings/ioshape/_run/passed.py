@@ -87,7 +87,7 @@ def _tell() -> None:
         for who, (saves, n_bytes) in sorted(worth.items())
     )
     _terminal.say(
-        f"saves to file objects, which torch wrote itself, neither atomic nor durable: {of_each}; "
+        f"torch itself wrote saves to file objects, neither atomic nor durable: {of_each}; "
         'give torch.save a path, or a file of ioshape.open(path, "wb")'
     )
 

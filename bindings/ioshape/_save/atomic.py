@@ -247,7 +247,7 @@ class AtomicFile(io.BufferedWriter):
         target = {os.SEEK_SET: offset, os.SEEK_CUR: here + offset}.get(whence, -1)
         # zipfile seeks to the current offset to find out whether the file is seekable.
         if target < here or (target == here and whence == os.SEEK_SET):
-            raise io.UnsupportedOperation(f"cannot go back in {self.name}, which is being written")
+            raise io.UnsupportedOperation(f"cannot seek back in {self.name} while it is written")
         self.flush()
         if self._sink is not None:
             self._sink.write_zeros(target - here)
@@ -310,7 +310,10 @@ class AtomicFile(io.BufferedWriter):
             return
         try:
             warnings.warn(
-                f"{self!r} was not closed, so it is dropped", ResourceWarning, 2, source=self
+                f"{self!r} was not closed, so its data is discarded",
+                ResourceWarning,
+                2,
+                source=self,
             )
         finally:
             self.discard()

@@ -289,7 +289,7 @@ class SaveHandle:
                 f'the save to "{self.path}" belongs to another process',
                 self.path,
                 "save",
-                remedy="ask for it there, not after a fork",
+                remedy="use the handle there, not after a fork",
             )
 
     def _wait(self, timeout: float | None) -> bool:

@@ -149,7 +149,7 @@ def steps_of(optimizer: Any) -> Steps:
     if register is None:
         raise TypeError(
             f"save_async() takes optimizers of torch, not {type(optimizer).__name__}; use "
-            "lazy=True, and call ioshape.before_step() before it changes anything"
+            "lazy=True, and call ioshape.before_step() before it changes tensors"
         )
     steps = _of_optimizers.get(optimizer)
     if steps is None:
@@ -176,7 +176,7 @@ def waiters_of(optimizer: Any) -> tuple[Steps, ...]:
         return (_of_loop,)
     waiters = tuple(map(steps_of, _listed(optimizer)))
     if not waiters:
-        raise ValueError("optimizer is empty: give those that change what is saved")
+        raise ValueError("optimizer is empty: give the optimizers that change the saved tensors")
     return waiters
 
 

@@ -121,7 +121,7 @@ class _Notes:
         raise Unsupported("the storages' data is skipped")
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise Unsupported(f"torch's writer is asked for {name}()")
+        raise Unsupported(f"torch calls {name}() of its writer")
 
     def _storage_record(self, name: str, storage: Any, n_bytes: int) -> Record:
         if type(storage) is not torch.UntypedStorage or storage.device.type != "cpu":
@@ -197,7 +197,7 @@ def _probe() -> str:
         or names[-2:] != ["data/0", "data/1"]
         or written["data/0"].data_ptr() != shared.data_ptr()
     ):
-        return f"torch {torch.__version__} writes records that are not known"
+        return f"torch {torch.__version__} writes records that ioshape does not know"
     # Fetching by pieces needs torch.accelerator, which older versions of torch lack.
     is_known = list(written) == list(known) and all(
         written[name] is known[name] for name in written
@@ -222,7 +222,9 @@ def problem() -> str:
                     _probe()
                 except Exception:
                     version = torch.__version__
-                    _probed = f"torch {version} pickles in a way that is not known ({error})"
+                    _probed = (
+                        f"torch {version} pickles in a way that ioshape does not know ({error})"
+                    )
                 else:
                     raise
         return _probed

@@ -47,13 +47,13 @@ def family_of(path: str) -> Numbered:
     found = numbered(name)
     if found is None:
         raise ValueError(
-            f'cannot tell older checkpoints of "{name}": its name has no number; give one that '
-            "has, such as step-100.pt"
+            f'cannot find older checkpoints of "{name}": its name has no number; give it one, such '
+            "as step-100.pt"
         )
     if found.counts_shards:  # retention would keep only the newest shards of one checkpoint
         raise ValueError(
-            f'cannot tell older checkpoints of "{name}": its last number counts files of one '
-            "checkpoint; put the step behind it, such as rank-3-step-100.pt"
+            f'cannot find older checkpoints of "{name}": its last number counts files of one '
+            "checkpoint; put the step after it, such as rank-3-step-100.pt"
         )
     return found
 
@@ -65,7 +65,7 @@ def check(path: str, keep_last: int) -> None:
         ValueError: `keep_last` is less than 1, or the path belongs to no family.
     """
     if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
-        raise ValueError(f"keep_last is {keep_last!r}; at least the newest checkpoint stays")
+        raise ValueError(f"keep_last is {keep_last!r}; give at least 1")
     family_of(path)
 
 
@@ -84,11 +84,13 @@ def after_save(path: str, keep_last: int, *, is_there: bool) -> None:
         with _Family(directory, family_of(path)) as family:
             found = family.members()
             if is_there and all(one.name != name for one in found):
-                _log.warning('older checkpoints than "%s" stay: it is no torch zip', path)
+                _log.warning(
+                    'checkpoints older than "%s" were not removed: it is not a torch zip', path
+                )
                 return
             family.remove([one for one in found[keep_last:] if one.name != name], found)
     except (OSError, ValueError) as error:  # the save itself has succeeded, so do not raise
-        _log.warning('older checkpoints than "%s" stay: %s', path, error)
+        _log.warning('checkpoints older than "%s" were not removed: %s', path, error)
 
 
 def prune(path: str, keep_last: int, *, dry_run: bool) -> tuple[list[Kept], list[Kept]]:
@@ -164,7 +166,7 @@ class _Family:
             with Reader(self._path(one.name), operation="prune") as reader:
                 reader.verify()
         except StorageError as error:
-            _log.warning('"%s" does not count: %s', self._path(one.name), error)
+            _log.warning('keep_last does not count "%s": %s', self._path(one.name), error)
             return False
         return True
 

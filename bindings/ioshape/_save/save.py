@@ -152,7 +152,7 @@ def save(
         )
     if keep_last is not None:
         if not isinstance(f, (str, os.PathLike)):
-            raise ValueError("keep_last goes with a path, not with a file object")
+            raise ValueError("keep_last takes a path, not a file object")
         retention.check(os.fspath(f), keep_last)
     save = _TorchSave(
         obj,
@@ -247,8 +247,8 @@ def save_async(
     """
     if not isinstance(f, (str, os.PathLike)):
         raise TypeError(
-            f"save_async() takes a path, not {type(f).__name__}; torch writes to file objects "
-            "itself, while you wait: use save()"
+            f"save_async() takes a path, not {type(f).__name__}; torch writes to file objects in "
+            "the foreground: use save()"
         )
     if keep_last is not None:
         retention.check(os.fspath(f), keep_last)
@@ -358,9 +358,7 @@ class _TorchSave:
 
     def _by_torch(self, path: str, reason: str) -> Report:
         """Let torch write into an AtomicFile, which is still atomic and durable."""
-        past = directly(
-            path, "how long it will be is not known before" if self.request.tier else ""
-        )
+        past = directly(path, "its size is not known in advance" if self.request.tier else "")
         steps = (Step(f"written by torch itself: {reason}", "torch"), *past.steps)
         with AtomicFile(path, self.request, written_by="torch", steps=steps) as file:
             self._torch_save(file)
@@ -376,7 +374,7 @@ class _TorchSave:
 
     def _pickle(self, path: str) -> tuple[pickling.Pickled, float]:
         if not self.new_format:
-            raise pickling.Unsupported("the format from before torch 1.6 was asked for")
+            raise pickling.Unsupported("the format from before torch 1.6 was requested")
         begin = time.perf_counter()
         pickling.check_arguments(path, self.pickle_module)
         pickled = pickling.collect(self.obj, self.pickle_module, self.protocol)

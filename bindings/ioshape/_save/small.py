@@ -55,7 +55,11 @@ def save(obj: object, path: str, how: tuple[Any, ...], *, replaces: bool = False
 
 
 def _record(path: str, n_bytes: int, total_s: float, *, is_synced: bool) -> None:
-    steps = (Step("small: synced with others, a moment later", "sync"),) if is_synced else ()
+    steps = (
+        (Step("small file: synced shortly after, together with others", "sync"),)
+        if is_synced
+        else ()
+    )
     trace.record(Report(path, "ioshape", n_bytes, total_s=total_s, fallbacks=steps))
 
 
@@ -101,7 +105,7 @@ def _create(path: str, content: memoryview, *, replaces: bool, is_synced: bool) 
     file = open_file(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
     try:
         if os.write(file, content) != len(content):
-            raise OSError("there is no room for all of it")
+            raise OSError("there is not enough free space")
         name = path
         if replaces:
             _check_rights(os.fstat(file), os.lstat(path))
@@ -120,4 +124,4 @@ def _create(path: str, content: memoryview, *, replaces: bool, is_synced: bool) 
 def _check_rights(new: os.stat_result, old: os.stat_result) -> None:
     """Raise OSError unless the new file has the owner and the mode of the file it replaces."""
     if (new.st_mode, new.st_uid, new.st_gid) != (old.st_mode, old.st_uid, old.st_gid):
-        raise OSError("the usual way keeps these")
+        raise OSError("the fast path cannot keep owner and mode")

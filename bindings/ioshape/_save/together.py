@@ -108,8 +108,8 @@ def _syncfs(descriptor: int) -> None:
 
 def _lost(directory: str, error: OSError) -> None:
     _terminal.say(
-        f'cannot sync the small files that were saved to "{directory}" in the last moments: '
-        f"{error.strerror}; save them again, or set durable=1 to learn of it at each save"
+        f'cannot sync the small files that were saved to "{directory}" just before: '
+        f"{error.strerror}; save them again, or set durable=1 so that each save reports this"
     )
     under_way.end_nonzero()
 

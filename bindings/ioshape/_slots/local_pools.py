@@ -93,7 +93,7 @@ class LocalPools:
     def set(self, pool: str, settings: Mapping[str, int], *, clear: bool) -> None:
         """Refuse: the settings of the jobs decide how many of them may write."""
         assert settings or clear
-        _refuse(pool, "set", 'use a Redis, or set "slots" of each job (IOSHAPE_SLOTS)')
+        _refuse(pool, "set", 'use a Redis, or set "slots" for each job (IOSHAPE_SLOTS)')
 
     def limit(self, pool: str, kind: str, name: str, share: int, rate: int, *, clear: bool) -> None:
         """Refuse: the processes of a host are served first come, first served."""
@@ -103,7 +103,9 @@ class LocalPools:
     def kick(self, pool: str, member: str) -> None:
         """Refuse: the kernel holds a slot for its process, so only the process can release it."""
         assert member
-        _refuse(pool, "kick", "end the process of the slot; the pool's status has its number")
+        _refuse(
+            pool, "kick", "end the process that holds the slot; the pool's status has its number"
+        )
 
 
 def _refuse(pool: str, operation: str, remedy: str) -> NoReturn:
@@ -121,7 +123,7 @@ def _opened(path: str, access: int = os.O_RDONLY) -> Iterator[int]:
     file = open_file(path, flags)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         yield file
     finally:
         os.close(file)

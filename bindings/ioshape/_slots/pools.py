@@ -250,8 +250,8 @@ class Operator:
         name, others = job or user, {**of_pool, "job_bytes_per_s": 0}
         if (name and any(others.values())) or (share and not name) or (job and user):
             raise ValueError(
-                "these settings do not go together; name one job or one user for share and "
-                "job_bytes_per_s, none for what the whole pool allows"
+                "these settings cannot be combined; name one job or one user for share and "
+                "job_bytes_per_s, none for limits of the whole pool"
             )
         if not 0 <= share <= MOST_SHARE or min(of_pool.values()) < 0:
             raise ValueError("a setting of a pool is negative or too large")

@@ -126,7 +126,7 @@ class RedisPools:
         if not self._call(pool, where, "set", "", *chain.from_iterable(changes.items())):
             raise failure(
                 -errno.ENOSPC,
-                f"pool {pool} has limits for as many jobs and users as it can",
+                f"pool {pool} already has limits for the most jobs and users that it can",
                 pool,
                 "set",
                 remedy="clear one that is not needed",
@@ -162,8 +162,8 @@ class RedisPools:
                     if any(text in str(error) for text in _UNREADABLE):
                         self._send(where, "DEL", key)
                         logging.getLogger("ioshape").warning(
-                            'pool "%s" had keys that could not be read (%s); it begins anew, with '
-                            "what operators have set as far as that can be read",
+                            'pool "%s" had keys that could not be read (%s); it was reset, and '
+                            "keeps the readable settings of operators",
                             pool,
                             one_line(str(error)),
                         )
@@ -208,7 +208,7 @@ class RedisPools:
             except MovedError as error:  # AskError is a subclass
                 asking = isinstance(error, AskError)
                 node = (error.host or node[0], error.port)
-        raise ConnectionError("the nodes of the cluster send us to each other")
+        raise ConnectionError("the nodes of the cluster redirect to each other endlessly")
 
     def _master(self, where: Any, sentinel: Node) -> Node:
         service = said(where.address.service)
@@ -254,7 +254,7 @@ class RedisPools:
             hosts = ",".join(f"{said(node.host)}:{node.port}" for node in nodes)
             raise failure(
                 lib.IOSHAPE_E_COORDINATOR,
-                f"redis at {said(address.path) or hosts} cannot be asked: {one_line(str(error))}",
+                f"redis at {said(address.path) or hosts} cannot be reached: {one_line(str(error))}",
                 pool,
                 operation,
                 remedy=_remedy(error),

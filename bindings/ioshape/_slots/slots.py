@@ -193,7 +193,7 @@ class Slot:
                 "this slot belongs to the parent process",
                 "",
                 "slot",
-                remedy="take one after the fork",
+                remedy="acquire one after the fork",
             )
 
     def _check(self, code: int) -> None:

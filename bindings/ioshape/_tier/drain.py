@@ -207,10 +207,11 @@ class Drain:
     def _gone(self, ticket: Ticket) -> StorageError:
         return failure(
             -errno.ENODEV,
-            f'cannot drain "{ticket.place}": "{self.folder}" is another folder since it was saved',
+            f'cannot drain "{ticket.place}": "{self.folder}" is a different folder than when it '
+            "was saved",
             self.folder,
             "drain",
-            remedy=f'mount what was there, and run "ioshape drain {self.folder}"',
+            remedy=f'mount the previous filesystem, and run "ioshape drain {self.folder}"',
         )
 
     # ---- The thread -------------------------------------------------------------------------
@@ -281,7 +282,7 @@ class Drain:
         why = f" ({failures[0].sentence})" if failures else ""
         _terminal.say(
             f'{what} on the tier "{self.folder}"{why}; the next process that saves or loads '
-            f'there carries them to their destinations, and so does "ioshape drain {self.folder}"'
+            f'there drains them, and so does "ioshape drain {self.folder}"'
         )
 
 

@@ -160,10 +160,10 @@ class Passage:
     def steps(self) -> tuple[Step, ...]:
         """Return the downgrades that are known now."""
         if self._ticket is None and self.is_overtaken:
-            return (Step("a later save to it went directly, and stays", "overtaken"),)
+            return (Step("a later save went directly to the destination", "overtaken"),)
         if self._ticket is None or self._ticket.result != "newer":
             return ()
-        return (Step("not drained: there is a newer one at the destination", "tier"),)
+        return (Step("not drained: the destination has a newer save", "tier"),)
 
 
 _lock = ForkedLock()
@@ -225,13 +225,13 @@ def _choose(path: str, n_bytes: int, request: SaveRequest) -> Route:
 
 def _why_directly(path: str, request: SaveRequest) -> str:
     if not request.replace:
-        return "only at its destination can be told whether it replaces something"
+        return "whether it replaces a file is only known at its destination"
     if request.due is not None:
-        return "it has a deadline, and this node may end with it"
+        return "it has a deadline, after which this node may end"
     if context_of_saves_to(path) is not None:
-        return "an earlier save to it, directly, is under way"
+        return "an earlier save directly to the destination is in progress"
     if UNDER_WAY in path:
-        return "it is part of a directory that appears whole"
+        return "it is part of a directory that is committed as a whole"
     return _why_not_drained(path, request.tier)
 
 
@@ -241,11 +241,11 @@ def _why_not_drained(path: str, folder: str) -> str:
         return "its destination is on the tier's disk"
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
-            return "its destination is no regular file"
+            return "its destination is not a regular file"
     except OSError:
         pass
     # Fail at the save, not at the drain, if the directory cannot be written.
-    return "" if os.access(above, os.W_OK | os.X_OK) else "its directory cannot be written to"
+    return "" if os.access(above, os.W_OK | os.X_OK) else "its directory is not writable"
 
 
 def completed_over(route: Route, begin: Callable[[Route], SaveHandle]) -> Report:

@@ -112,8 +112,8 @@ def other_owner(folder: str) -> int | None:
 def of_another_user(folder: str, owner: int) -> str:
     """Return the message about a tier on which another user owns this user's folder."""
     return (
-        f"{own_folder(folder)} belongs to user {owner}, so saves of user {os.geteuid()} do not go "
-        "to this tier, and nothing of theirs waits there; ask the administrator to remove it"
+        f"{own_folder(folder)} belongs to user {owner}, so user {os.geteuid()} cannot use this "
+        "tier and has no saves there; ask the administrator to remove it"
     )
 
 

@@ -320,7 +320,7 @@ def test_storages_are_fetched_in_whatever_order_they_are_asked_for(
         couriers[number].fetch(0, ffi.from_buffer(memoryview(into)[:half]), half)
         couriers[number].fetch(half, ffi.from_buffer(memoryview(into)[half:]), len(into) - half)
         assert bytes(into) == values[number].numpy().tobytes()
-    with pytest.raises(RuntimeError, match="asked for twice"):
+    with pytest.raises(RuntimeError, match="requested twice"):
         couriers[order[0]].fetch(0, ffi.from_buffer(into), 1)
 
 

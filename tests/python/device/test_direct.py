@@ -241,7 +241,7 @@ def test_what_fails_past_the_cpu_comes_by_it(
         play.garbles = 15
     with caplog.at_level(logging.WARNING, "ioshape"):
         assert_same(ioshape.load(path), state())
-    assert ("Input/output error" if fails_after else "did not come as it should") in caplog.text
+    assert ("Input/output error" if fails_after else "did not arrive intact") in caplog.text
     assert f'loading "{path}"' in caplog.text
     assert play.reads > fails_after
 

@@ -415,9 +415,12 @@ def test_the_table(tmp_path: Path) -> None:
     with pytest.raises(ioshape.errors.MismatchError) as raised:
         ioshape.load(tmp_path / "x.pt", into=into)
     first, *table = str(raised.value).splitlines()
-    assert first == f'cannot load "{tmp_path}/x.pt" into what was given; give what fits it'
+    assert (
+        first
+        == f'cannot load "{tmp_path}/x.pt" into the given objects; give objects that match the file'
+    )
     assert table == [
-        "            in the file     to be filled",
+        "            in the file     wanted",
         "  a.weight  (3, 4) float32  (3, 5) float16",
         "  other     missing         there",
         "  more      there           missing",

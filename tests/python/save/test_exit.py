@@ -517,7 +517,7 @@ atexit.register(last_words)
     use = "ioshape.save_async(checkpoint(2), 'model.pt')\n"
     source = register + BEGINNING + use if when == "before" else BEGINNING + use + register
     finished = run_program(tmp_path, source, status=LOST)
-    assert "ioshape: a save in the background failed: " in finished.stderr
+    assert "ioshape: a background save failed: " in finished.stderr
 
 
 @pytest.mark.slow

@@ -249,7 +249,7 @@ def test_what_changes_too_early_fails_the_save(tmp_path: Path) -> None:
         if error is not None:
             assert isinstance(error, ioshape.StorageError)
             assert error.record == "data/0"
-            assert "before it changes" in str(error)
+            assert "changed before ioshape" in str(error)
             break
         weight = ioshape.load(path)["weight"]
         assert bool((weight == before).all())

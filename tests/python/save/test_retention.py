@@ -64,7 +64,7 @@ def test_names_that_count_no_checkpoints_are_refused_before_the_save(
 ) -> None:
     """Check names of shards: with keep_last=1 only the newest shard of a checkpoint would stay."""
     for save in (ioshape.save, ioshape.save_async):
-        with pytest.raises(ValueError, match="cannot tell older checkpoints"):
+        with pytest.raises(ValueError, match="cannot find older checkpoints"):
             save(checkpoint(1), tmp_path / name, keep_last=1)
     assert not names_in(tmp_path)
     saved(tmp_path, name)
@@ -196,7 +196,7 @@ def test_a_file_that_torch_wrote_in_its_old_format_removes_nothing(
             _use_new_zipfile_serialization=False,
         )
     assert names_in(tmp_path) == sorted([*STEPS, "step-12.pt"])
-    assert "it is no torch zip" in caplog.text
+    assert "it is not a torch zip" in caplog.text
 
 
 def test_what_cannot_be_removed_is_a_warning_and_no_failure(
@@ -215,7 +215,7 @@ def test_what_cannot_be_removed_is_a_warning_and_no_failure(
         report = ioshape.save(checkpoint(12), tmp_path / "step-12.pt", keep_last=1)
     assert report.file_bytes
     assert names_in(tmp_path) == ["step-12.pt", "step-8.pt"]
-    assert "older checkpoints than" in caplog.text
+    assert "checkpoints older than" in caplog.text
     assert "not yours" in caplog.text
 
 

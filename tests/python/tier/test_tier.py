@@ -243,11 +243,11 @@ def test_what_rations_the_destination_is_nothing_to_the_tier(
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
-        ("model.pt", {"replace": False}, "whether it replaces something"),
+        ("model.pt", {"replace": False}, "whether it replaces a file"),
         ("model.pt", {"deadline": 60.0}, "a deadline"),
         ("../fast/model.pt", {}, "on the tier's disk"),
-        ("/dev/null", {}, "no regular file"),
-        (".run.ioshape-tmp-1/model.pt", {}, "a directory that appears whole"),
+        ("/dev/null", {}, "not a regular file"),
+        (".run.ioshape-tmp-1/model.pt", {}, "a directory that is committed as a whole"),
     ],
 )
 def test_what_no_tier_is_for_is_saved_directly_and_says_why(

@@ -106,8 +106,8 @@ class Attempt:
             if not Path(self.folder, name).is_file():
                 raise failure(
                     -errno.ENOENT,
-                    f'cannot put "{self.path}" in place: rank 0 does not see "{name}", which '
-                    "another rank has written",
+                    f'cannot commit "{self.path}": rank 0 does not see "{name}", which another '
+                    "rank has written",
                     self.path,
                     "save",
                     remedy="all nodes must share the directory",
@@ -143,7 +143,7 @@ class Attempt:
                 if name != self._name and _describes(name):
                     unused -= description.files_of(description.load(Path(self.path, name)))
         except StorageError as error:
-            _log.warning("replaced files in %s stay: %s", self.path, error)
+            _log.warning("replaced files in %s were not removed: %s", self.path, error)
             return
         for name in unused:
             with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ def _free_names(names: set[str], there: set[str]) -> dict[str, str]:
     for name in names:
         match = DATA.fullmatch(name)
         if match is None:
-            raise ValueError(f"{name!r} is no name of a file of DCP")
+            raise ValueError(f"{name!r} is not a file name of DCP")
         free[name] = f"__{match[1]}_{taken.get(match[1], -1) + 1 + int(match[2])}.distcp"
     return free
 
@@ -194,11 +194,11 @@ def _lock(fd: int, folder: str) -> None:
             if time.monotonic() > end:
                 raise failure(
                     -errno.ETIMEDOUT,
-                    f'cannot put "{folder}" in place: another process is at it for longer than '
-                    f"{_PATIENCE_S:.0f} s",
+                    f'cannot commit "{folder}": another process has been committing it for more '
+                    f"than {_PATIENCE_S:.0f} s",
                     folder,
                     "save",
-                    remedy="let one job at a time save to a path",
+                    remedy="let only one job at a time save to a path",
                 ) from None
             time.sleep(0.01)
         except OSError:
@@ -218,6 +218,6 @@ def arrived(told: dict[str, Place], path: str, planned: Any) -> Place:
     """Return the Place that rank 0 sent to this rank, with the folder's absolute path."""
     place = told.pop(os.path.realpath(path), None) or getattr(planned, "place", None)
     if place is None:
-        raise RuntimeError(f"rank 0 did not say where the files of {path} go")
+        raise RuntimeError(f"rank 0 did not report the folder for the files of {path}")
     folder = os.path.join(os.path.realpath(path), place.folder)  # noqa: PTH118
     return Place(os.path.normpath(folder), place.share)

@@ -87,26 +87,26 @@ _KINDS = {(kind.__module__, kind.__qualname__): kind for kind in {*_FIELDS, *_PR
 
 def _size(lengths: Any = ()) -> torch.Size:
     if not are_lengths(lengths):
-        raise UnpicklingError("a shape of it is none")
+        raise UnpicklingError("it has a shape that is not valid")
     return torch.Size(lengths)
 
 
 def _layout(name: Any) -> torch.layout:
     found = vars(torch).get(name.removeprefix("torch.")) if type(name) is str else None
     if not isinstance(found, torch.layout):
-        raise UnpicklingError("a layout of it is none")
+        raise UnpicklingError("it has a layout that is not valid")
     return found
 
 
 def _path(kind: type[pathlib.PurePath], *parts: Any) -> pathlib.PurePath:
     if not all(type(part) is str for part in parts):
-        raise UnpicklingError("a path of it is none")
+        raise UnpicklingError("it has a path that is not valid")
     return kind(*parts)
 
 
 def _member(kind: type[Enum], value: Any) -> Enum:
     if type(value) is not int:
-        raise UnpicklingError("a member of an enumeration is none")
+        raise UnpicklingError("it has a value of an enumeration that is not valid")
     return kind(value)
 
 
@@ -115,7 +115,7 @@ def _attribute(kind: Any, name: Any) -> Enum:
     found = _ENUMERATIONS.get((kind.module, kind.name)) if type(kind) is Global else None
     if found is None or type(name) is not str or name not in found.__members__:
         raise UnpicklingError(
-            "it names builtins.getattr, which is no part of a checkpoint's description"
+            "it names builtins.getattr, which does not belong in a checkpoint's metadata"
         )
     return found[name]
 
@@ -164,7 +164,7 @@ class _Machine(Machine):
         """Return the description in the file."""
         found = self.read()
         if type(found) is not Metadata or self._unbuilt:
-            raise UnpicklingError("it holds something else")
+            raise UnpicklingError("it does not hold DCP metadata")
         _check(found)
         return found
 
@@ -186,7 +186,8 @@ class _Machine(Machine):
             kind: Any = self._trusted[path]
             return Global(module, name, kind, partial(kind.__new__, kind))
         raise UnpicklingError(
-            f"it names {module[:100]}.{name[:100]}, which is no part of a checkpoint's description"
+            f"it names {module[:100]}.{name[:100]}, which does not belong in a checkpoint's "
+            "metadata"
         )
 
     def _empty(self, kind: type) -> Any:
@@ -209,7 +210,7 @@ class _Machine(Machine):
     def _build_fields(self, to: Any, state: Any) -> None:
         known = _FIELDS[type(to)]
         if type(state) is not dict:
-            raise UnpicklingError(f"{type(to).__name__} is not what it can be")
+            raise UnpicklingError(f"{type(to).__name__} has a state that is not valid")
         # A field that this version of torch does not know belongs to a newer version.
         fields = {}
         for name, kinds in known.items():
@@ -219,14 +220,14 @@ class _Machine(Machine):
             if kinds is None:
                 continue
             if type(value) not in kinds or (type(value) is int and not is_count(value)):
-                raise UnpicklingError(f"{type(to).__name__}.{name} is not what it can be")
+                raise UnpicklingError(f"{type(to).__name__}.{name} has a value that is not valid")
         to.__init__(**fields)
 
     def _build_properties(self, to: Any, state: Any) -> None:
         kinds = (torch.dtype, torch.layout, bool, Enum, bool)
         is_right = type(state) is tuple and len(state) == len(kinds)
         if not is_right or not all(map(isinstance, state, kinds)):
-            raise UnpicklingError(f"{type(to).__name__} is not what it can be")
+            raise UnpicklingError(f"{type(to).__name__} has a state that is not valid")
         to.__setstate__(state)
 
     def check_key(self, key: Any) -> None:
@@ -262,7 +263,7 @@ def _check(found: Metadata) -> None:
         if id(values) not in seen:  # many objects may share a list
             seen[id(values)] = values
             if not {type(value) for value in values} <= {*kinds}:
-                raise UnpicklingError("a list or dict of it holds something else")
+                raise UnpicklingError("it has a list or dict whose members are not valid")
 
     check(found.state_dict_metadata.keys(), str)
     check(found.state_dict_metadata.values(), *_ITEMS)
@@ -302,8 +303,8 @@ def load(path: str | os.PathLike[str]) -> Metadata:
         StorageError: The file could not be read.
     """
     remedy = (
-        "if you trust it, and a planner of yours has put a class there, name that to "
-        "torch.serialization.add_safe_globals() before"
+        "if you trust it, and your planner has put a class there, pass that class to "
+        "torch.serialization.add_safe_globals() first"
     )
     found: Metadata = read_description(
         os.fspath(path), "load", lambda file: _Machine(file).describe(), remedy

@@ -73,7 +73,7 @@ def _first_intact(
         f'cannot load "{directory}": there is no checkpoint in it yet',
         directory,
         "load",
-        remedy="give a directory of checkpoints whose names end in a number, as step-1000",
+        remedy="give a directory of checkpoints whose names end in a number, such as step-1000",
     )
 
 
@@ -149,7 +149,9 @@ def load_whole(directory: str) -> Any:
     load_into = getattr(state_dict_loader, "_load_state_dict", None)
     planner = getattr(default_planner, "_EmptyStateDictLoadPlanner", None)
     if load_into is None or planner is None:
-        sentence = f'cannot load "{directory}" as a whole: this version of torch does not do that'
+        sentence = (
+            f'cannot load "{directory}" as a whole: this version of torch does not support that'
+        )
         remedy = "call ioshape.dcp.load_latest() with a state dict to fill"
         raise failure(-errno.ENOTSUP, sentence, directory, "load", remedy=remedy)
 

@@ -212,8 +212,8 @@ class _Later(_Copying):
             self._tell_failure(
                 failure(
                     lib.IOSHAPE_E_CHANGED,
-                    f'cannot save "{self._path}": a tensor of shape {tuple(changed[0].shape)} was '
-                    "to be copied later, and has changed before",
+                    f'cannot save "{self._path}": a tensor of shape {tuple(changed[0].shape)} '
+                    "changed before ioshape had copied it",
                     self._path,
                     "save",
                     remedy="call ioshape.before_step() before it changes",

@@ -99,7 +99,7 @@ class Writer(filesystem.FileSystemWriter):
     ) -> None:
         super().__init__(path, *args, **kwargs)
         if keep_last is not None and keep_last < 1:
-            raise ValueError(f"keep_last is {keep_last}; at least the newest checkpoint stays")
+            raise ValueError(f"keep_last is {keep_last}; give at least 1")
         if optimizer is not None:
             lazily.waiters_of(optimizer)  # raises if the optimizer does not report its steps
         self._keep_last = keep_last
@@ -302,7 +302,7 @@ class Writer(filesystem.FileSystemWriter):
             StorageError: A file is missing, or the checkpoint could not be put in place.
         """
         if self._attempt is None:
-            raise RuntimeError("finish() without a plan: DCP calls prepare_global_plan() before")
+            raise RuntimeError("finish() without a plan: DCP calls prepare_global_plan() first")
         metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
         metadata.storage_data = {
             result.index: result.storage_data for of_rank in results for result in of_rank
@@ -318,4 +318,4 @@ class Writer(filesystem.FileSystemWriter):
         try:
             series.remove(directory, keep_last=keep_last, prefix=prefix)
         except OSError as error:  # the save itself has succeeded
-            _log.warning("older checkpoints in %s stay: %s", directory, error)
+            _log.warning("older checkpoints in %s were not removed: %s", directory, error)

@@ -242,7 +242,9 @@ def _patch_trainer(module: Any) -> None:
     # Attributes that may be missing come first, so that nothing is replaced before transformers 5.
     trainer, rotate = module.Trainer, module.rotate_checkpoints
     if list(inspect.signature(trainer._save_checkpoint).parameters) != ["self", "model", "trial"]:
-        raise TypeError("Trainer's _save_checkpoint() is another one; install transformers>=5")
+        raise TypeError(
+            "Trainer's _save_checkpoint() has other parameters; install transformers>=5"
+        )
     save_checkpoint = functools.partial(_save_checkpoint, module.PREFIX_CHECKPOINT_DIR)
     _wrap(trainer, "_save_checkpoint", save_checkpoint)
     _wrap(module.TrainerState, "save_to_json", _elsewhere)

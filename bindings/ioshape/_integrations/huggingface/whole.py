@@ -92,7 +92,7 @@ class _Ranks:
         # The store's wait() would block all other threads that use the store.
         while not self._store.check([what]):
             if time.monotonic() > end:
-                raise TimeoutError(f"no word of {what!r} for {_PATIENCE_S:.0f} s")
+                raise TimeoutError(f"no message {what!r} within {_PATIENCE_S:.0f} s")
             time.sleep(pause)
             pause = min(2 * pause, _MOST_PAUSE_S)
         value: str = self._store.get(what).decode()
@@ -311,7 +311,7 @@ def _tell_failures() -> None:
     try:
         wait_for_checkpoints()
     except Exception as error:
-        _terminal.say(f"a checkpoint in the background failed: {error}")
+        _terminal.say(f"a background checkpoint failed: {error}")
         under_way.end_nonzero()
 
 

@@ -37,11 +37,11 @@ class _NotOurs(Exception):
 def _text(what: str, value: Any) -> bytes:
     """Return a text as C takes it."""
     if not isinstance(value, str):
-        raise _NotOurs(f"{what} is no text")
+        raise _NotOurs(f"{what} is not text")
     try:
         text = value.encode()
     except UnicodeEncodeError:
-        raise _NotOurs(f"{what} is no valid text") from None
+        raise _NotOurs(f"{what} is not valid text") from None
     if b"\0" in text:
         raise _NotOurs(f"{what} has a NUL")
     return text
@@ -109,7 +109,7 @@ def _metadata_of(metadata: Any) -> tuple[Any, list[Any]]:
     if metadata is None:
         return ffi.NULL, []
     if not isinstance(metadata, dict) or len(metadata) > lib.IOSHAPE_MAX_ATTRIBUTES:
-        raise _NotOurs("the metadata is no dict, or a large one")
+        raise _NotOurs("the metadata is not a dict, or is too large")
     attributes = ffi.new("struct ioshape_attribute[]", len(metadata))
     keep = [attributes]
     for (name, value), to in zip(metadata.items(), attributes, strict=True):
@@ -152,7 +152,7 @@ def _by_original(specs: Any, path: Any, metadata: Any, why: _NotOurs) -> Report:
     assert original.serialize_file is not None
     original.serialize_file(specs, path, metadata=metadata)
     step = Step(
-        f"written by safetensors itself, neither durable nor in its turn: {why}", "safetensors"
+        f"written by safetensors itself, without fsync and without a slot: {why}", "safetensors"
     )
     report = Report(
         path=os.fsdecode(path),

@@ -20,6 +20,6 @@ serialize_file: Callable[..., None] | None = getattr(safetensors, "serialize_fil
 
 if serialize_file is None:
     raise ImportError(
-        "this version of safetensors has no serialize_file(), through which ioshape saves; install "
+        "this version of safetensors has no serialize_file(), which ioshape needs; install "
         'another: pip install "safetensors>=0.5"'
     )

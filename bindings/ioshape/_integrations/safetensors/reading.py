@@ -132,7 +132,7 @@ class File:
         if into.dtype != stored.dtype or tuple(into.shape) != stored.shape:
             raise ValueError(
                 f"tensor '{one_line(entry.name)}' of {self.path} has dtype {stored.dtype} and "
-                f"shape {stored.shape}, and is to be read into one of {into.dtype} and "
+                f"shape {stored.shape}, but the tensor to fill has {into.dtype} and "
                 f"{tuple(into.shape)}"
             )
 

@@ -172,7 +172,7 @@ class _Own:
 
 def _check(name: str, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"'{name}' is no tensor, but {type(tensor).__name__}: leave it out")
+        raise ValueError(f"'{name}' is not a tensor, but {type(tensor).__name__}: leave it out")
     dtype = str(tensor.dtype).rpartition(".")[2]
     _, bits = DTYPES.get(_FORMATS.get(dtype, ""), ("", 0))
     if tensor.layout is not torch.strided or not bits or (bits % 8 and not tensor.dim()):

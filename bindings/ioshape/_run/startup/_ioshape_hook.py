@@ -127,7 +127,9 @@ def _try(module: "ModuleType", name: str, sequel: "Callable[[ModuleType], None]"
 
 def _complain(name: str, error: Exception) -> None:
     # The program goes on without ioshape, and the user must know it.
-    what = "torch.save stays torch's own" if name == "torch" else f"{name} writes by itself"
+    what = (
+        "torch.save was not replaced" if name == "torch" else f"saves of {name} were not replaced"
+    )
     try:  # noqa: SIM105 - contextlib has not been imported yet, as a rule
         sys.stderr.write(
             f"ioshape: {what} in process {os.getpid()} ({sys.executable}): "

@@ -15,7 +15,7 @@ try:
         # Not "import": the folder is no package, and importlib may not have been loaded yet.
         __import__("_ioshape_hook").install()
 except Exception as error:
-    sys.stderr.write("ioshape: torch.save stays torch's own: " + repr(error) + "\n")
+    sys.stderr.write("ioshape: torch.save was not replaced: " + repr(error) + "\n")
 
 # The program must see its own sys.path, and the sitecustomize that this file hides must run. Python
 # reports what that module raises.
