@@ -309,8 +309,8 @@ struct ioshape_context_options {
 	uint64_t rate;
 	/**
 	 * Layout of new files on the targets of a striped filesystem, Lustre or BeeGFS
-	 * (IOSHAPE_LAYOUT). Other filesystems ignore it. docs/filesystems.md has the details. Default:
-	 * "auto".
+	 * (IOSHAPE_LAYOUT). Other filesystems ignore it. docs/filesystems.md has the details.
+	 * Default: "auto".
 	 *
 	 *     "auto"       by the file's size, if the layout of the directory would be narrower.
 	 *     "directory"  the layout of the directory.
