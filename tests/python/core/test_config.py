@@ -404,7 +404,7 @@ def test_the_log_has_a_line_for_each_save(tmp_path: Path, caplog: pytest.LogCapt
     for i in range(3):
         ioshape.save(checkpoint(i), tmp_path / f"{i}.pt")
     ioshape.save_async(checkpoint(3), tmp_path / "3.pt").wait()
-    lines = _lines(caplog, logging.DEBUG)
+    lines = [line for line in _lines(caplog, logging.DEBUG) if " engine" in line]
     for i in range(4):
         assert sum(f"{i}.pt" in line for line in lines) == 1, lines
 
@@ -469,11 +469,10 @@ def test_a_log_handler_that_fails_harms_no_save(
     try:
         ioshape.save(checkpoint(1), tmp_path / "model.pt")
         ioshape.save_async(checkpoint(2), tmp_path / "model.pt").wait()
-        wait_until(lambda: len(seen) == 2, "both lines")
+        wait_until(lambda: sum(" engine" in line for line in seen) == 2, "both lines")
     finally:
         logger.removeHandler(handler)
     assert number_in(tmp_path / "model.pt") == 2
-    assert len(seen) == 2
 
 
 # ---- The cost of an import -----------------------------------------------------------------------

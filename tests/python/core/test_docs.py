@@ -18,6 +18,7 @@ from processes import run_program
         pytest.param(program, id=f"{page}-{i}")
         for page in (*("python.md", "migration.md", "groups.md", "preemption.md", "start.md"),)
         for i, program in enumerate(programs(page))
+        if "DistributedDataParallel" not in program  # test_train.py runs it with torchrun
     ],
 )
 @pytest.mark.slow
