@@ -103,7 +103,7 @@ _WITH_TORCH = (
 _MODULES = ("errors", "staging", "types")
 
 # Top-level names of version 0.1, each with the submodule that has it now. Version 0.3 removes these
-# aliases.
+# aliases. _RENAMED has those that also have another name.
 _MOVED = {
     **dict.fromkeys(
         (
@@ -141,6 +141,8 @@ _MOVED = {
         "types",
     ),
 }
+
+_RENAMED = {"Step": "Downgrade"}
 
 # The keys of _HOMES and __version__, as a literal list that type checkers understand.
 __all__ = [
@@ -202,9 +204,9 @@ if not TYPE_CHECKING:
 def _moved(name: str) -> object:
     from warnings import warn  # noqa: PLC0415 - only for old programs
 
-    home = _MOVED[name]
-    value: object = getattr(import_module(f"{__name__}.{home}"), name)
-    sentence = f"ioshape.{name} is now ioshape.{home}.{name}; version 0.3 removes the old name"
+    home, now = _MOVED[name], _RENAMED.get(name, name)
+    value: object = getattr(import_module(f"{__name__}.{home}"), now)
+    sentence = f"ioshape.{name} is now ioshape.{home}.{now}; version 0.3 removes the old name"
     warn(sentence, DeprecationWarning, stacklevel=3)
     return value
 

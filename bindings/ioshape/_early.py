@@ -58,7 +58,7 @@ def save(
         total_s=time.time() - begin,
         started_s=begin,
         skipped=False,
-        fallbacks=("a signal has interrupted the first use of ioshape: torch wrote the file",),
+        downgrades=("a signal has interrupted the first use of ioshape: torch wrote the file",),
     )
 
 

@@ -2,7 +2,7 @@
 """Types that functions of ioshape return or take, or pass to callbacks; for annotations."""
 
 from ioshape._core.job import Job
-from ioshape._core.report import Progress, Step
+from ioshape._core.report import Downgrade, Progress
 from ioshape._group.generations import Generation, Part
 from ioshape._load.contents import Contents, Record
 from ioshape._load.pickled import Tensor
@@ -16,6 +16,7 @@ from ioshape._slots.slots import Place, Slot, SlotInfo
 __all__ = [
     "AtomicFile",
     "Contents",
+    "Downgrade",
     "Generation",
     "Job",
     "Notice",
@@ -25,7 +26,6 @@ __all__ = [
     "Record",
     "Slot",
     "SlotInfo",
-    "Step",
     "Storage",
     "StorageTarget",
     "StoredTensor",

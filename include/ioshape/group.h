@@ -115,7 +115,7 @@ struct ioshape_group_options {
 	 *
 	 * A checkpoint is saved directly if it does not fit on the tier of a node, or if a rank has
 	 * no tier. Saves with a deadline or with `replace` off are also direct. The report then has
-	 * IOSHAPE_STEP_TIER.
+	 * IOSHAPE_DOWNGRADE_TIER.
 	 */
 	struct ioshape_tier *tier;
 	uint32_t reserved; /**< must be 0 */

@@ -538,33 +538,35 @@ enum ioshape_phase {
 typedef int (*ioshape_progress_fn)(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 				   uint64_t total_bytes);
 
-/** Number of downgrades that a report holds. Further ones are counted in `fallbacks` only. */
-#define IOSHAPE_REPORT_STEPS 6
+/** Number of downgrades that a report holds. Further ones are counted in `downgrade_count` only. */
+#define IOSHAPE_REPORT_DOWNGRADES 6
 
 /** Reasons for which a save was not done as preferred (downgrades). The codes are stable. The
  * sentences may change in any version. */
-enum ioshape_step_code {
-	IOSHAPE_STEP_ENGINE = 1, /**< another engine than the preferred one */
-	IOSHAPE_STEP_DIRECT = 2, /**< through the page cache: the filesystem refuses direct I/O */
-	IOSHAPE_STEP_PREALLOCATE = 3, /**< no space was reserved beforehand */
-	IOSHAPE_STEP_LAYOUT = 4,      /**< other stripes than the requested ones */
-	IOSHAPE_STEP_LOCK = 5,        /**< the temporary file is not locked */
-	IOSHAPE_STEP_OWNER = 6,       /**< owner, mode or ACL of the replaced file were not kept */
-	IOSHAPE_STEP_SYNC = 7,        /**< the directory was not synced */
+enum ioshape_downgrade_code {
+	IOSHAPE_DOWNGRADE_ENGINE = 1, /**< another engine than the preferred one */
+	IOSHAPE_DOWNGRADE_DIRECT =
+		2, /**< through the page cache: the filesystem refuses direct I/O */
+	IOSHAPE_DOWNGRADE_PREALLOCATE = 3, /**< no space was reserved beforehand */
+	IOSHAPE_DOWNGRADE_LAYOUT = 4,      /**< other stripes than the requested ones */
+	IOSHAPE_DOWNGRADE_LOCK = 5,        /**< the temporary file is not locked */
+	IOSHAPE_DOWNGRADE_OWNER = 6, /**< owner, mode or ACL of the replaced file were not kept */
+	IOSHAPE_DOWNGRADE_SYNC = 7,  /**< the directory was not synced */
 	/** written without a slot, or after the slot was lost, or without the requested share */
-	IOSHAPE_STEP_SLOT = 9,
-	IOSHAPE_STEP_SKIPPED = 10,   /**< not saved: the free space is too small */
-	IOSHAPE_STEP_OVERTAKEN = 12, /**< a later save with a deadline replaced the file first */
-	IOSHAPE_STEP_CHECKSUMS = 13, /**< the requested checksums are not beside the file */
-	IOSHAPE_STEP_TIER = 14,      /**< saved directly, although the group has a tier */
+	IOSHAPE_DOWNGRADE_SLOT = 9,
+	IOSHAPE_DOWNGRADE_SKIPPED = 10, /**< not saved: the free space is too small */
+	IOSHAPE_DOWNGRADE_OVERTAKEN =
+		12, /**< a later save with a deadline replaced the file first */
+	IOSHAPE_DOWNGRADE_CHECKSUMS = 13, /**< the requested checksums are not beside the file */
+	IOSHAPE_DOWNGRADE_TIER = 14,      /**< saved directly, although the group has a tier */
 	/** the nodes of a group could not protect each other's tiers with parity */
-	IOSHAPE_STEP_PARITY = 15
+	IOSHAPE_DOWNGRADE_PARITY = 15
 };
 
 /** A downgrade: one respect in which a save was not done as preferred. */
-struct ioshape_step {
-	enum ioshape_step_code code; /**< reason */
-	char sentence[252];          /**< what happened and why, for people */
+struct ioshape_downgrade {
+	enum ioshape_downgrade_code code; /**< reason */
+	char sentence[252];               /**< what happened and why, for people */
 };
 
 /**
@@ -594,9 +596,11 @@ struct ioshape_report {
 	/** Time between the end of the save and its deadline. Negative if the save was late; 0 if
 	 * it had no deadline. */
 	double deadline_left_s;
-	uint32_t fallbacks; /**< number of downgrades, including those that `steps` cannot hold */
-	/** The downgrades in the order in which they happened: as many of `fallbacks` as fit. */
-	struct ioshape_step steps[IOSHAPE_REPORT_STEPS];
+	uint32_t downgrade_count; /**< number of downgrades, including those that `steps` cannot
+				     hold */
+	/** The downgrades in the order in which they happened: as many of `downgrade_count` as fit.
+	 */
+	struct ioshape_downgrade downgrades[IOSHAPE_REPORT_DOWNGRADES];
 	char engine[16]; /**< engine: "uring", "uring-async", "threads" or "buffered" */
 	uint32_t direct; /**< 1 if all blocks but possibly the last bypassed the page cache */
 	/** 1 if all large tensors or records are byte for byte those of an earlier save or load
@@ -686,7 +690,7 @@ struct ioshape_save_options {
 	 * IOSHAPE_CHECKSUMS_BESIDE writes one CRC-32 for each MiB to `NAME.ioshape-sums`. It is for
 	 * safetensors files, which hold no checksums, and fails with -EINVAL for others. The
 	 * checksums follow the file and are as durable as it is. If writing them fails, the save
-	 * succeeds and reports IOSHAPE_STEP_CHECKSUMS.
+	 * succeeds and reports IOSHAPE_DOWNGRADE_CHECKSUMS.
 	 */
 	enum ioshape_keep_checksums checksums;
 	/** Format of the file. Saves of records and of groups support IOSHAPE_FORMAT_TORCH only. */
@@ -936,8 +940,8 @@ struct ioshape_file_options {
 	/**
 	 * IOSHAPE_CHECKSUMS_BESIDE computes a CRC-32 of each MiB while it is written. After the
 	 * file is in place, the checksums are written to `NAME.ioshape-sums`, as durably as the
-	 * file. If that fails, the commit succeeds and reports IOSHAPE_STEP_CHECKSUMS. Pipes and
-	 * devices get no checksums.
+	 * file. If that fails, the commit succeeds and reports IOSHAPE_DOWNGRADE_CHECKSUMS. Pipes
+	 * and devices get no checksums.
 	 */
 	enum ioshape_keep_checksums checksums;
 	uint32_t reserved; /**< must be 0 */

@@ -386,7 +386,7 @@ static void note_reason(struct group_part *part)
 {
 	if (!*part->plan.not_near)
 		return;
-	io_note(&part->notes, IOSHAPE_STEP_TIER, "saved directly, not on the tier: %s",
+	io_note(&part->notes, IOSHAPE_DOWNGRADE_TIER, "saved directly, not on the tier: %s",
 		part->plan.not_near);
 	io_notes_report(&part->notes, part->report);
 }

@@ -683,7 +683,7 @@ static void report_notes(const struct group_part *part)
 
 static void report_unprotected(struct group_part *part)
 {
-	io_note(&part->notes, IOSHAPE_STEP_PARITY,
+	io_note(&part->notes, IOSHAPE_DOWNGRADE_PARITY,
 		"without parity, and lost if a node fails before it is drained: %s",
 		part->unprotected);
 	report_notes(part);
@@ -692,7 +692,7 @@ static void report_unprotected(struct group_part *part)
 /* Reports a skipped save. Called on all ranks, whatever they had written by then. */
 static void report_skip(struct group_part *part, const struct base_error *why)
 {
-	io_note(&part->notes, IOSHAPE_STEP_SKIPPED, "%s", why->sentence);
+	io_note(&part->notes, IOSHAPE_DOWNGRADE_SKIPPED, "%s", why->sentence);
 	report_notes(part);
 }
 

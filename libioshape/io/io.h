@@ -25,7 +25,7 @@
 struct io_notes {
 	unsigned count;
 	unsigned short_results;
-	struct ioshape_step steps[IOSHAPE_REPORT_STEPS];
+	struct ioshape_downgrade downgrades[IOSHAPE_REPORT_DOWNGRADES];
 	/* Type of the filesystem; known even if the file could not be created. */
 	char filesystem[32];
 };
@@ -34,7 +34,7 @@ struct io_notes {
  * Adds a downgrade with its sentence. Does nothing if `notes` is NULL; if the list is full, it only
  * counts.
  */
-void io_note(struct io_notes *notes, enum ioshape_step_code code, const char *format, ...)
+void io_note(struct io_notes *notes, enum ioshape_downgrade_code code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 /* Copies the downgrades into the report. */
 void io_notes_report(const struct io_notes *notes, struct ioshape_report *report);

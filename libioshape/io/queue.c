@@ -258,29 +258,29 @@ size_t io_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t 
 
 /* ---- Downgrades for the report --------------------------------------------------------------- */
 
-void io_note(struct io_notes *notes, enum ioshape_step_code code, const char *format, ...)
+void io_note(struct io_notes *notes, enum ioshape_downgrade_code code, const char *format, ...)
 {
-	struct ioshape_step *step;
+	struct ioshape_downgrade *downgrade;
 	va_list args;
 
 	if (!notes)
 		return;
-	if (notes->count < IOSHAPE_REPORT_STEPS) {
-		step = &notes->steps[notes->count];
-		step->code = code;
+	if (notes->count < IOSHAPE_REPORT_DOWNGRADES) {
+		downgrade = &notes->downgrades[notes->count];
+		downgrade->code = code;
 		va_start(args, format);
-		vsnprintf(step->sentence, sizeof(step->sentence), format, args);
+		vsnprintf(downgrade->sentence, sizeof(downgrade->sentence), format, args);
 		va_end(args);
-		base_make_plain(step->sentence);
-		base_garble(step->sentence);
+		base_make_plain(downgrade->sentence);
+		base_garble(downgrade->sentence);
 	}
 	notes->count++;
 }
 
 void io_notes_report(const struct io_notes *notes, struct ioshape_report *report)
 {
-	report->fallbacks = notes->count;
-	memcpy(report->steps, notes->steps, sizeof(report->steps));
+	report->downgrade_count = notes->count;
+	memcpy(report->downgrades, notes->downgrades, sizeof(report->downgrades));
 }
 
 const char *io_remedy(int code)
@@ -357,12 +357,12 @@ static int try_engine(struct io_lane *lane, const struct io_engine_ops *ops, cha
 	return ret;
 }
 
-static void remember_step_down(struct io_lane *lane, const char *why)
+static void remember_downgrade(struct io_lane *lane, const char *why)
 {
-	size_t used = strlen(lane->step_down);
+	size_t used = strlen(lane->downgrade);
 
 	if (*why)
-		snprintf(lane->step_down + used, sizeof(lane->step_down) - used, "%s%s",
+		snprintf(lane->downgrade + used, sizeof(lane->downgrade) - used, "%s%s",
 			 used ? ", " : "", why);
 }
 
@@ -372,7 +372,7 @@ static void drop_engine(struct io_lane *lane)
 	lane->ops->close(lane->engine);
 	lane->ops = NULL;
 	lane->engine_failed = false;
-	lane->step_down[0] = 0;
+	lane->downgrade[0] = 0;
 }
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
@@ -459,13 +459,13 @@ static int start_any(struct io_lane *lane, struct base_error *error)
 	for (size_t i = 0; ret && engines[i]; i++) {
 		ret = try_engine(lane, engines[i], why, sizeof(why));
 		lane->first_code = i ? lane->first_code : ret;
-		remember_step_down(lane, why);
+		remember_downgrade(lane, why);
 	}
 	if (ret)
-		return base_fail(error, ret, "no engine can be used (%s)", lane->step_down);
-	if (*lane->step_down)
+		return base_fail(error, ret, "no engine can be used (%s)", lane->downgrade);
+	if (*lane->downgrade)
 		base_log(&lane->config.log, IOSHAPE_LOG_INFO, "using the %s engine: %s",
-			 lane->ops->id, lane->step_down);
+			 lane->ops->id, lane->downgrade);
 	return 0;
 }
 
@@ -485,7 +485,7 @@ int io_lane_start(struct io_lane *lane, struct base_error *error)
 	if (ret)
 		return base_fail_with(error, ret, "choose another engine or set engine=auto",
 				      "cannot use the requested %s engine (%s)", asked->id, why);
-	remember_step_down(lane, why);
+	remember_downgrade(lane, why);
 	return 0;
 }
 
@@ -548,7 +548,7 @@ void io_choose(const struct io_config *config, const struct fs_info *fs, uint64_
 	choice->buffers_refused = lane && lane->buffers_refused;
 	choice->engine = !ret ? lane->ops->id : asked ? asked->id : "";
 	snprintf(choice->note, sizeof(choice->note), "%.255s",
-		 ret ? error.sentence : lane->step_down);
+		 ret ? error.sentence : lane->downgrade);
 	io_lane_close(lane);
 }
 
@@ -585,8 +585,8 @@ void io_lane_attach(struct io_lane *lane, int fd, const char *path, bool reading
 	if (!reading)
 		begin_depth(lane);
 	lane->file_bytes = UINT64_MAX;
-	if (*lane->step_down)
-		io_note(notes, IOSHAPE_STEP_ENGINE, "%s", lane->step_down);
+	if (*lane->downgrade)
+		io_note(notes, IOSHAPE_DOWNGRADE_ENGINE, "%s", lane->downgrade);
 }
 
 void io_lane_detach(struct io_lane *lane)
@@ -649,7 +649,7 @@ int io_lane_go_direct(struct io_lane *lane, const struct fs_info *fs, struct bas
 				      "required",
 				      lane->path, fs->type, lane->ops->id);
 	if (ret) {
-		io_note(lane->notes, IOSHAPE_STEP_DIRECT, "no direct I/O on %s: %s", fs->type,
+		io_note(lane->notes, IOSHAPE_DOWNGRADE_DIRECT, "no direct I/O on %s: %s", fs->type,
 			ioshape_strerror(ret));
 		return 0;
 	}
@@ -848,7 +848,7 @@ static bool leave_direct(struct io_lane *lane, int code)
 	if (io_set_direct(lane->fd, false))
 		return false;
 	lane->direct = false;
-	io_note(lane->notes, IOSHAPE_STEP_DIRECT, "continued with buffered I/O: %s",
+	io_note(lane->notes, IOSHAPE_DOWNGRADE_DIRECT, "continued with buffered I/O: %s",
 		ioshape_strerror(code));
 	return true;
 }

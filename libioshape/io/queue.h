@@ -187,7 +187,7 @@ struct io_lane {
 	bool buffers_refused;
 	bool engine_failed; /* a request failed: the next file opens a new engine */
 	/* The engine's downgrades for the report, or "". */
-	char step_down[256];
+	char downgrade[256];
 
 	struct fs_memory fs_memory;
 	struct base_fresh *fresh; /* memory that reads fill; NULL: not known */

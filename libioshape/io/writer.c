@@ -416,7 +416,7 @@ static int start_engine(struct io_writer *writer, struct base_error *error)
 	writer->through_engine = true;
 	if (lane->config.direct == IOSHAPE_DIRECT_PREFER &&
 	    get_proof(&lane->fs_memory) == DIRECT_FAILS)
-		io_note(writer->file.notes, IOSHAPE_STEP_DIRECT,
+		io_note(writer->file.notes, IOSHAPE_DOWNGRADE_DIRECT,
 			"no direct I/O on %s: it failed on an earlier file", writer->file.fs.type);
 	else
 		ret = io_lane_go_direct(lane, &writer->file.fs, error);
@@ -487,7 +487,7 @@ static int prove_direct(struct io_writer *writer, const struct io_buffer *first,
 	put_proof(&lane->fs_memory, lane->direct && !ret ? DIRECT_WORKS : DIRECT_FAILS);
 	if (!ret)
 		return 0;
-	io_note(writer->file.notes, IOSHAPE_STEP_DIRECT,
+	io_note(writer->file.notes, IOSHAPE_DOWNGRADE_DIRECT,
 		"written through the page cache: %s accepts direct writes, but fsync fails after "
 		"them: %s",
 		writer->file.fs.type, ioshape_strerror(ret));

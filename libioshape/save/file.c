@@ -173,7 +173,8 @@ static void put_beside(const struct save_checksums *checksums, struct io_writer 
 					   &error);
 	/* The file is committed already, so this is only a downgrade. */
 	if (ret)
-		io_note(notes, IOSHAPE_STEP_CHECKSUMS, "checksum file not written: %s", error.text);
+		io_note(notes, IOSHAPE_DOWNGRADE_CHECKSUMS, "checksum file not written: %s",
+			error.text);
 	base_buffer_free(&bytes);
 }
 
@@ -506,9 +507,10 @@ static void log_save(const struct save_file *file, const struct ioshape_report *
 	const struct ioshape_slot_info *slot = &file->slot.info;
 	char turn[256] = "";
 
-	for (size_t i = 0; !skipped && i < MIN(report->fallbacks, IOSHAPE_REPORT_STEPS); i++)
+	for (size_t i = 0; !skipped && i < MIN(report->downgrade_count, IOSHAPE_REPORT_DOWNGRADES);
+	     i++)
 		base_log(log, IOSHAPE_LOG_INFO, "saving %s: %s", file->path,
-			 report->steps[i].sentence);
+			 report->downgrades[i].sentence);
 	if (slot->fence)
 		snprintf(turn, sizeof(turn), "slot %llu of pool %s, capacity %u%s%s, ",
 			 (unsigned long long)slot->fence, slot->pool, slot->capacity,
@@ -534,7 +536,7 @@ static int commit_in_order(struct save_file *file, struct save_order *order,
 	if (ret)
 		return ret;
 	if (order && order->overtaken) {
-		io_note(&file->notes, IOSHAPE_STEP_OVERTAKEN,
+		io_note(&file->notes, IOSHAPE_DOWNGRADE_OVERTAKEN,
 			"a later save to the same file had a deadline and is already committed");
 	} else {
 		ret = io_writer_commit(file->writer, error);
@@ -568,7 +570,7 @@ static int commit(struct save_file *file, struct save_order *order, int ret,
 		save_slot_report(&file->slot, &file->notes, report);
 	skipped = ret == IOSHAPE_E_SKIPPED;
 	if (skipped)
-		io_note(&file->notes, IOSHAPE_STEP_SKIPPED, "%s", error->sentence);
+		io_note(&file->notes, IOSHAPE_DOWNGRADE_SKIPPED, "%s", error->sentence);
 	if (!ret)
 		ret = commit_in_order(file, order, report, error);
 	snprintf(report->filesystem, sizeof(report->filesystem), "%s", file->notes.filesystem);

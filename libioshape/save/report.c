@@ -102,7 +102,7 @@ IOSHAPE_EXPORT size_t ioshape_report_text(const struct ioshape_report *report, c
 	put_group(&line, &known);
 	if (known.unchanged)
 		put(&line, ", all large tensors are unchanged since the previous save");
-	for (uint32_t i = 0; i < MIN(known.fallbacks, IOSHAPE_REPORT_STEPS); i++)
-		put(&line, "; %s", known.steps[i].sentence);
+	for (uint32_t i = 0; i < MIN(known.downgrade_count, IOSHAPE_REPORT_DOWNGRADES); i++)
+		put(&line, "; %s", known.downgrades[i].sentence);
 	return line.length;
 }

@@ -639,7 +639,7 @@ void save_slot_report(const struct save_slot *slot, struct io_notes *notes,
 	snprintf(report->coordinator, sizeof(report->coordinator), "%s", info->coordinator);
 	snprintf(report->ahead, sizeof(report->ahead), "%s", info->ahead);
 	if (*info->note)
-		io_note(notes, IOSHAPE_STEP_SLOT, "%s", info->note);
+		io_note(notes, IOSHAPE_DOWNGRADE_SLOT, "%s", info->note);
 }
 
 struct ioshape_slot {

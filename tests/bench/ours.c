@@ -62,8 +62,8 @@ void answer_report(const struct bench *bench, const struct ioshape_report *repor
 	answer_text("engine", report->engine);
 	answer_number("direct", report->direct);
 	answer_text("filesystem", report->filesystem);
-	answer_number("fallbacks", report->fallbacks);
-	answer_text("steps[0].sentence", report->steps[0].sentence);
+	answer_number("downgrades", report->downgrade_count);
+	answer_text("steps[0].sentence", report->downgrades[0].sentence);
 	answer_number("slot_s", report->slot_s);
 	answer_number("group_s", report->group_s);
 	answer_number("generation_bytes", (double)report->generation_bytes);

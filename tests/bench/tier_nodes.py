@@ -21,7 +21,7 @@ set_up_distributed()
 directory, n_bytes, what = arguments
 if what == "save":
     report = ioshape.save_group(object_of(rank, 1, int(n_bytes)), directory, 1)
-    assert report.tier and not report.fallbacks, report
+    assert report.tier and not report.downgrades, report
 else:
     begin = time.perf_counter()
     found = ioshape.load_group(directory)

@@ -88,7 +88,7 @@ def told(report: Any) -> Answer:
         "engine": report.engine,
         "direct": float(report.direct),
         "written_by": report.written_by,
-        "fallbacks": "; ".join(report.fallbacks),
+        "downgrades": "; ".join(report.downgrades),
     }
 
 

@@ -9,9 +9,9 @@ STRING = r'"(?:[^"\\]|\\.)*"'
 LITERAL = re.compile(rf"{STRING}(?:\s*(?:[A-Z][A-Z_]+\s*)?{STRING})*")
 PLACEHOLDER = re.compile(r"%[-.\d*]*[hlzj]*[a-zA-Z]")
 NOTE = re.compile(
-    rf"\bio_note\([^,]+,\s*(?:\(enum \w+\))?\s*(IOSHAPE_STEP_\w+),\s*({LITERAL.pattern})"
+    rf"\bio_note\([^,]+,\s*(?:\(enum \w+\))?\s*(IOSHAPE_DOWNGRADE_\w+),\s*({LITERAL.pattern})"
 )
-ROW = re.compile(r"^\| `(IOSHAPE_STEP_\w+)` \| (.*) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(IOSHAPE_DOWNGRADE_\w+)` \| (.*) \|$", re.MULTILINE)
 
 
 def as_shown(literal: str) -> str:
@@ -36,7 +36,7 @@ def sources() -> list[str]:
 
 def test_every_code_is_documented_once() -> None:
     headers = "".join(path.read_text(encoding="utf-8") for path in HEADERS.glob("*.h"))
-    codes = re.findall(r"^\s(IOSHAPE_STEP_\w+) ?=", headers, re.MULTILINE)
+    codes = re.findall(r"^\s(IOSHAPE_DOWNGRADE_\w+) ?=", headers, re.MULTILINE)
     assert len(codes) >= 13
     assert sorted(documented()) == sorted(codes)
 

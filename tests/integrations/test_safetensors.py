@@ -83,7 +83,7 @@ def test_a_file_is_durable_whole_and_the_originals(tmp_path: Path) -> None:
     assert path.read_bytes() == safetensors.torch.save(tensors, {"format": "pt"})
     assert report.path == str(path)
     assert report.file_bytes == path.stat().st_size
-    assert not report.fallbacks
+    assert not report.downgrades
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
 
 
@@ -192,7 +192,7 @@ def test_what_c_has_no_name_for_is_left_to_the_original(
     tensors = {name: torch.arange(4)}
     report = save_file(tensors, path)
     assert report.written_by == "safetensors"
-    assert [step.code for step in report.fallbacks] == ["safetensors"]
+    assert [step.code for step in report.downgrades] == ["safetensors"]
     assert path.read_bytes() == safetensors.torch.save(tensors)
     assert [save["written_by"] for save in saves_in(traced)] == ["safetensors"]
     with pytest.raises(ValueError, match="background"):
@@ -362,7 +362,7 @@ def test_checksums_tell_every_change(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     tensors = {"a": torch.arange(600_000), "b": torch.arange(300_000.0)}
     report = save_file(tensors, path, checksums=True)
-    assert not report.fallbacks
+    assert not report.downgrades
     assert path.read_bytes() == safetensors.torch.save(tensors)
     times = path.stat()
     for offset in (3, 100, 2_000_000, path.stat().st_size - 1):

@@ -249,7 +249,7 @@ RUN = """
     ioshape.load(model, weights_only=False)
     told = {
         "failure": failure, "left": left, "old": old, "exists": exists,
-        "reports": [[report.written_by, report.fallbacks, report.sync_s] for report in reports],
+        "reports": [[report.written_by, report.downgrades, report.sync_s] for report in reports],
     }
 """
 
@@ -317,13 +317,13 @@ def test_the_file_is_right_whatever_torch_does(name: str, driver: Any, tmp_path:
         assert outcome.error is None
         assert outcome.description == expected
     assert names_in(tmp_path) == ["background.pt", "model.pt"]
-    for written_by, fallbacks, sync_s in told["reports"]:
+    for written_by, downgrades, sync_s in told["reports"]:
         assert sync_s > 0  # durable in any case
         assert written_by in ("torch", "ioshape")
         if by_torch is not None:
             assert written_by == ("torch" if by_torch else "ioshape")
         if by_torch:
-            assert any("written by torch itself" in note for note in fallbacks), fallbacks
+            assert any("written by torch itself" in note for note in downgrades), downgrades
 
 
 def test_a_record_that_nobody_knows_is_kept(driver: Any, tmp_path: Path) -> None:

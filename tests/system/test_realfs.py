@@ -114,7 +114,7 @@ def test_another_client_loads_what_was_saved(
 
 def test_defaults_take_no_downgrade_of_direct_io(cluster: Mounted) -> None:
     report = ioshape.save(state(1), cluster.path / "defaults.pt")
-    assert not [step for step in report.fallbacks if step.code == "direct"]
+    assert not [step for step in report.downgrades if step.code == "direct"]
     assert report.direct == EXPECTED[cluster.kind].direct
 
 
@@ -416,7 +416,7 @@ def test_a_layout_that_is_asked_for_changes_nothing(cluster: Mounted, folders: F
     ioshape.configure(layout="stripe_count=4,stripe_size=1M")
     report = ioshape.save(state(1), folders.here / "model.pt")
     assert_is(ioshape.load(folders.there / "model.pt"), 1)
-    assert [step for step in report.fallbacks if step.code == "layout"] == []
+    assert [step for step in report.downgrades if step.code == "layout"] == []
     assert report.stripes.startswith("1 x ") is EXPECTED[cluster.kind].layouts, report.stripes
 
 

@@ -334,7 +334,7 @@ def _notes(storm: Storm) -> list[str]:
         for way, summary in storm.summaries.items()
         for rank in summary.typical.ranks
         if rank.report
-        for fallback in rank.report["fallbacks"]
+        for fallback in rank.report["downgrades"]
     }
     return sorted(notes)
 

@@ -11,19 +11,19 @@ from ioshape._core.structs import said, shared_fields, sized
 from ioshape._native import ffi, lib
 
 _CODES = {
-    lib.IOSHAPE_STEP_ENGINE: "engine",
-    lib.IOSHAPE_STEP_DIRECT: "direct",
-    lib.IOSHAPE_STEP_PREALLOCATE: "preallocate",
-    lib.IOSHAPE_STEP_LAYOUT: "layout",
-    lib.IOSHAPE_STEP_LOCK: "lock",
-    lib.IOSHAPE_STEP_OWNER: "owner",
-    lib.IOSHAPE_STEP_SYNC: "sync",
-    lib.IOSHAPE_STEP_SLOT: "slot",
-    lib.IOSHAPE_STEP_SKIPPED: "skipped",
-    lib.IOSHAPE_STEP_OVERTAKEN: "overtaken",
-    lib.IOSHAPE_STEP_CHECKSUMS: "checksums",
-    lib.IOSHAPE_STEP_TIER: "tier",
-    lib.IOSHAPE_STEP_PARITY: "parity",
+    lib.IOSHAPE_DOWNGRADE_ENGINE: "engine",
+    lib.IOSHAPE_DOWNGRADE_DIRECT: "direct",
+    lib.IOSHAPE_DOWNGRADE_PREALLOCATE: "preallocate",
+    lib.IOSHAPE_DOWNGRADE_LAYOUT: "layout",
+    lib.IOSHAPE_DOWNGRADE_LOCK: "lock",
+    lib.IOSHAPE_DOWNGRADE_OWNER: "owner",
+    lib.IOSHAPE_DOWNGRADE_SYNC: "sync",
+    lib.IOSHAPE_DOWNGRADE_SLOT: "slot",
+    lib.IOSHAPE_DOWNGRADE_SKIPPED: "skipped",
+    lib.IOSHAPE_DOWNGRADE_OVERTAKEN: "overtaken",
+    lib.IOSHAPE_DOWNGRADE_CHECKSUMS: "checksums",
+    lib.IOSHAPE_DOWNGRADE_TIER: "tier",
+    lib.IOSHAPE_DOWNGRADE_PARITY: "parity",
 }
 
 #: Names of the phases of a save or load, as progress callbacks get them.
@@ -54,14 +54,14 @@ _REMOVED = {
     "choice": "the log reports at level DEBUG how the file was written",
     "stripe_bytes": "stripes has the whole layout",
     "stripe_count": "stripes has the whole layout",
-    "stripes_asked": 'an entry of fallbacks with the code "layout" reports a different layout',
+    "stripes_asked": 'an entry of downgrades with the code "layout" reports a different layout',
     "record_bytes": "file_bytes has the size of the file",
     "pool": "ioshape.probe(path).pool has it",
     "position": "ahead names the request before it in the queue",
     "capacity": '"ioshape slots status" and the log at level DEBUG report it',
     "fence": "the log reports it at level DEBUG",
     "express": "the log reports it at level DEBUG",
-    "slot_lost": 'an entry of fallbacks with the code "slot" reports it',
+    "slot_lost": 'an entry of downgrades with the code "slot" reports it',
     "ranks": "ioshape.job().world_size has it",
     "compared_bytes": "unchanged reports whether all large tensors are unchanged",
     "unchanged_bytes": "unchanged reports whether all large tensors are unchanged",
@@ -88,7 +88,7 @@ class Progress(NamedTuple):
     waited_s: float = 0.0
 
 
-class Step(str):
+class Downgrade(str):
     """A downgrade: a sentence for people that says what was not as preferred, and why.
 
     It is a str with a code for programs.
@@ -101,13 +101,13 @@ class Step(str):
     #: because the C library has no name for something.
     code: str
 
-    def __new__(cls, sentence: str, code: str) -> Step:
-        step = super().__new__(cls, sentence)
-        step.code = code
-        return step
+    def __new__(cls, sentence: str, code: str) -> Downgrade:
+        downgrade = super().__new__(cls, sentence)
+        downgrade.code = code
+        return downgrade
 
-    def __reduce__(self) -> tuple[type[Step], tuple[str, str]]:
-        return Step, (str(self), self.code)
+    def __reduce__(self) -> tuple[type[Downgrade], tuple[str, str]]:
+        return Downgrade, (str(self), self.code)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Report:
     #: The type of the filesystem, such as "ext4" or "lustre".
     filesystem: str = ""
     #: The downgrades: sentences that say what was not as preferred, each with a `code`.
-    fallbacks: tuple[Step, ...] = ()
+    downgrades: tuple[Downgrade, ...] = ()
     #: What ordered the writers: "redis", "local" or "open" (no order). Without a slot it is
     #: "stagger" (the coordinator was unreachable) or "deadline" (there was no more time to wait).
     #: "" if the save did not come so far.
@@ -190,6 +190,10 @@ class Report:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
+            if name == "fallbacks":
+                sentence = "Report.fallbacks is now Report.downgrades; version 0.3 removes it"
+                warnings.warn(sentence, FutureWarning, stacklevel=2)
+                return self.downgrades
             if name not in _REMOVED:
                 raise AttributeError(f"Report has no attribute {name!r}")
             empty: object = "" if name in _REMOVED_TEXTS else 0
@@ -216,7 +220,7 @@ class Report:
             own.append(f"on the tier {self.tier}")
         if self.written_by != "ioshape":
             own.append(f"written by {self.written_by}")
-        parts = [f"{self.path}: {', '.join([self._in_words(), *own])}", *self.fallbacks]
+        parts = [f"{self.path}: {', '.join([self._in_words(), *own])}", *self.downgrades]
         return "; ".join(parts)
 
     def _in_words(self) -> str:
@@ -226,7 +230,7 @@ class Report:
             value = getattr(self, name, None)
             if isinstance(value, str):
                 value = value.encode(errors="replace")[: member.type.length - 1]
-            if value is not None and name != "fallbacks":
+            if value is not None and name != "downgrades":
                 setattr(struct, name, value)
         text = ffi.new("char[]", 1 + lib.ioshape_report_text(struct, ffi.NULL, 0))
         lib.ioshape_report_text(struct, text, len(text))
@@ -241,7 +245,7 @@ def from_struct(
     pickle_s: float = 0.0,
     hook_s: float = 0.0,
     step_slowdown: float | None = None,
-    fallbacks: tuple[Step, ...] = (),
+    downgrades: tuple[Downgrade, ...] = (),
     skipped: bool = False,
 ) -> Report:
     """Make a Report of the library's struct and of what only this package knows.
@@ -249,9 +253,9 @@ def from_struct(
     The keyword arguments are fields of Report. `pickle_s` is added to the total time, and the start
     moves back by it, because the library's clock starts after pickling.
     """
-    told = struct.steps[0 : min(struct.fallbacks, len(struct.steps))]
+    told = struct.downgrades[0 : min(struct.downgrade_count, len(struct.downgrades))]
     values = shared_fields(Report, struct, flags=_FLAGS)
-    del values["fallbacks"]  # in C this field is only their number
+    del values["downgrades"]  # an array of structs
     values["total_s"] += pickle_s
     values["started_s"] = max(0.0, values["started_s"] - pickle_s)
     return Report(
@@ -260,7 +264,10 @@ def from_struct(
         pickle_s=pickle_s,
         hook_s=hook_s,
         step_slowdown=step_slowdown,
-        fallbacks=(*fallbacks, *(Step(said(one.sentence), _CODES[one.code]) for one in told)),
+        downgrades=(
+            *downgrades,
+            *(Downgrade(said(one.sentence), _CODES[one.code]) for one in told),
+        ),
         skipped=skipped,
         **values,
     )

@@ -543,7 +543,7 @@ class _GroupSave:
             handle = start(
                 begin_in_c,
                 group.context,
-                Route(path, path, passage, group.tier.steps),
+                Route(path, path, passage, group.tier.downgrades),
                 records_of(pickled),
                 self.request,
                 borrow=borrow,

@@ -14,7 +14,7 @@ from ioshape._tier.nearest import tier_at
 from ioshape._tier.route import Passage, directly
 
 if TYPE_CHECKING:
-    from ioshape._core.report import Step
+    from ioshape._core.report import Downgrade
     from ioshape._tier.drain import Drain
     from ioshape._tier.tier import Tier
 
@@ -36,18 +36,20 @@ class GroupTier:
         self._drain: Drain | None = None
         self.tier: Tier | None = None
         #: the downgrade that says why the tier cannot be used
-        self.steps: tuple[Step, ...] = ()
+        self.downgrades: tuple[Downgrade, ...] = ()
         if not folder:
             return
         disk = os.path.realpath(folder)
         if os.path.commonpath((os.path.realpath(directory), disk)) == disk:
-            self.steps = directly(directory, "its destination is on the tier's disk").steps
+            self.downgrades = directly(
+                directory, "its destination is on the tier's disk"
+            ).downgrades
             return
         try:
             self._drain = drain_of(folder)
             self.tier = self._drain.tier
         except StorageError as error:
-            self.steps = directly(directory, str(error)).steps
+            self.downgrades = directly(directory, str(error)).downgrades
 
     def passage(self, name: str, *, to_the_end: bool) -> GroupPassage | None:
         """Return the passage of a save of the checkpoint with this name; None without a tier.
@@ -90,8 +92,8 @@ class GroupPassage(Passage):
                 return
             report = sized("ioshape_report")
             lib.ioshape_save_get_report(self.save[0], report)
-            steps = report.steps[0 : min(report.fallbacks, len(report.steps))]
-            self._is_direct = any(step.code == lib.IOSHAPE_STEP_TIER for step in steps)
+            downgrades = report.downgrades[0 : min(report.downgrade_count, len(report.downgrades))]
+            self._is_direct = any(one.code == lib.IOSHAPE_DOWNGRADE_TIER for one in downgrades)
             if not self._is_direct:
                 self._ticket = self._drain.kept(self._place)
 

@@ -14,7 +14,7 @@ from ioshape._core import trace
 from ioshape._core.callbacks import Teller
 from ioshape._core.context import current, encoded
 from ioshape._core.errors import last_failure, warn_skipped
-from ioshape._core.report import Report, Step, from_struct
+from ioshape._core.report import Downgrade, Report, from_struct
 from ioshape._core.structs import owned, sized
 from ioshape._core.under_way import context_of_saves_to
 from ioshape._native import ffi, lib
@@ -157,7 +157,7 @@ class _Sink(io.RawIOBase):
             return
         begun = self._begun
         self._report = from_struct(
-            begun.path, struct, written_by=begun.written_by, fallbacks=begun.fallbacks
+            begun.path, struct, written_by=begun.written_by, downgrades=begun.downgrades
         )
 
     def _let_go(self) -> None:
@@ -172,10 +172,12 @@ class _Sink(io.RawIOBase):
         self._let_go()
         begun, skipped = self._begun, self.skipped
         if self.failure is not None or skipped is not None:
-            steps = begun.fallbacks + ((Step(skipped.sentence, "skipped"),) if skipped else ())
+            downgrades = begun.downgrades + (
+                (Downgrade(skipped.sentence, "skipped"),) if skipped else ()
+            )
             took_s = time.perf_counter() - self._begin
             self._report = replace(
-                begun, total_s=took_s, fallbacks=steps, skipped=skipped is not None
+                begun, total_s=took_s, downgrades=downgrades, skipped=skipped is not None
             )
         if self._report is not None:
             trace.record(self._report, error=self.failure)
@@ -212,7 +214,7 @@ class AtomicFile(io.BufferedWriter):
         part: Part | None = None,
         known_as: str = "",
         written_by: str = "caller",
-        steps: tuple[Step, ...] = (),
+        downgrades: tuple[Downgrade, ...] = (),
     ) -> None:
         """Open the file.
 
@@ -224,11 +226,11 @@ class AtomicFile(io.BufferedWriter):
                 at once then.
             known_as: The path for the report, if the file will be moved to it later.
             written_by: The writer of the bytes, for the report.
-            steps: Downgrades so far, for the report.
+            downgrades: Downgrades so far, for the report.
         """
         self._sink: _Sink | None = None  # __del__ may run before the file is open
         self.report = None
-        begun = Report(known_as or path, written_by, fallbacks=steps, started_s=time.time())
+        begun = Report(known_as or path, written_by, downgrades=downgrades, started_s=time.time())
         sink = _Sink(path, request, begun, expected_bytes, part)
         super().__init__(sink, _GATHERED_BYTES)
         self._sink = sink

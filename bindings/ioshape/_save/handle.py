@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ioshape._core import terminal as _terminal
 from ioshape._core import trace, under_way
 from ioshape._core.errors import SkippedWarning, StorageError, failure, last_failure, warn_skipped
-from ioshape._core.report import PHASES, Progress, Report, Step, from_struct
+from ioshape._core.report import PHASES, Downgrade, Progress, Report, from_struct
 from ioshape._core.structs import said, sized
 from ioshape._native import ffi, lib
 from ioshape._tier.route import directly
@@ -78,7 +78,7 @@ class SaveHandle:
         self._pickle_s = pickle_s
         self._keep: tuple[object, ...] = tuple(keep)
         self._failures = tuple(failures)  # callbacks; the save raises what they raised
-        self._fallbacks = (*route.steps, *(Step(note, "torch") for note in notes))
+        self._downgrades = (*route.downgrades, *(Downgrade(note, "torch") for note in notes))
         self._causes = tuple(causes)  # for failures of which the library knows only a code
         # There is no lock, because a signal handler may use the handle while its thread does. The
         # fields below are consistent between any two bytecodes. What must happen once is decided by
@@ -362,7 +362,7 @@ class SaveHandle:
             pickle_s=self._pickle_s,
             hook_s=self._hook_s,
             step_slowdown=self._steps.slowdown(self._step_s) if self._steps else None,
-            fallbacks=self._fallbacks,
+            downgrades=self._downgrades,
             skipped=code == lib.IOSHAPE_E_SKIPPED,
         )
         # A skipped save is no failure, so training can go on.
@@ -374,7 +374,7 @@ class SaveHandle:
                 tier=passage.folder,
                 drain_s=passage.drain_s,
                 total_s=report.total_s + passage.drain_s,
-                fallbacks=(*report.fallbacks, *passage.steps()),
+                downgrades=(*report.downgrades, *passage.downgrades()),
             )
             failed = passage.failure is not None
             failures = (*failures, passage)
@@ -399,7 +399,7 @@ class SaveHandle:
             self._warn(report)
 
     def _warn(self, report: Report) -> None:
-        why = report.fallbacks[-1] if report.fallbacks else "skipped"
+        why = report.downgrades[-1] if report.downgrades else "skipped"
         if under_way.is_ending() or under_way.is_calling_back():
             # No call of the program is at fault, so a warning would point nowhere, and an exception
             # would reach no caller.

@@ -14,7 +14,7 @@ from ioshape._core import trace
 from ioshape._core.context import encoded
 from ioshape._core.descriptors import is_pythons
 from ioshape._core.errors import StorageError
-from ioshape._core.report import Report, Step
+from ioshape._core.report import Downgrade, Report
 from ioshape._core.under_way import (
     begun,
     raise_unheard,
@@ -121,7 +121,7 @@ def save(
             "ioshape drain" does. Until it is copied, only load(), load_latest(), verify(),
             inspect() and open() find the file. False saves directly. A save with a `deadline`, with
             replace=False or by torch itself is also direct. While the tier is full, all saves are
-            direct. The report's `fallbacks` give the reason. Default: the setting "tier".
+            direct. The report's `downgrades` give the reason. Default: the setting "tier".
         keep_last: The number of checkpoints of the path's family to keep, the newest by
             modification time. A family is all files in the directory whose names differ only in
             their last number: step-100.pt and step-200.pt. When the new file is safe, older ones
@@ -284,7 +284,7 @@ def _remove_older_after(handle: SaveHandle, keep_last: int) -> None:
 def _begun(path: str, note: str) -> Report:
     """Return the initial report of a save whose bytes torch itself writes."""
     return Report(
-        path=path, written_by="torch", fallbacks=(Step(note, "torch"),), started_s=time.time()
+        path=path, written_by="torch", downgrades=(Downgrade(note, "torch"),), started_s=time.time()
     )
 
 
@@ -359,8 +359,8 @@ class _TorchSave:
     def _by_torch(self, path: str, reason: str) -> Report:
         """Let torch write into an AtomicFile, which is still atomic and durable."""
         past = directly(path, "its size is not known in advance" if self.request.tier else "")
-        steps = (Step(f"written by torch itself: {reason}", "torch"), *past.steps)
-        with AtomicFile(path, self.request, written_by="torch", steps=steps) as file:
+        downgrades = (Downgrade(f"written by torch itself: {reason}", "torch"), *past.downgrades)
+        with AtomicFile(path, self.request, written_by="torch", downgrades=downgrades) as file:
             self._torch_save(file)
         assert file.report is not None
         return file.report

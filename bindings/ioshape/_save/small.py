@@ -23,7 +23,7 @@ from ioshape import _torch as original
 from ioshape._core import trace, under_way
 from ioshape._core.config import is_durable, value_of
 from ioshape._core.descriptors import open_file
-from ioshape._core.report import Report, Step
+from ioshape._core.report import Downgrade, Report
 from ioshape._save import together
 
 #: largest total of storages and strings in bytes; checkpoints are larger
@@ -55,12 +55,12 @@ def save(obj: object, path: str, how: tuple[Any, ...], *, replaces: bool = False
 
 
 def _record(path: str, n_bytes: int, total_s: float, *, is_synced: bool) -> None:
-    steps = (
-        (Step("small file: synced shortly after, together with others", "sync"),)
+    downgrades = (
+        (Downgrade("small file: synced shortly after, together with others", "sync"),)
         if is_synced
         else ()
     )
-    trace.record(Report(path, "ioshape", n_bytes, total_s=total_s, fallbacks=steps))
+    trace.record(Report(path, "ioshape", n_bytes, total_s=total_s, downgrades=downgrades))
 
 
 def _may_wait(path: str) -> bool:

@@ -17,7 +17,7 @@ from ioshape._core.errors import CanceledError, StorageError
 from ioshape._core.locks import ForkedLock
 from ioshape._core.log import logger
 from ioshape._core.names import UNDER_WAY
-from ioshape._core.report import Step
+from ioshape._core.report import Downgrade
 from ioshape._core.under_way import completed, context_of_saves_to, place_of
 from ioshape._tier.drain import drain_of
 
@@ -41,7 +41,7 @@ class Route(NamedTuple):
     #: None if the save writes the destination directly
     passage: Passage | None = None
     #: the downgrades of this choice
-    steps: tuple[Step, ...] = ()
+    downgrades: tuple[Downgrade, ...] = ()
 
     def context(self) -> Context:
         """Return the context for a save on this route.
@@ -157,13 +157,13 @@ class Passage:
         assert self._ticket is not None
         return self._drain.wait(self._ticket, timeout)
 
-    def steps(self) -> tuple[Step, ...]:
+    def downgrades(self) -> tuple[Downgrade, ...]:
         """Return the downgrades that are known now."""
         if self._ticket is None and self.is_overtaken:
-            return (Step("a later save went directly to the destination", "overtaken"),)
+            return (Downgrade("a later save went directly to the destination", "overtaken"),)
         if self._ticket is None or self._ticket.result != "newer":
             return ()
-        return (Step("not drained: the destination has a newer save", "tier"),)
+        return (Downgrade("not drained: the destination has a newer save", "tier"),)
 
 
 _lock = ForkedLock()
@@ -173,8 +173,8 @@ _passages: WeakKeyDictionary[Passage, str] = WeakKeyDictionary()
 
 def directly(path: str, why: str = "") -> Route:
     """Return the direct route to a path; `why` is the reason for not using the tier, if any."""
-    steps = (Step(f"saved directly, not on the tier: {why}", "tier"),) if why else ()
-    return Route(path, path, steps=steps)
+    downgrades = (Downgrade(f"saved directly, not on the tier: {why}", "tier"),) if why else ()
+    return Route(path, path, downgrades=downgrades)
 
 
 def route_of(

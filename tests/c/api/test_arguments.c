@@ -422,13 +422,13 @@ TEST(calls_case, a_report_is_told_in_one_line)
 	report.sync_s = 0.029;
 	report.deadline_left_s = -1.5;
 	report.direct = 1;
-	report.fallbacks = 2;
+	report.downgrade_count = 2;
 	strcpy(report.engine, "uring");
 	strcpy(report.filesystem, "ext4");
 	strcpy(report.coordinator, "redis");
 	strcpy(report.ahead, "job 4711");
-	strcpy(report.steps[0].sentence, "no preallocation");
-	strcpy(report.steps[1].sentence, "no lock");
+	strcpy(report.downgrades[0].sentence, "no preallocation");
+	strcpy(report.downgrades[1].sentence, "no lock");
 	length = ioshape_report_text(&report, text, sizeof(text));
 	ck_assert_str_eq(text, whole);
 	ck_assert_uint_eq(length, strlen(whole));
@@ -437,9 +437,9 @@ TEST(calls_case, a_report_is_told_in_one_line)
 	ck_assert_str_eq(little, "2,147,483");
 	ck_assert_uint_eq(ioshape_report_text(&report, NULL, 0), length);
 	/* More downgrades than the report has entries. */
-	report.fallbacks = IOSHAPE_REPORT_STEPS + 5;
-	for (size_t i = 0; i < IOSHAPE_REPORT_STEPS; i++)
-		strcpy(report.steps[i].sentence, "s");
+	report.downgrade_count = IOSHAPE_REPORT_DOWNGRADES + 5;
+	for (size_t i = 0; i < IOSHAPE_REPORT_DOWNGRADES; i++)
+		strcpy(report.downgrades[i].sentence, "s");
 	ck_assert_uint_gt(ioshape_report_text(&report, text, sizeof(text)), 0);
 	ck_assert_str_eq(strrchr(text, ';'), "; s");
 	/* A group's report. */
@@ -469,7 +469,7 @@ TEST(calls_case, the_report_of_a_failed_save_is_filled_too)
 	ck_assert_uint_eq(report.file_bytes, 0);
 	ck_assert_double_ge(report.total_s, 0);
 	ck_assert_double_lt(report.total_s, 60);
-	ck_assert_uint_eq(report.fallbacks, 0);
+	ck_assert_uint_eq(report.downgrade_count, 0);
 	/* This save fails at the very end, so its report is nearly complete. */
 	scratch_write(scratch_path("file"), "old", 3);
 	options.replace = IOSHAPE_OFF;

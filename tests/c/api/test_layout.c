@@ -32,7 +32,7 @@ TEST(tests_case, structs_begin_with_their_size_and_zeros)
 	ck_assert_uint_eq(reader.size, sizeof(reader));
 	ck_assert(!reader.verify && !reader.progress);
 	ck_assert_uint_eq(report.size, sizeof(report));
-	ck_assert_str_eq(report.steps[0].sentence, "");
+	ck_assert_str_eq(report.downgrades[0].sentence, "");
 	ck_assert_uint_eq(metadata.size, sizeof(metadata));
 	ck_assert(!metadata.blob && !metadata.attribute_count);
 }

@@ -6,7 +6,7 @@
 #include "support/check_main.h"
 #include "support/one_core.h"
 #include "support/reader_info.h"
-#include "support/report_step.h"
+#include "support/report_downgrade.h"
 #include "support/scratch.h"
 
 #include <ioshape/ioshape.h>

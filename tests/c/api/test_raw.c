@@ -457,7 +457,7 @@ START_TEST(checksums_are_no_promise_of_pipes)
 	file = open_file("/dev/null", &options);
 	must_write(file, data, MIB);
 	must_commit(file, &report);
-	ck_assert_uint_eq(report.fallbacks, 0);
+	ck_assert_uint_eq(report.downgrade_count, 0);
 	options.checksums = (enum ioshape_keep_checksums)7;
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &options, &file),
 			 -EINVAL);
@@ -477,8 +477,8 @@ START_TEST(checksums_that_have_no_place_beside_it_are_said)
 	file = open_file(scratch_path(name), &options);
 	must_write(file, data, MIB);
 	must_commit(file, &report);
-	ck_assert_uint_eq(report.fallbacks, 1);
-	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_CHECKSUMS);
+	ck_assert_uint_eq(report.downgrade_count, 1);
+	ck_assert_int_eq(report.downgrades[0].code, IOSHAPE_DOWNGRADE_CHECKSUMS);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
 END_TEST

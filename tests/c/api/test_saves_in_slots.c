@@ -4,7 +4,7 @@
 #include "support/async_case.h"
 #include "support/check_main.h"
 #include "support/open_context.h"
-#include "support/report_step.h"
+#include "support/report_downgrade.h"
 
 #include <ioshape/slots.h>
 
@@ -179,7 +179,7 @@ TEST(all, a_save_waits_for_its_slot_after_staging_and_before_the_first_byte)
 	ck_assert_msg(strstr(logged, ", capacity 1, write"), "%s", logged);
 	ck_assert(report.slot_s >= place.waited_s && report.slot_s <= report.total_s);
 	ck_assert_ptr_nonnull(strstr(report.ahead, "job K, rank 0 on "));
-	ck_assert_str_eq(report.steps[0].sentence, "");
+	ck_assert_str_eq(report.downgrades[0].sentence, "");
 	ioshape_save_free(save);
 	must_hold(scratch_path("file"), &sample);
 }
@@ -296,7 +296,7 @@ TEST(all, a_save_that_is_too_late_is_saved_and_says_so)
 	report = save_by(-1);
 	ck_assert_double_lt(report.deadline_left_s, 0);
 	ck_assert_str_eq(report.coordinator, "deadline");
-	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_SLOT);
+	ck_assert_int_eq(report.downgrades[0].code, IOSHAPE_DOWNGRADE_SLOT);
 	ioshape_slot_free(beside);
 	ioshape_slot_free(slot);
 }
@@ -316,13 +316,13 @@ TEST(all, a_save_with_a_deadline_overtakes_an_earlier_one_to_its_file)
 	ioshape_slot_free(slot);
 	/* The save succeeds without replacing the newer file. */
 	ck_assert_int_eq(ioshape_save_wait(earlier, -1), 0);
-	ck_assert_int_eq(report_of(earlier).steps[0].code, IOSHAPE_STEP_OVERTAKEN);
+	ck_assert_int_eq(report_of(earlier).downgrades[0].code, IOSHAPE_DOWNGRADE_OVERTAKEN);
 	ioshape_save_free(earlier);
 	must_hold(scratch_path("file"), &sample);
 	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
 	/* Later saves are not affected. */
 	sample.metadata.step = 3;
-	ck_assert_uint_eq(save_by(0).fallbacks, 0);
+	ck_assert_uint_eq(save_by(0).downgrade_count, 0);
 	must_hold(scratch_path("file"), &sample);
 }
 
@@ -552,8 +552,8 @@ TEST(all, a_save_whose_coordinator_is_unreachable_is_saved_all_the_same)
 	alone = open_client("J", NULL);
 	report = save_with(alone);
 	ck_assert_str_eq(report.coordinator, "stagger");
-	ck_assert_uint_ge(report.fallbacks, 1);
-	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_SLOT);
+	ck_assert_uint_ge(report.downgrade_count, 1);
+	ck_assert_int_eq(report.downgrades[0].code, IOSHAPE_DOWNGRADE_SLOT);
 	ioshape_context_free(alone);
 	must_hold(scratch_path("file"), &sample);
 }
@@ -625,7 +625,7 @@ TEST(all, a_share_that_the_processes_of_a_host_do_not_have_is_reported_once)
 	ck_assert_int_eq(ioshape_context_open(&shared, &options), 0);
 	for (int i = 0; i < 2; i++) {
 		const struct ioshape_report report = save_with(shared);
-		const char *step = report_step(&report, IOSHAPE_STEP_SLOT);
+		const char *step = report_downgrade(&report, IOSHAPE_DOWNGRADE_SLOT);
 
 		ck_assert(i ? !step : step && strstr(step, "share"));
 	}

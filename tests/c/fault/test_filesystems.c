@@ -9,7 +9,7 @@
 #include "fs/fs.h"
 #include "io/io.h"
 #include "support/passthrough.h"
-#include "support/report_step.h"
+#include "support/report_downgrade.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/tap.h"
@@ -250,9 +250,9 @@ static bool tells_the_truth(const struct filesystem *filesystem, enum ioshape_en
 	if (report->direct && buffered)
 		return complain("direct with the engine \"buffered\"");
 	if (!report->direct && !buffered && filesystem->kind != FUSE &&
-	    !report_step(report, IOSHAPE_STEP_DIRECT))
+	    !report_downgrade(report, IOSHAPE_DOWNGRADE_DIRECT))
 		return complain("not direct, and why not is not said: \"%s\"",
-				report->steps[0].sentence);
+				report->downgrades[0].sentence);
 	if (engine == IOSHAPE_ENGINE_THREADS && strcmp(report->engine, "threads") != 0)
 		return complain("the engine is \"%s\"", report->engine);
 	fd = open(file, O_RDONLY | O_CLOEXEC);
@@ -302,7 +302,7 @@ static bool round_trip(const struct filesystem *filesystem)
 		if (well && i < 2 && filesystem->direct >= 0 &&
 		    (int)report.direct != filesystem->direct)
 			well = complain("direct is %u: %s", report.direct,
-					report.steps[0].sentence);
+					report.downgrades[0].sentence);
 		well = well && tells_the_truth(filesystem, engines[i], &report);
 		options.metadata = &old_sample.metadata;
 		well = well && (!ioshape_save_tensors(context, file, old_sample.tensors,
@@ -431,7 +431,7 @@ static bool fails_when_full(bool announced)
 					error->sentence);
 		/* Where space can be reserved, the save fails before it writes a byte. */
 		if (announced && error->needed_bytes == UINT64_MAX &&
-		    !report_step(&report, IOSHAPE_STEP_PREALLOCATE))
+		    !report_downgrade(&report, IOSHAPE_DOWNGRADE_PREALLOCATE))
 			return complain("engine %zu: noticed late, \"%s\"", i, error->sentence);
 		if (announced && !*report.filesystem)
 			return complain("engine %zu: the report does not name the filesystem", i);

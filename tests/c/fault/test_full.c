@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "support/open_context.h"
-#include "support/report_step.h"
+#include "support/report_downgrade.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/tap.h"
@@ -257,7 +257,8 @@ static bool what_fits_is_saved(void)
 static bool is_skipped(int ret, const struct ioshape_report *report)
 {
 	REQUIRE_SAID(ret == IOSHAPE_E_SKIPPED, ioshape_last_error()->sentence);
-	REQUIRE_SAID(report_step(report, IOSHAPE_STEP_SKIPPED), report->steps[0].sentence);
+	REQUIRE_SAID(report_downgrade(report, IOSHAPE_DOWNGRADE_SKIPPED),
+		     report->downgrades[0].sentence);
 	REQUIRE_THAT(!report->file_bytes && *report->filesystem);
 	REQUIRE_SAID(has_heard("skipped (full=skip)"), heard.lines);
 	return says_it_all();
@@ -379,7 +380,7 @@ static bool found_out_late(void)
 		ioshape_save_get_report(save, &report);
 		REQUIRE_SAID(atomic_load(&filled), "it was not filled");
 		REQUIRE_SAID(ret == codes[i], ioshape_last_error()->sentence);
-		REQUIRE_THAT(!report_step(&report, IOSHAPE_STEP_SKIPPED) ==
+		REQUIRE_THAT(!report_downgrade(&report, IOSHAPE_DOWNGRADE_SKIPPED) ==
 			     (ret != IOSHAPE_E_SKIPPED));
 		ioshape_save_free(save);
 		ioshape_context_free(context);
@@ -456,7 +457,7 @@ static int play_rank(const struct scene *scene, uint32_t rank)
 		fprintf(stderr, "rank %u: %d %s\n", options.rank, ret, error->sentence);
 		return 11;
 	}
-	if (!report_step(&report, IOSHAPE_STEP_SKIPPED) != (ret != IOSHAPE_E_SKIPPED))
+	if (!report_downgrade(&report, IOSHAPE_DOWNGRADE_SKIPPED) != (ret != IOSHAPE_E_SKIPPED))
 		return 12;
 	/*
 	 * The sizes are those of all parts. Rank 0 has checked the space, and the other ranks

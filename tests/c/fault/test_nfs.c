@@ -12,7 +12,7 @@
 #include "support/machine.h"
 #include "support/nfs_case.h"
 #include "support/nfs_server.h"
-#include "support/report_step.h"
+#include "support/report_downgrade.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/tap.h"
@@ -57,13 +57,14 @@ static bool what_is_saved_is_loaded(void)
 			return false;
 		if (engines[i].name && strcmp(report.engine, engines[i].name) != 0)
 			return complain("engine \"%s\": %s", report.engine,
-					report.steps[0].sentence);
+					report.downgrades[0].sentence);
 		if (report.direct != (engines[i].engine != IOSHAPE_ENGINE_BUFFERED))
 			return complain("%s, direct is %u: %s", report.engine, report.direct,
-					report.steps[0].sentence);
+					report.downgrades[0].sentence);
 		/* Only version 4.2 can reserve space. */
-		if (!report_step(&report, IOSHAPE_STEP_PREALLOCATE) != (*version == '4'))
-			return complain("it reserves space, or not: %s", report.steps[0].sentence);
+		if (!report_downgrade(&report, IOSHAPE_DOWNGRADE_PREALLOCATE) != (*version == '4'))
+			return complain("it reserves space, or not: %s",
+					report.downgrades[0].sentence);
 		if (strncmp(report.filesystem, "nfs", 3) != 0)
 			return complain("the report calls it \"%s\"", report.filesystem);
 	}

@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "support/check_main.h"
-#include "support/report_step.h"
+#include "support/report_downgrade.h"
 #include "support/sample.h"
 #include "support/sandbox.h"
 #include "support/scratch.h"
@@ -76,8 +76,8 @@ static int save_while_the_door_closes(void *argument)
 					   NULL);
 		if (ret || !scratch_same("file", new_file, new_bytes))
 			return 4;
-		if (strcmp(report.engine, "threads") != 0 || !report.fallbacks ||
-		    !report_step(&report, IOSHAPE_STEP_ENGINE))
+		if (strcmp(report.engine, "threads") != 0 || !report.downgrade_count ||
+		    !report_downgrade(&report, IOSHAPE_DOWNGRADE_ENGINE))
 			return 5;
 	}
 	ioshape_context_free(context);
@@ -107,8 +107,8 @@ static int save_without_uring(void *argument)
 	ioshape_context_free(context);
 	if (!scratch_same("file", new_file, new_bytes))
 		return 4;
-	return !strcmp(report.engine, "threads") && report.fallbacks == 1 &&
-			       report_step(&report, IOSHAPE_STEP_ENGINE) ?
+	return !strcmp(report.engine, "threads") && report.downgrade_count == 1 &&
+			       report_downgrade(&report, IOSHAPE_DOWNGRADE_ENGINE) ?
 		       0 :
 		       5;
 }

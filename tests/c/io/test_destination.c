@@ -292,7 +292,7 @@ static int replace_a_strangers_file(void *argument)
 	(void)argument;
 	if (file_write_all(&write, "file", NEW))
 		return 1;
-	if (write.notes.count != 1 || write.notes.steps[0].code != IOSHAPE_STEP_OWNER)
+	if (write.notes.count != 1 || write.notes.downgrades[0].code != IOSHAPE_DOWNGRADE_OWNER)
 		return 2;
 	return mode_of("file") == 0666 ? 0 : 3;
 }

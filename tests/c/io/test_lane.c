@@ -40,7 +40,7 @@ START_TEST(the_next_engine_is_used_and_the_reason_is_reported_and_logged)
 	start(false);
 	ck_assert_str_eq(lane->ops->id, "threads");
 	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_int_eq(notes.steps[0].code, IOSHAPE_STEP_ENGINE);
+	ck_assert_int_eq(notes.downgrades[0].code, IOSHAPE_DOWNGRADE_ENGINE);
 	ck_assert_uint_eq(heard, 1);
 	io_lane_detach(lane);
 	io_lane_close(lane);
@@ -48,7 +48,7 @@ START_TEST(the_next_engine_is_used_and_the_reason_is_reported_and_logged)
 }
 END_TEST
 
-START_TEST(what_had_to_be_stepped_down_is_noted_for_every_file)
+START_TEST(a_downgrade_is_noted_for_every_file)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	open_remark = "buffers not registered";
@@ -57,7 +57,7 @@ START_TEST(what_had_to_be_stepped_down_is_noted_for_every_file)
 		memset(&notes, 0, sizeof(notes));
 		io_lane_attach(lane, fd, "/the/path", false, &notes);
 		ck_assert_uint_eq(notes.count, 1);
-		ck_assert_int_eq(notes.steps[0].code, IOSHAPE_STEP_ENGINE);
+		ck_assert_int_eq(notes.downgrades[0].code, IOSHAPE_DOWNGRADE_ENGINE);
 		io_lane_detach(lane);
 	}
 	end();
@@ -461,15 +461,15 @@ START_TEST(notes_are_kept_in_order_with_their_codes)
 	struct ioshape_report report = { 0 };
 	struct io_notes some = { 0 };
 
-	io_note(NULL, IOSHAPE_STEP_LOCK, "to nobody");
-	io_note(&some, IOSHAPE_STEP_DIRECT, "no %s; so", "this");
-	io_note(&some, IOSHAPE_STEP_LOCK, "no that");
+	io_note(NULL, IOSHAPE_DOWNGRADE_LOCK, "to nobody");
+	io_note(&some, IOSHAPE_DOWNGRADE_DIRECT, "no %s; so", "this");
+	io_note(&some, IOSHAPE_DOWNGRADE_LOCK, "no that");
 	io_notes_report(&some, &report);
-	ck_assert_uint_eq(report.fallbacks, 2);
-	ck_assert_str_eq(report.steps[0].sentence, "no this; so");
-	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_DIRECT);
-	ck_assert_str_eq(report.steps[1].sentence, "no that");
-	ck_assert_int_eq(report.steps[1].code, IOSHAPE_STEP_LOCK);
+	ck_assert_uint_eq(report.downgrade_count, 2);
+	ck_assert_str_eq(report.downgrades[0].sentence, "no this; so");
+	ck_assert_int_eq(report.downgrades[0].code, IOSHAPE_DOWNGRADE_DIRECT);
+	ck_assert_str_eq(report.downgrades[1].sentence, "no that");
+	ck_assert_int_eq(report.downgrades[1].code, IOSHAPE_DOWNGRADE_LOCK);
 }
 END_TEST
 
@@ -478,9 +478,9 @@ START_TEST(too_many_notes_are_counted)
 	struct io_notes some = { 0 };
 
 	for (unsigned i = 0; i < 1000; i++)
-		io_note(&some, IOSHAPE_STEP_LOCK, "note %u", i);
+		io_note(&some, IOSHAPE_DOWNGRADE_LOCK, "note %u", i);
 	ck_assert_uint_eq(some.count, 1000);
-	ck_assert_str_eq(some.steps[0].sentence, "note 0");
+	ck_assert_str_eq(some.downgrades[0].sentence, "note 0");
 }
 END_TEST
 
@@ -494,7 +494,7 @@ int main(void)
 	tcase_add_checked_fixture(life, scratch_setup, scratch_teardown);
 	tcase_add_test(life, an_engine_is_opened_at_need_and_once);
 	tcase_add_test(life, the_next_engine_is_used_and_the_reason_is_reported_and_logged);
-	tcase_add_test(life, what_had_to_be_stepped_down_is_noted_for_every_file);
+	tcase_add_test(life, a_downgrade_is_noted_for_every_file);
 	tcase_add_test(life, no_engine_at_all_is_an_error_and_can_be_tried_again);
 	tcase_add_test(life, notes_are_kept_in_order_with_their_codes);
 	tcase_add_test(life, too_many_notes_are_counted);

@@ -32,7 +32,7 @@ TEST(direct_case, direct_io_that_fails_at_use_is_left_with_one_note)
 	ck_assert_msg(!io_lane_drain(lane, &error), "%s", error.text);
 	ck_assert(!is_direct());
 	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_int_eq(notes.steps[0].code, IOSHAPE_STEP_DIRECT);
+	ck_assert_int_eq(notes.downgrades[0].code, IOSHAPE_DOWNGRADE_DIRECT);
 	ck_assert_uint_eq(requests, 2 * DEPTH - 1);
 	end();
 }
@@ -86,7 +86,7 @@ TEST(direct_case, a_filesystem_without_direct_io_is_noted_or_refused)
 	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
 	ck_assert(!lane->direct && !is_direct());
 	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_int_eq(notes.steps[0].code, IOSHAPE_STEP_DIRECT);
+	ck_assert_int_eq(notes.downgrades[0].code, IOSHAPE_DOWNGRADE_DIRECT);
 	end();
 
 	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);

@@ -428,7 +428,7 @@ TEST(lanes_case, an_engine_that_is_refused_is_replaced)
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING_ASYNC, 1 * MIB, 2), 0);
 	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	ck_assert_str_eq(lane->ops->id, "threads");
-	ck_assert_str_eq(lane->step_down, "scripted refusal");
+	ck_assert_str_eq(lane->downgrade, "scripted refusal");
 	io_lane_close(lane);
 }
 

@@ -247,7 +247,7 @@ void note_saved(unsigned turn, int ret, const struct ioshape_report *report,
 		     "saved turn=%u fence=%" PRIu64 " by=%s express=%u lost=%u begin=%" PRIu64
 		     " end=%" PRIu64 "; %s",
 		     turn, span->fence, report->coordinator, span->express, span->lost,
-		     span->begin_ns, span->end_ns, report->steps[0].sentence);
+		     span->begin_ns, span->end_ns, report->downgrades[0].sentence);
 }
 
 void save_once(unsigned turn, const char *path, size_t large_bytes)

@@ -254,9 +254,9 @@ static void save_directly(const struct rank *rank)
 	const struct ioshape_report report = save_step(rank, 1);
 	bool said = false;
 
-	for (uint32_t i = 0; i < report.fallbacks && i < IOSHAPE_REPORT_STEPS; i++)
-		said |= report.steps[i].code == IOSHAPE_STEP_TIER &&
-			strstr(report.steps[i].sentence, reason);
+	for (uint32_t i = 0; i < report.downgrade_count && i < IOSHAPE_REPORT_DOWNGRADES; i++)
+		said |= report.downgrades[i].code == IOSHAPE_DOWNGRADE_TIER &&
+			strstr(report.downgrades[i].sentence, reason);
 	ck_assert_msg(said, "rank %u does not say \"%s\"", rank->rank, reason);
 }
 

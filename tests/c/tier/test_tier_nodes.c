@@ -147,15 +147,15 @@ static struct ioshape_report save_step(const struct rank *rank, uint64_t step)
 
 static void save_well(const struct rank *rank)
 {
-	ck_assert_uint_eq(save_step(rank, 1).fallbacks, 0);
+	ck_assert_uint_eq(save_step(rank, 1).downgrade_count, 0);
 }
 
 static void save_unprotected(const struct rank *rank)
 {
 	const struct ioshape_report report = save_step(rank, 1);
 
-	ck_assert_uint_eq(report.fallbacks, 1);
-	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_PARITY);
+	ck_assert_uint_eq(report.downgrade_count, 1);
+	ck_assert_int_eq(report.downgrades[0].code, IOSHAPE_DOWNGRADE_PARITY);
 }
 
 static const char *find(const struct rank *rank, bool intact, uint64_t *step)

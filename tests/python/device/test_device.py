@@ -331,7 +331,7 @@ def test_without_pinned_memory_a_device_is_saved_and_the_report_says_so(
     remote.can_pin = False
     value = state()
     report = saved(value, tmp_path / "model.pt", background)
-    (step,) = [one for one in report.fallbacks if one.code == "torch"]
+    (step,) = [one for one in report.downgrades if one.code == "torch"]
     assert "elsewhere:0" in step
     assert "no more memory can be pinned" in step
     assert not remote.copied

@@ -437,7 +437,7 @@ def flip(path: Path, offset: int) -> None:
 @pytest.mark.parametrize("n_bytes", [0, 1, MIB, MIB + 1, len(DATA)])
 def test_checksums_lie_beside_the_file_as_the_documentation_says(n_bytes: int, path: Path) -> None:
     report = write_with_checksums(path, DATA[:n_bytes])
-    assert not report.fallbacks
+    assert not report.downgrades
     assert names_in(path.parent) == ["file", "file.ioshape-sums"]
     bytes_of = sums_of(path).read_bytes()
     magic, version, crc, block, size, modified = struct.unpack_from("<8sIIQQq", bytes_of)
@@ -654,7 +654,7 @@ def test_checksums_can_be_read_by_those_who_can_read_the_file(path: Path) -> Non
 def test_a_file_without_room_for_checksums_beside_it_stands(path: Path) -> None:
     long = path.with_name("x" * 250)
     report = write_with_checksums(long)
-    assert [step.code for step in report.fallbacks] == ["checksums"]
+    assert [step.code for step in report.downgrades] == ["checksums"]
     assert long.read_bytes() == DATA
     with ioshape.open(long) as file:
         assert not file.has_checksums

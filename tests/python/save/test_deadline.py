@@ -46,7 +46,7 @@ def test_a_save_with_a_deadline_overtakes_an_earlier_one_to_its_path(tmp_path: P
         earlier = ioshape.save_async(LARGE, path)
         ioshape.save({**LARGE, "step": 2}, path, deadline=LONG_S)
         assert not earlier.done()
-    assert [step.code for step in earlier.result().fallbacks] == ["overtaken"]
+    assert [step.code for step in earlier.result().downgrades] == ["overtaken"]
     assert ioshape.load(path)["step"] == 2
     assert [found.name for found in tmp_path.iterdir()] == ["model.pt"]
 
@@ -59,7 +59,7 @@ def test_a_save_that_is_too_late_is_saved_and_says_so(tmp_path: Path, new_format
     assert report.deadline_met is False
     assert report.deadline_left_s < 0
     assert report.coordinator == "deadline"
-    assert [step.code for step in report.fallbacks][-1] == "slot"
+    assert [step.code for step in report.downgrades][-1] == "slot"
     assert torch.equal(torch.load(path)["weights"], LARGE["weights"])
 
 

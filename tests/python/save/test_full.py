@@ -112,10 +112,10 @@ FULL_DISK = """
         del lines[:]
         report = warned(way)
         assert report.skipped, report
-        assert "0 bytes in" in str(report) and "skipped" in report.fallbacks[-1], str(report)
-        assert ";" not in report.fallbacks[-1]
+        assert "0 bytes in" in str(report) and "skipped" in report.downgrades[-1], str(report)
+        assert ";" not in report.downgrades[-1]
         # "needs", or, where torch does not say what it will write, where it stopped
-        assert name in ("torch", "open") or "needs 20" in report.fallbacks[-1], report.fallbacks
+        assert name in ("torch", "open") or "needs 20" in report.downgrades[-1], report.downgrades
         # SkippedWarning says it; the log has it at level INFO.
         assert [level for level, line in lines if "skipped" in line] == [], lines
         assert names_in(folder) == ["filler", "model.pt"] and number_in(path) == 1, name
@@ -139,7 +139,7 @@ FULL_DISK = """
     (recorded,) = Path("reports").iterdir()
     skip, failure = map(json.loads, recorded.read_text().splitlines())
     assert skip["skipped"] and skip["started_s"] > 1e9 and not skip["error"], skip
-    assert str(odd) in skip["fallbacks"][-1], skip
+    assert str(odd) in skip["downgrades"][-1], skip
     assert failure["started_s"] > 1e9 and "none" in failure["error"], failure
 
     # A generation: no attempt is left of it, and the one before is the newest.
@@ -154,7 +154,7 @@ FULL_DISK = """
         assert handle.wait() and handle.report.skipped and "skipped" in repr(handle)
     assert [one.category for one in caught] == [ioshape.SkippedWarning] * 2
     assert report.skipped and report.generation_bytes == 0, report
-    assert "needs 20" in report.fallbacks[-1], report
+    assert "needs 20" in report.downgrades[-1], report
     assert ioshape.latest(directory).step == 1
     assert [name for name in names_in(directory) if "step" in name] == ["step-0000000001"]
 

@@ -117,14 +117,14 @@ def test_a_file_lies_as_it_was_asked_for(
     report = save(lustre.path / "file.pt", wish)
     assert layout_of(lustre.path / "file.pt") == parts
     assert report.stripes == words
-    assert not report.fallbacks
+    assert not report.downgrades
 
 
 def test_all_targets_are_as_many_as_there_are(lustre: Mount) -> None:
     report = save(lustre.path / "file.pt", "stripe_count=all")
     assert layout_of(lustre.path / "file.pt") == [Part(2**64 - 1, MIB, 8, "")]
     assert report.stripes == "8 x 1M"
-    assert not report.fallbacks
+    assert not report.downgrades
 
 
 def test_nothing_is_asked_for_where_the_directory_is_wide_enough(lustre: Mount) -> None:
@@ -199,7 +199,7 @@ def test_fewer_targets_than_asked_for_are_said(lustre: Mount) -> None:
     report = save(lustre.path / "file.pt", "stripe_count=100")
     assert layout_of(lustre.path / "file.pt") == [Part(2**64 - 1, MIB, 8, "")]
     assert report.stripes == "8 x 1M"
-    assert [step.code for step in report.fallbacks] == ["layout"]
+    assert [step.code for step in report.downgrades] == ["layout"]
 
 
 def test_an_unknown_pool_that_is_taken_is_kept(lustre: Mount) -> None:
@@ -214,7 +214,7 @@ def test_an_unknown_pool_that_is_refused_leaves_the_directorys_layout() -> None:
         report = save(path, "stripe_count=4,pool=nowhere")
         assert layout_of(path) == [Part(2**64 - 1, MIB, 1, "")]
         assert report.stripes == "1 x 1M"
-        assert [step.code for step in report.fallbacks] == ["layout"]
+        assert [step.code for step in report.downgrades] == ["layout"]
 
 
 @pytest.mark.usefixtures("_mounts_of_stripefs")
@@ -226,7 +226,7 @@ def test_the_other_order_of_bytes_is_understood() -> None:
         ):
             report = save(mount.path / "file.pt", wish)
             assert report.stripes == words
-            assert not report.fallbacks
+            assert not report.downgrades
 
 
 @pytest.mark.usefixtures("_mounts_of_stripefs")
@@ -242,7 +242,7 @@ def test_a_server_that_says_yes_and_does_nothing(trap: str, wish: str) -> None:
         report = save(mount.path / "file.pt", wish)
         assert layout_of(mount.path / "file.pt") == [Part(2**64 - 1, MIB, 1, "")]
         assert report.stripes == "1 x 1M"
-        assert [step.code for step in report.fallbacks] == ["layout"]
+        assert [step.code for step in report.downgrades] == ["layout"]
 
 
 @pytest.mark.usefixtures("_mounts_of_stripefs")
@@ -260,7 +260,7 @@ def test_a_directory_without_a_layout(writers: Callable[[], int]) -> None:
 def test_who_tells_nothing_is_asked_nothing(writers: Callable[[], int]) -> None:
     with striped("ssd", trap=["no-layout"], **QUICK) as mount:
         report = save(mount.path / "file.pt", "stripe_count=4")
-        assert (report.stripes, report.fallbacks) == ("", ())
+        assert (report.stripes, report.downgrades) == ("", ())
         # Eight writers each have a request in flight, and more only while no request waits.
         assert writers() == 8
 
@@ -273,14 +273,14 @@ def test_beegfs() -> None:
     with striped("ssd", play="beegfs", **QUICK) as mount:
         report = save(mount.path / "file.pt", "stripe_count=4,stripe_size=1M")
         assert report.stripes == "4 x 1M"
-        assert not report.fallbacks
+        assert not report.downgrades
         # BeeGFS accepts only powers of two.
         report = save(mount.path / "file.pt", "stripe_count=4,stripe_size=192K")
         assert report.stripes == "1 x 1M"
-        assert [step.code for step in report.fallbacks] == ["layout"]
+        assert [step.code for step in report.downgrades] == ["layout"]
         report = save(mount.path / "file.pt", "stripe_count=100")
         assert report.stripes == "8 x 1M"
-        assert len(report.fallbacks) == 1
+        assert len(report.downgrades) == 1
 
 
 @pytest.mark.usefixtures("_mounts_of_stripefs")
@@ -293,7 +293,7 @@ def test_ceph_is_not_asked() -> None:
         os.setxattr(mount.path, "ceph.dir.layout", text)
         report = save(path, "stripe_count=4,stripe_size=1M")
         assert report.stripes == "1 x 4M, pool cephfs_data"
-        assert not report.fallbacks
+        assert not report.downgrades
 
 
 # ---- Effects of layouts --------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_a_fuse_filesystem_is_written_through_the_page_cache_and_read_past_it(pl
         report = ioshape.save(state(1), path)
         assert not report.direct
         # Writes through the page cache are the rule here, not a downgrade.
-        assert not [step for step in report.fallbacks if step.code == "direct"]
+        assert not [step for step in report.downgrades if step.code == "direct"]
         # The other client has no page of the file.
         assert_is(ioshape.load(mount.paths[1] / "model.pt"), 1)
         counted = mount.statistics()
@@ -158,7 +158,7 @@ def test_late_failures_are_reported_and_remembered(late: Mount) -> None:
     assert late.statistics()["writes"]["direct"] == tried
     for report, words in ((first, "accepts direct writes"), (second, "on an earlier file")):
         assert not report.direct
-        (step,) = [step for step in report.fallbacks if step.code == "direct"]
+        (step,) = [step for step in report.downgrades if step.code == "direct"]
         assert words in step
 
 

@@ -82,7 +82,7 @@ IN_TURN = """
 
     path = f"{sys.argv[1]}/file.pt"
     report = ioshape.save(checkpoint(1, 2 << 20), path)
-    assert not [one for one in report.fallbacks if one.code == "layout"], report.fallbacks
+    assert not [one for one in report.downgrades if one.code == "layout"], report.downgrades
 """
 
 

@@ -745,7 +745,7 @@ def test_what_torch_must_write_is_written_before_the_call_returns(tmp_path: Path
     assert handle.wait(0)
     report = handle.result()
     assert report.written_by == "torch"
-    assert any("not in the background" in text for text in report.fallbacks)
+    assert any("not in the background" in text for text in report.downgrades)
     assert handle.progress.phase == "done"
     assert not handle.cancel()
     called: list[ioshape.SaveHandle] = []

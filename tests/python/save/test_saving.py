@@ -211,7 +211,7 @@ def test_torch_itself_writes_to_file_objects(name: str, new_format: bool, tmp_pa
         file.seek(0)
         assert_same(ioshape.load(file), STATE)
     assert report.written_by == "torch"
-    assert any("neither atomic nor durable" in note for note in report.fallbacks)
+    assert any("neither atomic nor durable" in note for note in report.downgrades)
 
 
 def test_gzip_files_are_written_and_read(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_the_format_from_before_is_written_by_torch(name: str, tmp_path: Path) -
     value = zoo.build(name)
     report = ioshape.save(value, path, _use_new_zipfile_serialization=False)
     assert report.written_by == "torch"
-    assert any("before torch 1.6" in note for note in report.fallbacks)
+    assert any("before torch 1.6" in note for note in report.downgrades)
     assert report.file_bytes == path.stat().st_size
     assert not zipfile.is_zipfile(path)
     assert names_in(tmp_path) == ["model.pt"]
@@ -464,7 +464,7 @@ def test_skipped_data_are_skipped_by_torch(save: Save, tmp_path: Path) -> None:
         report = save(STATE, ours)
         torch.save(STATE, theirs)
     assert report.written_by == "torch"
-    assert any("skipped" in note for note in report.fallbacks)
+    assert any("skipped" in note for note in report.downgrades)
     assert records_in(ours) == records_in(theirs)
     assert torch_loads(ours) == torch_loads(theirs)
     assert_same(ioshape.load(ours), torch.load(theirs))

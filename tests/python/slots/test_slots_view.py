@@ -426,7 +426,7 @@ def test_a_coordinator_that_is_away_fails_no_save_unless_told_to(tmp_path: Path)
     ioshape.configure(coordinator=away)
     report = ioshape.save(checkpoint(1), path)
     assert report.coordinator == "stagger"
-    assert report.fallbacks
+    assert report.downgrades
     assert number_in(path) == 1
     ioshape.configure(unreachable="fail")
     with pytest.raises(ioshape.errors.CoordinatorError) as caught:
@@ -586,12 +586,12 @@ def test_a_report_takes_all_of_its_numbers_from_the_struct() -> None:
     """Check all fields by their C types, whatever the annotations: none may stay at its default."""
     struct = sized("ioshape_report")
     for name, member in ffi.typeof(struct).item.fields:
-        if member.type.kind == "primitive" and name not in ("size", "fallbacks"):
+        if member.type.kind == "primitive" and name not in ("size", "downgrade_count"):
             setattr(struct, name, 1)
         elif member.type.kind == "array" and member.type.item.cname == "char":
             getattr(struct, name)[0:1] = b"x"
     report = from_struct("a", struct)
-    own = {"path", "written_by", "pickle_s", "hook_s", "step_slowdown", "fallbacks"}
+    own = {"path", "written_by", "pickle_s", "hook_s", "step_slowdown", "downgrades"}
     own |= {"skipped", "tier", "drain_s"}
     for field in dataclasses.fields(report):
         if field.name not in own:

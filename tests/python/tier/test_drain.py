@@ -537,7 +537,7 @@ def test_commands_go_on_with_the_rest(taken: Path) -> None:
 def test_a_save_goes_directly_and_says_whose_the_folder_is(taken: Path, tmp_path: Path) -> None:
     report = ioshape.save({"a": torch.ones(3)}, tmp_path / "model.pt", tier=str(taken))
     assert report.tier == ""
-    assert any(f"it belongs to user {OTHER}" in str(one) for one in report.fallbacks)
+    assert any(f"it belongs to user {OTHER}" in str(one) for one in report.downgrades)
     assert (tmp_path / "model.pt").exists()
 
 

@@ -47,7 +47,7 @@ def number_of(loaded: Any) -> int:
 
 def codes(report: ioshape.Report | None) -> list[str]:
     assert report is not None
-    return [step.code for step in report.fallbacks]
+    return [step.code for step in report.downgrades]
 
 
 # ---- Saves ---------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_what_no_tier_is_for_is_saved_directly_and_says_why(
     path.parent.mkdir(exist_ok=True)
     report = ioshape.save(checkpoint(1), path, tier=fast, **options)
     assert report.tier == ""
-    [step] = [step for step in report.fallbacks if step.code == "tier"]
+    [step] = [step for step in report.downgrades if step.code == "tier"]
     assert step.startswith("saved directly, not on the tier: ")
     assert why in step
     if name != "/dev/null":
@@ -322,7 +322,7 @@ def test_a_tier_that_returns_eio_costs_no_save(slow: Path) -> None:
             disk.order("target 0 failing")
             report = ioshape.save(checkpoint(3), other, tier=fast)
             assert (report.tier, codes(report)) == ("", ["tier"])
-            assert "Input/output error" in report.fallbacks[0]
+            assert "Input/output error" in report.downgrades[0]
         with pytest.raises(OSError, match="Input/output error"):
             handle.wait_drained()
         with pytest.warns(ioshape.FallbackWarning):
@@ -349,7 +349,7 @@ FULL_TIER = """
         ]
         # Three fit into 40 MiB. The others do not wait.
         assert [bool(one.tier) for one in reports] == [True] * 3 + [False] * 2, reports
-        assert all("wait" in str(one.fallbacks) for one in reports[3:]), reports
+        assert all("wait" in str(one.downgrades) for one in reports[3:]), reports
         assert names_in(slow) == ["3.pt", "4.pt"]
     # Copies that are drained make room, oldest first.
     assert ioshape.save_async(checkpoint(5, MIB), slow / "5.pt", tier=fast).wait_drained()

@@ -70,7 +70,7 @@ directory, *steps = arguments
 for step in map(int, steps):
     report = ioshape.save_group(object_of(rank, step), directory, step)
     say("saved", step=step, path=report.path, tier=report.tier,
-        steps=[[one.code, one] for one in report.fallbacks])
+        steps=[[one.code, one] for one in report.downgrades])
 """
 )
 
@@ -103,7 +103,7 @@ def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
         for step in (3, 4, 5):
             report = ioshape.save_group(
                 object_of(rank, step), directory, step, keep_last=1, keep_every=3, tier=fast)
-            assert (report.tier, report.fallbacks) == (fast, ()), report
+            assert (report.tier, report.downgrades) == (fast, ()), report
         handle = ioshape.save_group_async(
             object_of(rank, 8), directory, 8, keep_last=1, keep_every=3, tier=fast)
         assert handle.wait() and handle.report.tier == fast
@@ -202,7 +202,7 @@ def test_tier_and_destination_each_keep_what_they_are_told(
 def test_a_deadline_goes_past_the_tier(fast: Path, runs: Path) -> None:
     handle = ioshape.save_group_async({"step": 1}, runs, 1, deadline=60, tier=fast)
     report = handle.result()
-    assert (report.tier, [step.code for step in report.fallbacks]) == ("", ["tier"])
+    assert (report.tier, [step.code for step in report.downgrades]) == ("", ["tier"])
     assert handle.drained()
     assert handle.wait_drained(0)
     assert steps_in(runs) == [1]

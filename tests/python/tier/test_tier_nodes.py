@@ -31,7 +31,7 @@ directory, size, *steps = arguments
 for step in map(int, steps):
     report = ioshape.save_group(object_of(rank, step, int(size)), directory, step)
     say("saved", step=step, tier=report.tier, mode=report.mode,
-        steps=[[one.code, one] for one in report.fallbacks])
+        steps=[[one.code, one] for one in report.downgrades])
 torch.distributed.barrier()
 """
 )

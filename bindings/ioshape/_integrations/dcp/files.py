@@ -70,7 +70,7 @@ class Files(filesystem.FileSystem):
             # The checkpoint cannot do without one of its files, so a skipped file is a failure.
             raise failure(
                 -errno.ENOSPC,
-                f'cannot save "{report.path}": {report.fallbacks[-1]}',
+                f'cannot save "{report.path}": {report.downgrades[-1]}',
                 report.path,
                 "save",
             )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._core import trace
 from ioshape._core.context import encoded
-from ioshape._core.report import Report, Step
+from ioshape._core.report import Downgrade, Report
 from ioshape._core.structs import sized
 from ioshape._core.under_way import begun, completed, raise_unheard
 from ioshape._formats.dtypes import DTYPES
@@ -151,13 +151,13 @@ def _by_original(specs: Any, path: Any, metadata: Any, why: _NotOurs) -> Report:
     begin, started = time.perf_counter(), time.time()
     assert original.serialize_file is not None
     original.serialize_file(specs, path, metadata=metadata)
-    step = Step(
+    step = Downgrade(
         f"written by safetensors itself, without fsync and without a slot: {why}", "safetensors"
     )
     report = Report(
         path=os.fsdecode(path),
         written_by="safetensors",
-        fallbacks=(step,),
+        downgrades=(step,),
         total_s=time.perf_counter() - begin,
         started_s=started,
     )
