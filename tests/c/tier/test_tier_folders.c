@@ -359,7 +359,7 @@ TEST(tests, a_generation_that_is_open_stays)
 	keep_generation(1, 0, &other);
 	ck_assert_int_eq(ioshape_generation_open(context, there("run"), 1, &open_there), 0);
 	ck_assert_int_eq(drain(), -EBUSY);
-	ck_assert_ptr_nonnull(strstr(told.why, "reads it"));
+	ck_assert_ptr_nonnull(strstr(told.why, "is reading it"));
 	ck_assert_int_eq(ioshape_generation_verify(open_there, NULL, NULL), 0);
 	ioshape_generation_free(open_there);
 	ck_assert_int_eq(drain(), 0);

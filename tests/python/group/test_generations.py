@@ -281,7 +281,7 @@ def test_sentences_name_what_they_are_about(tmp_path: Path, runs: Path) -> None:
     flip(runs / "step-0000000007" / "ranks.zip", 100000)
     assert "ranks.zip" in call("verify", "--all", runs).stdout.splitlines()[0]
     assert "step 5" in call("verify", "--step", "5", runs).stdout
-    assert "no rank 3" in call("extract", runs, "--rank", "3").stderr
+    assert "none of rank 3" in call("extract", runs, "--rank", "3").stderr
     (tmp_path / "rank-00001.pt").touch()
     assert "rank-00001.pt" in call("extract", runs, "--rank", "1", folder=tmp_path).stderr
     flip(runs / "step-0000000008" / "manifest.json", 60)
@@ -365,7 +365,7 @@ def test_prune_asks_on_a_terminal(runs: Path, answer: str) -> None:
     asked = b""
     while b"?" not in asked:
         asked += os.read(ours, 1000)
-    assert b"Remove 1 generation" in asked
+    assert b"Remove 1 checkpoint" in asked
     os.write(ours, f"{answer}\n".encode())
     process.communicate(timeout=TIMEOUT_S)
     os.close(ours)

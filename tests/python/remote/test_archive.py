@@ -196,8 +196,8 @@ def test_the_command(mount: Mount) -> None:
     assert not any(flags(one) for one in path.iterdir())
     said = succeed(call("archive", path, other)).splitlines()
     assert said[0].startswith(f"{path}: archived, {len(list(path.iterdir()))} files, ")
-    assert said[1].startswith(f"{other}: archived, 1 file, 1.00 MiB; 1.00 MiB of it now, in ")
-    assert "; nothing of it now" in succeed(call("archive", "--check", other))
+    assert said[1].startswith(f"{other}: archived, 1 file, 1.00 MiB; 1.00 MiB newly archived in ")
+    assert "; nothing newly archived" in succeed(call("archive", "--check", other))
     (one,) = json.loads(succeed(call("archive", "--json", other)))
     assert (one["path"], one["files"], one["bytes"]) == (str(other), 1, MIB)
     assert one["archived_bytes"] == 0

@@ -668,7 +668,7 @@ def test_without_credentials_or_with_wrong_ones(
 def test_a_bucket_or_a_checkpoint_that_is_not_there(store: Store, tmp_path: Path) -> None:
     path = make_generation(tmp_path / "runs", 1)
     for source in (path, path / "rank-00000.pt"):
-        with pytest.raises(FileNotFoundError, match="no such bucket; make it"):
+        with pytest.raises(FileNotFoundError, match="no such bucket; create it"):
             s3.upload(source, "s3://another-bucket/x")
     with pytest.raises(FileNotFoundError, match="no such bucket"):
         s3.checkpoints("s3://another-bucket")

@@ -176,7 +176,7 @@ def test_options_that_would_leave_us_out_are_refused(option: str, tmp_path: Path
         variables(PYTHONPATH=paths),
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ioshape: Python's options -E, -I and -S keep it from")
+    assert done.stderr.startswith("ioshape: Python's options -E, -I and -S ignore PYTHONPATH")
     assert not (tmp_path / "model.pt").exists()
 
 
