@@ -480,7 +480,7 @@ static int compare(struct ioshape_save *save, struct base_error *error)
 		    look_at(save, record, true) == record->sample)
 			continue;
 		base_refuse_with(
-			error, IOSHAPE_E_CHANGED, "do not change it before ioshape has copied it",
+			error, IOSHAPE_E_CHANGED, "change it only after the save has copied it",
 			"cannot save \"%s\": record '%s' changed before ioshape had copied it",
 			save->request.path, record->name);
 		base_error_in_record(error, record->name);

@@ -72,7 +72,7 @@ class Sample:
                 "it",
                 self._path,
                 "save",
-                "do not change it before ioshape has copied it",
+                "change it only after the save has copied it",
                 name,
             )
         )

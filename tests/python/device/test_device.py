@@ -274,7 +274,7 @@ def test_what_changes_too_early_on_a_device_fails_the_save(
 
     monkeypatch.setattr(_outgoing.Outgoing, "_send", late)
     handle = ioshape.save_async(value, path, lazy=True)
-    with pytest.raises(ioshape.StorageError, match=r"'data/2'.*wait until it is copied") as raised:
+    with pytest.raises(ioshape.StorageError, match=r"'data/2'.*change it only after") as raised:
         handle.result()
     assert raised.value.record == "data/2"
     assert raised.value.path == str(path)

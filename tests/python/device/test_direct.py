@@ -166,7 +166,7 @@ def test_what_comes_slower_past_the_cpu_comes_by_it(
     clock.direct_s = direct_s
     with caplog.at_level(logging.INFO, "ioshape"):
         assert_same(ioshape.load(path), state())
-    assert f'loading "{path}": by way of the CPU' in caplog.text
+    assert f'loading "{path}": through the CPU' in caplog.text
     assert play.bytes == n_tried * PIECE_BYTES
 
 

@@ -164,7 +164,7 @@ def test_generations_of_which_none_is_complete_are_named(
         ioshape.save_group(checkpoint(step), tmp_path, step, mode="each")
         (tmp_path / f"step-{step:010}" / lost).unlink()
     error = no_usable(load, tmp_path)
-    assert "2 generations are in it" in error.sentence
+    assert "2 checkpoints are in it" in error.sentence
     assert all(f"step-{step:010}" in error.sentence for step in (1, 2))
     assert str(tmp_path) in error.remedy
 

@@ -297,7 +297,7 @@ def test_what_the_command_does_not_recognise_is_an_error(tmp_path: Path) -> None
     assert "--keep-every" in fail(call(*how, "--keep-every", "2", run / "step-*.pt"), code=2)
     assert names_in(run) == before
     (tmp_path / "logs").mkdir()
-    assert "0 generations" in succeed(call(*how, tmp_path / "logs"))
+    assert "0 checkpoints" in succeed(call(*how, tmp_path / "logs"))
     (tmp_path / "logs" / "train.log").write_text("")
     assert "it has no checkpoint" in fail(call(*how, tmp_path / "logs"))
     ioshape.save_group(checkpoint(1), tmp_path / "groups", 1)
@@ -305,7 +305,7 @@ def test_what_the_command_does_not_recognise_is_an_error(tmp_path: Path) -> None
         ioshape.prune(tmp_path / "groups" / "step-0000000001", keep_last=1)
     with pytest.raises(ioshape.errors.NoUsableCheckpointError, match="cannot prune"):
         ioshape.prune(run, keep_last=1)
-    assert "0 generations" in succeed(call(*how, tmp_path / "groups"))
+    assert "0 checkpoints" in succeed(call(*how, tmp_path / "groups"))
 
 
 def test_damaged_generations_are_no_reason_to_refuse(tmp_path: Path) -> None:

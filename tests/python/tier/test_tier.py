@@ -349,7 +349,7 @@ FULL_TIER = """
         ]
         # Three fit into 40 MiB. The others do not wait.
         assert [bool(one.tier) for one in reports] == [True] * 3 + [False] * 2, reports
-        assert all("wait" in str(one.downgrades) for one in reports[3:]), reports
+        assert all("drained first" in str(one.downgrades) for one in reports[3:]), reports
         assert names_in(slow) == ["3.pt", "4.pt"]
     # Copies that are drained make room, oldest first.
     assert ioshape.save_async(checkpoint(5, MIB), slow / "5.pt", tier=fast).wait_drained()
