@@ -495,8 +495,8 @@ static bool heal(struct attempt *attempt, const redisReply *broken)
 	link_words(broken, words, sizeof(words));
 	if (attempt->heals == 1)
 		base_log(&client->config.log, IOSHAPE_LOG_WARNING,
-			 "pool \"%s\" had unreadable keys in %s (%s); ioshape starts it again with "
-			 "the operator's settings that are readable",
+			 "pool \"%s\" had unreadable keys in %s (%s); it was reset, and keeps the "
+			 "readable settings of operators",
 			 client->config.pool, client->commands->name, words);
 	return !ret;
 }

@@ -584,7 +584,7 @@ def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:
         line_of(slot_s=True): 'its "slot_s" is not a number of seconds',
         line_of(rank=-1): 'its "rank" is not a whole number',
         line_of(pid=None): 'its "pid" is not a whole number',
-        line_of(host=7): 'its "host" is not a text',
+        line_of(host=7): 'its "host" is not a string',
         line_of(path="x" * 70_000): "it has more than 65,536 bytes",
     }
     lines = [line_of(), *wrong, line_of(path="/b\x1b[31m", started_s=1e9 + 9)]

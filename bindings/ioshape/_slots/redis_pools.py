@@ -162,7 +162,7 @@ class RedisPools:
                     if any(text in str(error) for text in _UNREADABLE):
                         self._send(where, "DEL", key)
                         logging.getLogger("ioshape").warning(
-                            'pool "%s" had keys that could not be read (%s); it was reset, and '
+                            'pool "%s" had unreadable keys (%s); it was reset, and '
                             "keeps the readable settings of operators",
                             pool,
                             one_line(str(error)),
