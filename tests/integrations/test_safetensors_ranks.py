@@ -197,7 +197,7 @@ def test_ranks_write_what_one_would_write_of_whole_tensors(tmp_path: Path, size:
 def test_a_rank_that_fails_or_dies_leaves_the_old_set(tmp_path: Path) -> None:
     told = ranks.run(safetensors_ranks.__file__, "fail", tmp_path, 4, killed=(3,))
     for rank, (text, other, disk) in enumerate(told):
-        assert "'text' is no tensor" in text
+        assert "'text' is not a tensor" in text
         assert "different tensors 'plain'" in other
         assert "no such luck" in disk
         assert disk.startswith("OSError" if rank == 3 else "StorageError")
