@@ -31,7 +31,6 @@ COMMANDS = (
     "doctor",
     "bench",
     "trace",
-    "advise",
     "slots",
     "top",
     "exporter",

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the reports of a run, which the setting "trace" and C programs write as JSON lines.
 
-The files are untrusted: every line is checked before it is used. "trace" and "advise" use this
-module.
+The files are untrusted: every line is checked before it is used.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +15,6 @@ from statistics import fmean
 from typing import Any
 
 from ioshape._cli.output import SentenceError, note
-from ioshape._core.family import numbered
 
 _MOST_FILES = 100_000
 _MOST_LINE_BYTES = 64 << 10
@@ -257,7 +253,7 @@ def by_process(saves: Iterable[Recorded]) -> dict[tuple[str, int, int], list[Rec
 
 @dataclass
 class Gust:
-    """A storm, or one checkpoint of it: saves that overlap or follow each other closely."""
+    """A storm: saves that overlap or follow each other closely."""
 
     saves: list[Recorded]
 
@@ -281,13 +277,6 @@ class Gust:
     @property
     def held_s(self) -> float:
         return fmean(save.held_s for save in self.saves)
-
-    @property
-    def stall_s(self) -> float:
-        """The seconds for which training stalls: all ranks wait for the slowest."""
-        if not any(save.background for save in self.saves):
-            return self.makespan_s
-        return max(sum(save.held_s for save in own) for own in by_process(self.saves).values())
 
     @property
     def waited_s(self) -> float:
@@ -334,34 +323,3 @@ def gusts(saves: Iterable[Recorded]) -> list[Gust]:
         found[-1].saves.append(save)
         until = max(until, save.ended_s)
     return found
-
-
-def checkpoints(saves: Iterable[Recorded]) -> list[Gust]:
-    """Return the checkpoints of a run: each storm is split where a process saves a file again.
-
-    Two paths are the same file if they differ only in the step. A process may save several files of
-    one checkpoint.
-    """
-    found: list[Gust] = []
-    for gust in gusts(saves):
-        known: dict[tuple[str, int, int], tuple[int, set[str]]] = {}
-        parts: dict[int, list[Recorded]] = {}
-        for save in gust.saves:
-            process = (save.host, save.rank, save.pid)
-            number, files = known.get(process, (0, set()))
-            name = _without_step(save.path)
-            if name in files:
-                number, files = number + 1, set()
-            files.add(name)
-            known[process] = number, files
-            parts.setdefault(number, []).append(save)
-        found += [Gust(parts[number]) for number in sorted(parts)]
-    return found
-
-
-def _without_step(path: str) -> str:
-    above, name = os.path.split(path)
-    parts = numbered(name)
-    if parts is not None and not parts.counts_shards:
-        name = "#".join(parts.family)
-    return os.path.join(re.sub("[0-9]+", "#", above), name)  # noqa: PTH118

@@ -33,7 +33,6 @@ COMMANDS = [
     "doctor",
     "bench",
     "trace",
-    "advise",
     "slots",
     "top",
     "exporter",
