@@ -89,7 +89,7 @@ static int take_part(const struct harm *harm, uint32_t rank)
 	options.comm = pair_comm_be(&pair, rank);
 	/* A rank waits this long for a killed one. Runs without a victim have time on a busy host.
 	 */
-	options.deadline_ms = harm->victim == NO_VICTIM ? 30000 : 600;
+	options.deadline_ms = harm->victim == NO_VICTIM ? 30000 : 1000;
 	options.tier = tier;
 	ret = ioshape_group_open(context, "there", &options, &group);
 	if (rank == harm->victim)
