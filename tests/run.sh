@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 # In the order in which they run. Each is a function below.
-stages=(style gcc house asan tsan python gpu fault)
+stages=(style gcc house fault asan tsan python gpu)
 quick_stages=(style gcc house python)
 long_stages=(install valgrind campaign realfs garbled coverage)
 # These run one after the other beside the others: most of both wait more than they compute.
@@ -23,12 +23,12 @@ what later stages need:
   style      format and checks of C, C++, Python and shell
   gcc        build with gcc, warnings are errors; unit and API tests
   house      layers, exported symbols, separate headers, messages, versions
+  fault      killed processes, failing storage, full filesystems
   asan       build of all with clang, warnings are errors; unit and API tests under AddressSanitizer and
              UndefinedBehaviorSanitizer
   tsan       unit and API tests under ThreadSanitizer; with --long also tests with little concurrency
   python     the Python package; files exchanged with torch
   gpu        tests that need a GPU; if torch finds none, they count as one skipped test
-  fault      killed processes, failing storage, full filesystems
 
 These stages run only with --long or by name:
 
@@ -410,7 +410,6 @@ build_ahead "${ahead[@]}" </dev/null &
 builder=$!
 set +m
 trap 'kill -- "-$builder" 2>/dev/null' EXIT
-renice -n 10 -g "$builder" >/dev/null # tests go first
 
 run_stages() {
 	local stage began
