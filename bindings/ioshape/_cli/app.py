@@ -26,7 +26,6 @@ COMMANDS = (
     "prune",
     "upload",
     "download",
-    "archive",
     "drain",
     "doctor",
     "bench",

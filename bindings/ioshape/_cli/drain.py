@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command "ioshape drain": copies checkpoints from a tier to their destinations.
 
-With --to it then uploads them, or has Lustre archive them. ioshape._tier does the copying.
+With --to it then uploads them. ioshape._tier does the copying.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ioshape._tier.tier import Copy, Drained, Tier
     from ioshape.types import Progress
 
-#: value of --to that means the HSM archive of the destination's filesystem
-_HSM = "hsm"
 # Pause of --watch between two checks of the tier; it doubles after failures, up to the second.
 _LOOK_S = 0.5
 _MOST_PAUSE_S = 60.0
@@ -59,7 +57,7 @@ class _Outcome:
 
     #: destination of the checkpoint
     path: str
-    #: a value of ioshape._tier.tier.Result, or "uploaded", "archived", "forgotten" or "failed"
+    #: a value of ioshape._tier.tier.Result, or "uploaded", "forgotten" or "failed"
     result: str
     bytes: int
     seconds: float
@@ -117,7 +115,7 @@ class _Command:
         self._failed = False
         #: whether a checkpoint waits for files of other nodes
         self._waits = False
-        #: copies that are already uploaded or archived
+        #: copies that are already uploaded
         self._passed_on: set[Copy] = set()
 
     def once(self) -> bool:
@@ -175,7 +173,7 @@ class _Command:
                     raise
 
     def _pass_on_drained(self, tier: Tier) -> None:
-        """Upload or archive the drained copies on the tier, if --to was given."""
+        """Upload the drained copies on the tier, if --to was given."""
         url = self._url
         if url is None:
             return
@@ -184,13 +182,10 @@ class _Command:
                 self._pass_on(tier, copy, url)
 
     def _pass_on(self, tier: Tier, copy: Copy, url: str) -> None:
-        to = None if url == _HSM else url.rstrip("/") + copy.path
+        to = url.rstrip("/") + copy.path
         self._began = time.monotonic()
         try:
-            if to is None:
-                self._archive(copy)
-            else:
-                self._upload(tier, copy, to)
+            self._upload(tier, copy, to)
         except OSError as error:
             note(f"ioshape: {explain(error)}")
             self._tell(copy.path, "failed", 0, url=to, error=explain(error))
@@ -214,17 +209,6 @@ class _Command:
         with progress_bar(copy.path, self._with_bar) as tell:
             done = s3().upload(source, to, endpoint=self._endpoint, progress=tell)
         self._tell(copy.path, "uploaded", done.n_bytes, url=done.url)
-
-    def _archive(self, copy: Copy) -> None:
-        """Have Lustre archive a drained checkpoint, unless it was removed since."""
-        from ioshape._remote.hsm import archive  # noqa: PLC0415
-
-        if not Path(copy.path).exists():
-            return
-        with progress_bar(copy.path, self._with_bar) as tell:
-            done = archive(copy.path, progress=tell)
-        if done.archived_bytes:
-            self._tell(copy.path, "archived", done.n_bytes)
 
     def _tell(
         self,
@@ -312,7 +296,7 @@ def _say_json_line(outcome: _Outcome) -> None:
 
 
 def _check_url(_context: click.Context, _option: click.Parameter, url: str | None) -> str | None:
-    if url is not None and url != _HSM:
+    if url is not None:
         s3()  # reports a missing boto3 now rather than after the drain
         from ioshape._remote.address import parse  # noqa: PLC0415
 
@@ -350,8 +334,7 @@ def _check_url(_context: click.Context, _option: click.Parameter, url: str | Non
     "url",
     metavar="URL",
     callback=_check_url,
-    help="Then upload drained checkpoints below s3://BUCKET/KEY; with hsm, have Lustre archive "
-    "them.",
+    help="Then upload drained checkpoints below s3://BUCKET/KEY.",
 )
 @endpoint_option
 @click.option(
@@ -379,8 +362,7 @@ def command(
 
     With --to s3://BUCKET/KEY, drained checkpoints are also uploaded as by "ioshape upload", with
     their whole path below the URL. Existing objects are not sent again. Uploads need boto3:
-    pip install 'ioshape[s3]'. With --to hsm, Lustre archives them as by "ioshape archive".
-
+    pip install 'ioshape[s3]'.
 
     With --forget nothing is drained. It removes the copy that waits for that destination, as
     "ioshape ls" shows it. Use it for copies that can never be drained, because the destination's

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy checkpoints to object stores and to archives of Lustre, and back."""
+"""Copy checkpoints to object stores and back."""

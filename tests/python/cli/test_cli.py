@@ -28,7 +28,6 @@ COMMANDS = [
     "prune",
     "upload",
     "download",
-    "archive",
     "drain",
     "doctor",
     "bench",
