@@ -99,7 +99,6 @@ static void clear_around(struct block *block, char *memory, uint32_t from, uint3
 int content_write(struct node *node, uint64_t offset, const char *buffer, uint32_t bytes,
 		  uint32_t *staged)
 {
-	hsm_changed(node);
 	while (bytes) {
 		struct block *block = &node->blocks[offset / BLOCK_BYTES];
 		uint32_t from;
@@ -199,7 +198,6 @@ int content_truncate(struct node *node, uint64_t size)
 {
 	const uint64_t held = (uint64_t)node->block_count * BLOCK_BYTES;
 
-	hsm_changed(node);
 	/* Space that was reserved beyond the new end is freed, too. */
 	if (size < held) {
 		const uint64_t whole = (size + CHUNK_BYTES - 1) / CHUNK_BYTES * CHUNK_BYTES;

@@ -6,7 +6,6 @@
  *   reset                  begin the statistics again
  *   statistics             answer with the statistics
  *   target N full|failing|slow FACTOR|well
- *   archive well|off|refused|stuck|failing
  *   freeze                 stop answering requests of the kernel, until
  *   restore                end this and all faults
  */
@@ -48,36 +47,16 @@ static int do_target(const char *words)
 	return 0;
 }
 
-static int do_archive(const char *word)
-{
-	static const char *const words[] = {
-		[ARCHIVE_WELL] = "well",       [ARCHIVE_OFF] = "off",
-		[ARCHIVE_REFUSED] = "refused", [ARCHIVE_STUCK] = "stuck",
-		[ARCHIVE_FAILING] = "failing",
-	};
-
-	for (unsigned int i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-		if (strcmp(words[i], word) == 0) {
-			archive_order = (enum archive_order)i;
-			return 0;
-		}
-	}
-	return -EINVAL;
-}
-
 static int control_do(const char *sentence)
 {
 	if (strncmp(sentence, "target ", 7) == 0)
 		return do_target(sentence + 7);
-	if (strncmp(sentence, "archive ", 8) == 0)
-		return do_archive(sentence + 8);
 	if (strcmp(sentence, "reset") == 0) {
 		statistics_reset();
 	} else if (strcmp(sentence, "freeze") == 0) {
 		frozen = true;
 	} else if (strcmp(sentence, "restore") == 0) {
 		frozen = false;
-		archive_order = ARCHIVE_WELL;
 		for (unsigned int i = 0; i < options.targets; i++) {
 			targets[i].full = targets[i].failing = false;
 			targets[i].slowness = 1;

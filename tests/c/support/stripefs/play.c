@@ -56,8 +56,7 @@ static void do_ioctl(fuse_req_t request, fuse_ino_t ino, unsigned int command, v
 	(void)input_bytes;
 	(void)output_bytes;
 	if (options.play == PLAY_LUSTRE)
-		known = hsm_ioctl(request, node, command, address) ||
-			lustre_ioctl(request, node, command, address);
+		known = lustre_ioctl(request, node, command, address);
 	else if (options.play == PLAY_BEEGFS)
 		known = beegfs_ioctl(request, node, command, address);
 	if (!known)

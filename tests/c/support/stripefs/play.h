@@ -25,7 +25,6 @@ int lustre_set(struct node *node, const char *blob, size_t bytes);
  * will be.
  */
 bool lustre_ioctl(fuse_req_t request, struct node *node, unsigned int command, uint64_t address);
-bool hsm_ioctl(fuse_req_t request, struct node *node, unsigned int command, uint64_t address);
 bool beegfs_ioctl(fuse_req_t request, struct node *node, unsigned int command, uint64_t address);
 ssize_t ceph_get(const struct node *node, const char *name, char *text);
 int ceph_set(struct node *node, const char *name, const char *value, size_t bytes);

@@ -197,14 +197,6 @@ struct attribute {
 struct io;
 struct dirty;
 
-/* The copy of a file in the archive: hsm.c. */
-struct archive {
-	uint32_t flags; /* in Lustre's encoding */
-	bool wanted;    /* a request is in progress since begun_ns */
-	bool changed;   /* since the request began */
-	uint64_t begun_ns;
-};
-
 struct node {
 	struct stat stat;
 	uint64_t lookups; /* references of the kernels of all mounts */
@@ -238,7 +230,6 @@ struct node {
 	uint64_t last_stripe, pending_off;
 	bool ever_written;
 	int late_error; /* from a write that was answered before it failed; for the next fsync */
-	struct archive archive;
 };
 
 struct entry {
@@ -267,8 +258,6 @@ void entry_remove(struct entry *entry);
  */
 void node_touch(struct node *node, bool modified);
 uint64_t tree_nodes(void);
-/* Returns the node with this number if it has a name, else NULL. */
-struct node *node_numbered(uint64_t number);
 
 /* ---- Contents: content.c ----------------------------------------------------------------------
  */
@@ -465,22 +454,6 @@ extern struct statistics statistics;
 
 /* While set, no request is answered. */
 extern bool frozen;
-
-/*
- * Behaviour of the archive. OFF: no coordinator, so requests fail; REFUSED: the caller lacks the
- * right; STUCK: requests make no progress; FAILING: copies fail.
- */
-enum archive_order {
-	ARCHIVE_WELL,
-	ARCHIVE_OFF,
-	ARCHIVE_REFUSED,
-	ARCHIVE_STUCK,
-	ARCHIVE_FAILING,
-};
-extern enum archive_order archive_order;
-
-/* Notes that the content of a file has changed. */
-void hsm_changed(struct node *node);
 
 void statistics_reset(void);
 /* Counts a write request. Called before the file changes. */

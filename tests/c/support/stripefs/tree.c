@@ -32,15 +32,6 @@ uint64_t tree_nodes(void)
 	return nodes;
 }
 
-struct node *node_numbered(uint64_t number)
-{
-	for (size_t i = 0; i < BUCKETS; i++)
-		for (struct entry *entry = buckets[i]; entry; entry = entry->hash_next)
-			if (entry->node->stat.st_ino == number)
-				return entry->node;
-	return NULL;
-}
-
 struct node *node_of(fuse_ino_t ino)
 {
 	return ino == FUSE_ROOT_ID ? root : (struct node *)(uintptr_t)ino;
