@@ -282,8 +282,6 @@ struct slots_coordinator {
 	/* includes the password, from the address, the file or the variable */
 	struct slots_address address;
 	char key[SLOTS_KEY_BYTES]; /* first key of the pool, with which the script is called */
-	/* key of the sorted set of pool names, by the time of their last use */
-	const char *registry;
 	/* The following members are for "local". */
 	char folder[LOCAL_FOLDER_BYTES];  /* folder of the pool files */
 	char file[LOCAL_FILE_NAME_BYTES]; /* name of the pool's file in the folder */

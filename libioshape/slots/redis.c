@@ -17,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Longest duration of a call, whatever the network does. */
@@ -28,13 +27,6 @@
 #define MOST_REDIRECTS 5
 #define MOST_ANEW 2
 #define MOST_HEALS 2
-
-/* Key of a sorted set with the names of all pools. The score is the time of last use, in ms since
- * 1970 by the clients' clocks. */
-#define REGISTRY "{ios:}:pools"
-#define NAMED_AGAIN_NS (3600ull * 1000000000)
-#define NAME_FAILED_NS (60ull * 1000000000)
-#define NAME_MOST_NS 250000000ull
 
 /* The script's times have a resolution of 1 ms. More frequent heartbeats would gain nothing. */
 #define LEAST_BEAT_MS 20u
@@ -582,61 +574,23 @@ static enum verdict try_once(struct attempt *attempt, redisReply **reply)
 	return verdict;
 }
 
-/* Sends a command within most_ns, and repeats it as the replies demand. The caller holds the
- * lock. */
-static int call(struct attempt *attempt, uint64_t most_ns, redisReply **reply,
-		struct base_error *error)
-{
-	enum verdict verdict;
-
-	*reply = NULL;
-	attempt->until_ns = MIN(call_end(attempt->client), base_now_ns() + most_ns);
-	do {
-		verdict = try_once(attempt, reply);
-	} while (verdict == AGAIN);
-	if (verdict == DONE)
-		return 0;
-	attempt->why.code = IOSHAPE_E_COORDINATOR;
-	return base_pass_on(error, &attempt->why);
-}
-
 int client_call(struct redis_client *client, struct link_command *command, redisReply **reply,
 		struct base_error *error)
 {
 	struct attempt attempt = { .client = client, .command = command };
-	int ret;
+	enum verdict verdict;
 
+	*reply = NULL;
 	pthread_mutex_lock(&client->lock);
-	ret = call(&attempt, REDIS_CALL_NS, reply, error);
+	attempt.until_ns = call_end(client);
+	do {
+		verdict = try_once(&attempt, reply);
+	} while (verdict == AGAIN);
 	pthread_mutex_unlock(&client->lock);
-	return ret;
-}
-
-/* Sends a command on which no slot depends, within most_ns. A failure is not a sign that the
- * coordinator is unreachable. In a cluster the key may be on another node than the pool's keys. */
-static int call_aside(struct redis_client *client, struct link_command *command, uint64_t most_ns,
-		      redisReply **reply, struct base_error *error)
-{
-	struct attempt attempt = { .client = client, .command = command };
-	struct slots_node moved;
-	unsigned failures;
-	bool has_moved;
-	int ret;
-
-	pthread_mutex_lock(&client->lock);
-	moved = client->moved;
-	has_moved = client->has_moved;
-	failures = client->failures;
-	ret = call(&attempt, most_ns, reply, error);
-	client->failures = failures;
-	/* Return to the node that has the pool's own keys. */
-	if (attempt.redirects) {
-		drop(client);
-		client->moved = moved;
-		client->has_moved = has_moved;
-	}
-	pthread_mutex_unlock(&client->lock);
-	return ret;
+	if (verdict == DONE)
+		return 0;
+	attempt.why.code = IOSHAPE_E_COORDINATOR;
+	return base_pass_on(error, &attempt.why);
 }
 
 /* ---- The pool -------------------------------------------------------------------------------- */
@@ -645,8 +599,7 @@ static int call_aside(struct redis_client *client, struct link_command *command,
 struct redis_pool {
 	struct redis_client client;
 	char wake_key[SLOTS_KEY_BYTES];
-	_Atomic uint64_t epoch;       /* epoch of the latest answer */
-	_Atomic uint64_t name_due_ns; /* when the pool's name is next written to the registry */
+	_Atomic uint64_t epoch; /* epoch of the latest answer */
 
 	/* Used only by the thread that waits. */
 	/* Connection for BLPOP; NULL: not connected yet, lost, or closed while idle. */
@@ -846,44 +799,6 @@ static int ask_about(struct redis_pool *pool, const char *operation, struct link
 	return 0;
 }
 
-static uint64_t wall_ms(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
-/* Writes the pool's name to the registry. GT keeps the score +inf of pools that an operator has
- * set. */
-static int write_name(struct redis_pool *pool)
-{
-	struct link_command command = { 0 };
-	redisReply *reply;
-	char score[24];
-	int ret;
-
-	snprintf(score, sizeof(score), "%llu", (unsigned long long)wall_ms());
-	link_add_texts(&command, "ZADD", REGISTRY, "GT", score, pool->client.config.pool);
-	ret = call_aside(&pool->client, &command, NAME_MOST_NS, &reply, NULL);
-	freeReplyObject(reply);
-	return ret;
-}
-
-/* Writes the pool's name to the registry if that is due, so that the operator sees the pool. Errors
- * are ignored, and a grant waits at most NAME_MOST_NS for it. */
-static void write_name_down(struct redis_pool *pool)
-{
-	const uint64_t now = base_now_ns();
-	uint64_t due_ns = atomic_load(&pool->name_due_ns);
-
-	if (now < due_ns ||
-	    !atomic_compare_exchange_strong(&pool->name_due_ns, &due_ns, now + NAME_FAILED_NS))
-		return;
-	if (!write_name(pool))
-		atomic_store(&pool->name_due_ns, now + NAMED_AGAIN_NS);
-}
-
 static int redis_acquire(void *opaque, const struct slots_request *request,
 			 struct slots_answer *answer, struct base_error *error)
 {
@@ -892,7 +807,6 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 	const struct slots_identity *identity = &config->identity;
 	struct link_command command;
 	char boost[16];
-	int ret;
 
 	snprintf(boost, sizeof(boost), "%d", request->boost_ms);
 	begin_call(&pool->client, &command, "acquire", request->id, known_epoch(pool));
@@ -905,10 +819,7 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 	link_add_texts(&command, identity->user);
 	link_add_numbers(&command, request->urgent);
 	link_add_texts(&command, boost);
-	ret = ask_about(pool, "acquire", &command, answer, error);
-	if (!ret)
-		write_name_down(pool);
-	return ret;
+	return ask_about(pool, "acquire", &command, answer, error);
 }
 
 static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_answer *answer,
@@ -1145,7 +1056,6 @@ static int redis_describe(const struct slots_config *config, struct slots_coordi
 	if (!ret)
 		ret = read_password(&client, error);
 	found->id = slots_redis.id;
-	found->registry = REGISTRY;
 	found->address = client.address;
 	memcpy(found->key, client.key, sizeof(found->key));
 	found->small_bytes = SLOTS_SMALL_BYTES;

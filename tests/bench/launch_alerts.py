@@ -199,7 +199,7 @@ def no_redis(stage: Stage) -> Iterator[None]:
 def no_right(stage: Stage) -> Iterator[None]:
     """Forbid access to the keys of one pool."""
     stage.operator("set", "lustre:closed", "--capacity", "1")
-    stage.tell_redis(f"ACL SETUSER default resetkeys ~{{ios:}}:* ~{{ios:{POOL}}}:*")
+    stage.tell_redis(f"ACL SETUSER default resetkeys ~{{ios:{POOL}}}:*")
     yield
     stage.tell_redis("ACL SETUSER default allkeys")
     stage.operator("clear", "lustre:closed")

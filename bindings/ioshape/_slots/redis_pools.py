@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import errno
 import logging
-import time
 from collections import Counter, defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +53,8 @@ _MOST_REDIRECTS = 5
 # Lua numbers above 2^53 are not exact integers.
 _MOST_BYTES = 2**53
 _MOST_JOBS = 64
+_KEYS_AT_A_TIME = 1000  # that the server looks at in one call
 _HOLDING = 2  # the state of a member that holds a slot
-_NAMES_KEPT_MS = 7 * 24 * 3600 * 1000
 
 #: The settings of a pool, by their names in slots.lua.
 _NAMES = {
@@ -86,12 +86,12 @@ class RedisPools:
         self._clients: dict[tuple[str | Node, str], Any] = {}
 
     def names(self) -> list[str]:
-        """Return the names of the pools with settings, and of those used in the last seven days."""
-        where, cut = where_is(self._context), int(time.time() * 1000) - _NAMES_KEPT_MS
-        registry = said(where.registry)
+        """Return the names of the pools with settings, and of those used in the last day."""
+        where = where_is(self._context)
+        suffix = said(where.key).removeprefix("{ios:")[:-1]  # of all pools: where names none
         with self._refusals("pools", where):
-            found = self._send(where, "ZRANGEBYSCORE", registry, f"({cut}", "+inf")
-        return [word(name) for name in found]
+            keys = list(self._keys(where, f"{{ios:*{suffix}[mo]"))
+        return [word(key).removeprefix("{ios:")[: -len(suffix) - 1] for key in keys]
 
     def status(self, pool: str) -> PoolStatus:
         """Return the state of a pool."""
@@ -131,10 +131,6 @@ class RedisPools:
                 "set",
                 remedy="clear one that is not needed",
             )
-        if any(changes.values()):
-            self._keep_name(where, pool, "+inf")
-        elif "capacity" in changes:
-            self._keep_name(where, pool, str(int(time.time() * 1000)))
 
     def kick(self, pool: str, member: str) -> None:
         """Take a slot, or a position in the queue, from a request."""
@@ -144,10 +140,24 @@ class RedisPools:
 
     # ---- Calls to the server --------------------------------------------------------------------
 
-    def _keep_name(self, where: Any, pool: str, score: str) -> None:
-        """Keep a pool in the list of names as long as it has settings. Best effort."""
-        with suppress(RedisError, OSError):
-            self._send(where, "ZADD", said(where.registry), score, pool)
+    def _keys(self, where: Any, pattern: str) -> Iterator[bytes]:
+        """Yield the keys that match a pattern, of all masters if the server is in a cluster."""
+        sends = [partial(self._send, where)]
+        try:
+            ranges = self._send(where, "CLUSTER", "SLOTS")
+        except NoPermissionError:
+            raise
+        except ResponseError:
+            pass  # the server is in no cluster
+        else:
+            masters = {(word(master[0]), int(master[1])) for _, _, master, *_ in ranges}
+            sends = [partial(self._follow, where, node) for node in masters]
+        for send in sends:
+            cursor = None
+            while cursor != 0:
+                words = ("SCAN", cursor or 0, "MATCH", pattern, "COUNT", _KEYS_AT_A_TIME)
+                cursor, keys = send(*words)
+                yield from keys
 
     def _call(self, pool: str, where: Any, operation: str, subject: str, *more: Any) -> Any:
         """Call the script that manages a pool; delete keys that it cannot read, and try again."""

@@ -122,7 +122,7 @@ TEST(tests_case, bandwidth_is_granted_as_the_job_and_the_operator_say)
 	slots_redis.close(pool);
 }
 
-TEST(tests_case, pools_in_use_are_known_by_name)
+TEST(tests_case, keys_have_the_pools_name_without_braces)
 {
 	struct slots_config config = redis_case_config(address, "1");
 	struct slots_coordinator found;
@@ -130,15 +130,11 @@ TEST(tests_case, pools_in_use_are_known_by_name)
 
 	strcpy(config.pool, "lustre:scratch/{x}\n");
 	pool = redis_case_open_config(&config);
-	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 0);
 	redis_case_acquire(pool, "1-1");
-	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 1);
-	ck_assert_int_eq(redis_server_tell(&server, "ZRANK {ios:}:pools lustre:scratch/_x__"), 0);
 	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:v6:m"), 1);
 	slots_redis.close(pool);
 	ck_assert_int_eq(slots_redis.describe(&config, &found, NULL), 0);
 	ck_assert_str_eq(found.key, "{ios:lustre:scratch/_x__}:v6:m");
-	ck_assert_str_eq(found.registry, "{ios:}:pools");
 }
 
 TEST(tests_case, a_script_that_the_server_forgot_is_sent_again)
@@ -409,32 +405,6 @@ TEST(tests_case, threads_may_call_while_one_of_them_waits)
 		pthread_join(workers[i].thread, NULL);
 	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v6:h"), 0);
 	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v6:q"), 0);
-	slots_redis.close(pool);
-}
-
-/* A name that an operator has set remains until the operator clears it. */
-TEST(tests_case, a_pool_that_was_set_keeps_its_name_whoever_uses_it)
-{
-	void *user = redis_case_open(address, "2");
-	redisReply *score;
-
-	redis_server_tell(&server, "ZADD {ios:}:pools +inf scratch");
-	redis_case_acquire(user, "2-1");
-	score = redis_server_say(&server, "ZSCORE {ios:}:pools scratch");
-	ck_assert_str_eq(score->str, "inf");
-	freeReplyObject(score);
-	slots_redis.close(user);
-}
-
-TEST(tests_case, a_name_that_could_not_be_written_down_is_not_tried_at_each_request)
-{
-	void *pool = redis_case_open(address, "1");
-
-	redis_server_tell(&server, "SET {ios:}:pools x");
-	redis_case_acquire(pool, "1-1");
-	redis_server_tell(&server, "DEL {ios:}:pools");
-	redis_case_acquire(pool, "1-1");
-	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:}:pools"), 0);
 	slots_redis.close(pool);
 }
 

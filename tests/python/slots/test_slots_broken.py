@@ -46,7 +46,7 @@ def connected(address: str) -> Connection:
 def broken(address: str) -> Iterator[None]:
     """Deny access to the keys of all pools but GOOD during the block."""
     rights = connected(address)
-    rights.call("ACL", "SETUSER", "default", "resetkeys", f"~{{ios:{GOOD}}}:*", "~{ios:}:*")
+    rights.call("ACL", "SETUSER", "default", "resetkeys", f"~{{ios:{GOOD}}}:*")
     yield
     rights.call("ACL", "SETUSER", "default", "allkeys")
 
