@@ -313,18 +313,12 @@ static int obtain(struct redis_client *client, struct slots_link **out, uint64_t
 	return ret;
 }
 
-/* Returns when a call that begins now must end: before the first lease of this process ends. */
+/* Returns when a call that begins now must end. A thread that waits for an answer cannot report a
+ * lost slot, so a call takes less than what is left of a lease that the process trusts no more
+ * (slot.c). */
 static uint64_t call_end(const struct redis_client *client)
 {
-	const _Atomic uint64_t *lease_end_ns = client->config.lease_end_ns;
-	const uint64_t now = base_now_ns();
-	const uint64_t by_ns =
-		lease_end_ns ? atomic_load_explicit(lease_end_ns, memory_order_relaxed) : 0;
-
-	/* If that lease ended long ago, no thread is waiting to report its loss. */
-	if (now > by_ns + REDIS_CALL_NS)
-		return now + REDIS_CALL_NS;
-	return MIN(now + REDIS_CALL_NS, MAX(now, by_ns));
+	return base_now_ns() + MIN(REDIS_CALL_NS, base_ms_to_ns(client->config.lease_ms) / 6);
 }
 
 /* Opens a second connection beside the one for commands, subject to the back-off. */

@@ -101,8 +101,6 @@ struct slots_pool {
 	char *address, *password, *password_file; /* copies; config points to them */
 	/* The latest answer was that bandwidth has no limit; do not ask before then. */
 	_Atomic uint64_t unlimited_until_ns;
-	/* Earliest end of a lease among held slots; 0: no slot is held. */
-	_Atomic uint64_t lease_end_ns;
 
 	pthread_mutex_t lock;  /* protects all members below */
 	pthread_cond_t change; /* signalled when a slot changes */
@@ -243,7 +241,6 @@ int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
 		pool->config.address = pool->address;
 		pool->config.password = pool->password;
 		pool->config.password_file = pool->password_file;
-		pool->config.lease_end_ns = &pool->lease_end_ns;
 		ret = open_coordinator(pool, error);
 	}
 	if (ret)
@@ -310,19 +307,6 @@ static uint64_t retry_ns(const struct slots_pool *pool)
 	return base_ms_to_ns(MIN(RETRY_MS, pool->config.lease_ms / LOOKS_PER_LEASE));
 }
 
-/* Updates the time by which calls of the coordinator return, after a slot came or went. A call must
- * not outlast the first lease that ends. */
-static void watch_leases(struct slots_pool *pool)
-{
-	uint64_t until_ns = 0;
-
-	for (const struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
-		if (slot->stage == STAGE_HELD && (!until_ns || slot->lease_end_ns < until_ns))
-			until_ns = slot->lease_end_ns;
-	}
-	atomic_store_explicit(&pool->lease_end_ns, until_ns, memory_order_relaxed);
-}
-
 /* Takes over an answer. `sent_ns` is the time when the question was sent. */
 static void take_answer(struct slots_slot *slot, const struct slots_answer *answer,
 			uint64_t sent_ns)
@@ -339,9 +323,9 @@ static void take_answer(struct slots_slot *slot, const struct slots_answer *answ
 		if (slot->stage != STAGE_HELD)
 			atomic_store(&slot->progress_ns, sent_ns);
 		slot->stage = STAGE_HELD;
-		/* The coordinator's lease began after the question was sent. A tenth of the lease
-		 * is a margin for clocks that run at different rates. */
-		slot->lease_end_ns = sent_ns + base_ms_to_ns(pool->config.lease_ms) / 10 * 9;
+		/* The coordinator's lease began after the question was sent. A fifth of the lease
+		 * is a margin for a call under way, and for clocks that run at different rates. */
+		slot->lease_end_ns = sent_ns + base_ms_to_ns(pool->config.lease_ms) / 5 * 4;
 		break;
 	case SLOTS_WAITING:
 		slot->stage = STAGE_QUEUED;
@@ -351,7 +335,6 @@ static void take_answer(struct slots_slot *slot, const struct slots_answer *answ
 		break;
 	}
 	slot->beat_due_ns = sent_ns + base_ms_to_ns(beat_ms);
-	watch_leases(pool);
 }
 
 /* ---- 3. Heartbeats: functions below need the lock and release it during calls ---------------- */
@@ -368,7 +351,6 @@ static void lose(struct slots_slot *slot, const char *why)
 	}
 	slot->stage = STAGE_LOST;
 	slot->info.lost = 1;
-	watch_leases(pool);
 	snprintf(slot->info.note, sizeof(slot->info.note), "the slot was lost: %s", why);
 	base_log(&pool->config.log, IOSHAPE_LOG_WARNING,
 		 "a slot of pool \"%s\" was lost: %s; its writer continues without it",
@@ -486,7 +468,8 @@ static bool look_after(struct slots_slot *slot, uint64_t now)
 {
 	const bool held = slot->stage == STAGE_HELD;
 
-	if (held && now >= slot->lease_end_ns)
+	/* The heartbeat of another slot may have taken long. */
+	if (held && base_now_ns() >= slot->lease_end_ns)
 		lose(slot, "the coordinator did not answer before the lease ended");
 	else if (held && is_stalled(slot, now))
 		give_up_stalled(slot);
@@ -1254,7 +1237,6 @@ void slots_release(struct slots_slot *slot)
 	while (slot->in_call)
 		pthread_cond_wait(&pool->change, &pool->lock);
 	unlink_slot(slot);
-	watch_leases(pool);
 	now = base_now_ns();
 	learn_write_time(pool, slot, now);
 	pool->checkpoints.last_ns = now;

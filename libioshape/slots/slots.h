@@ -53,10 +53,6 @@ struct slots_config {
 	/* Bandwidth limit of the job, in bytes per second; 0: unlimited. */
 	uint64_t rate;
 	const struct slots_ops *ops; /* NULL: those of the coordinator that the address names */
-	/* Points to the time when the first lease of this process ends; 0 there: the process holds
-	 * no slot; a NULL pointer: unknown. Calls return by then, because a thread that waits for
-	 * an answer cannot report a lost slot. */
-	const _Atomic uint64_t *lease_end_ns;
 	struct base_log log;
 };
 

@@ -90,7 +90,7 @@ static int save(uint32_t rank, uint32_t deadline_ms, int go)
 	options.mode = IOSHAPE_MODE_EACH;
 	options.token = TOKEN;
 	options.deadline_ms = deadline_ms;
-	ret = open_context_with(&context, &context_options, (struct test_rules){ .lease_ms = 300 });
+	ret = open_context_with(&context, &context_options, (struct test_rules){ .lease_ms = 900 });
 	if (!ret)
 		ret = ioshape_group_open(context, directory, &options, &group);
 	if (ret || read(go, &byte, 1) != 1) {
