@@ -335,15 +335,13 @@ static int connect_beside(struct redis_client *client, struct slots_link **out,
 
 /* ---- Error replies --------------------------------------------------------------------------- */
 
-/* Returns whether a reply is a redirect, "MOVED 3999 host:port" or "ASK 3999 host:port". Fills in
- * the node, and whether commands there must follow ASKING. */
+/* Returns whether a reply is a redirect, "MOVED 3999 host:port". Fills in the node. */
 static bool is_redirect(const struct slots_link *link, const redisReply *reply,
-			struct slots_node *node, bool *asking)
+			struct slots_node *node)
 {
 	const char *const where = strrchr(reply->str, ' ');
 
-	*asking = !strncmp(reply->str, "ASK ", 4);
-	if (!*asking && strncmp(reply->str, "MOVED ", 6) != 0)
+	if (strncmp(reply->str, "MOVED ", 6) != 0)
 		return false;
 	if (address_parse_node(node, where + 1, strlen(where + 1)))
 		return false;
@@ -352,12 +350,14 @@ static bool is_redirect(const struct slots_link *link, const redisReply *reply,
 	return true;
 }
 
-/* Returns whether another server may be the right one after this error. */
+/* Returns whether another server may be the right one after this error. ASK and TRYAGAIN: the
+ * cluster moves the pool's keys to another node. */
 static bool is_moved(const redisReply *reply)
 {
 	static const char *const words[] = { "READONLY",  "LOADING",         "MASTERDOWN",
 					     "UNBLOCKED", "CLUSTERDOWN",     "TRYAGAIN",
-					     "NOAUTH",    "unauthenticated", "NOREPLICAS" };
+					     "NOAUTH",    "unauthenticated", "NOREPLICAS",
+					     "ASK " };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(words); i++) {
 		if (link_says(reply, words[i]))
@@ -389,14 +389,13 @@ enum sequel {
 	LOST        /* another server may be the right one: connect again later */
 };
 
-/* Decides what follows from an error reply. The caller holds the lock. *asking is set if the next
- * command must follow ASKING. */
+/* Decides what follows from an error reply. The caller holds the lock. */
 static enum sequel take_error(struct redis_client *client, const struct slots_link *link,
-			      const redisReply *reply, bool *asking, struct base_error *error)
+			      const redisReply *reply, struct base_error *error)
 {
 	struct slots_node node;
 
-	if (is_redirect(link, reply, &node, asking)) {
+	if (is_redirect(link, reply, &node)) {
 		client->moved = node;
 		client->has_moved = true;
 		return REDIRECTED;
@@ -453,8 +452,6 @@ struct attempt {
 	uint64_t until_ns;
 	unsigned redirects, anew, heals;
 	bool repeated, whole_script;
-	/* Whether the next command must follow ASKING; whether the last one did. */
-	bool asking, asked;
 	struct base_error why;
 };
 
@@ -498,7 +495,6 @@ static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 	}
 	if (!strncmp(reply->str, "NOSCRIPT", 8) && !attempt->whole_script) {
 		attempt->whole_script = true;
-		attempt->asking = attempt->asked;
 		send_script_itself(attempt->command);
 		return AGAIN;
 	}
@@ -506,7 +502,7 @@ static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 		return AGAIN;
 	if (cannot_be_read(attempt->command, reply) && heal(attempt, reply))
 		return AGAIN;
-	sequel = take_error(client, client->commands, reply, &attempt->asking, &attempt->why);
+	sequel = take_error(client, client->commands, reply, &attempt->why);
 	if (sequel == REDIRECTED && ++attempt->redirects > MOST_REDIRECTS) {
 		base_refuse_with(
 			&attempt->why, IOSHAPE_E_COORDINATOR, "check that the cluster is complete",
@@ -519,21 +515,6 @@ static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 	return sequel == REDIRECTED ? AGAIN : FAILED;
 }
 
-/* Sends ASKING. A cluster requires it while it moves hash slots to another node. */
-static int say_asking(struct attempt *attempt)
-{
-	struct link_command command = { 0 };
-	redisReply *reply;
-	int ret;
-
-	attempt->asking = false;
-	link_add_texts(&command, "ASKING");
-	ret = link_ask(attempt->client->commands, &command, &reply, attempt->until_ns,
-		       &attempt->why);
-	freeReplyObject(reply);
-	return ret;
-}
-
 static enum verdict try_once(struct attempt *attempt, redisReply **reply)
 {
 	struct redis_client *client = attempt->client;
@@ -543,11 +524,7 @@ static enum verdict try_once(struct attempt *attempt, redisReply **reply)
 
 	if (!kept && obtain(client, &client->commands, attempt->until_ns, &attempt->why))
 		return FAILED;
-	attempt->asked = attempt->asking;
-	ret = attempt->asking ? say_asking(attempt) : 0;
-	if (!ret)
-		ret = link_ask(client->commands, attempt->command, reply, attempt->until_ns,
-			       &attempt->why);
+	ret = link_ask(client->commands, attempt->command, reply, attempt->until_ns, &attempt->why);
 	if (ret) {
 		drop(client);
 		/* A restarted server has dropped our connection. That is no failure yet: repeat the
@@ -962,7 +939,6 @@ static int take_wake(struct redis_pool *pool, struct base_error *error)
 {
 	enum sequel sequel;
 	redisReply *reply;
-	bool asking;
 	int ret = link_take(pool->wake, &reply, error);
 
 	if (ret || !reply)
@@ -972,7 +948,7 @@ static int take_wake(struct redis_pool *pool, struct base_error *error)
 		ret = reply->type != REDIS_REPLY_NIL;
 	} else {
 		pthread_mutex_lock(&pool->client.lock);
-		sequel = take_error(&pool->client, pool->wake, reply, &asking, error);
+		sequel = take_error(&pool->client, pool->wake, reply, error);
 		pthread_mutex_unlock(&pool->client.lock);
 		if (sequel == REFUSED)
 			tell_refused(pool, error);

@@ -16,7 +16,6 @@ try:
     import redis
     from redis.backoff import NoBackoff
     from redis.exceptions import (
-        AskError,
         AuthenticationError,
         ConnectionError,  # noqa: A004 - its name
         MovedError,
@@ -205,18 +204,10 @@ class RedisPools:
 
     def _follow(self, where: Any, node: Node, *command: Any) -> Any:
         """Send a command to a node of a cluster, and follow its redirects."""
-        asking = False
         for _ in range(_MOST_REDIRECTS):
-            client = self._client(where, node)
             try:
-                if not asking:
-                    return client.execute_command(*command)
-                with client.pipeline(transaction=False) as both:
-                    both.execute_command("ASKING")
-                    both.execute_command(*command)
-                    return both.execute()[-1]
-            except MovedError as error:  # AskError is a subclass
-                asking = isinstance(error, AskError)
+                return self._client(where, node).execute_command(*command)
+            except MovedError as error:
                 node = (error.host or node[0], error.port)
         raise ConnectionError("the nodes of the cluster redirect to each other endlessly")
 
