@@ -629,26 +629,6 @@ bool link_says(const redisReply *reply, const char *word)
 
 /* ---- Opening a connection -------------------------------------------------------------------- */
 
-/* Records that the server rejected the password. Quotes only known replies, because some servers
- * repeat the arguments of an unknown command. */
-static int refuse_password(const redisReply *reply, const char *name, struct base_error *error)
-{
-	static const char *const harmless[] = { "WRONGPASS",
-						"NOPERM",
-						"ERR AUTH <password> called",
-						"ERR Client sent AUTH",
-						"ERR invalid password",
-						"ERR wrong number" };
-	char words[200] = "";
-
-	for (size_t i = 0; i < ARRAY_LENGTH(harmless); i++) {
-		if (!strncmp(reply->str, harmless[i], strlen(harmless[i])))
-			link_words(reply, words, sizeof(words));
-	}
-	return base_refuse(error, -EACCES, "%s rejects the user or the password%s%s", name,
-			   *words ? ": " : "", words);
-}
-
 int link_authenticate(struct slots_link *link, const struct slots_address *address,
 		      uint64_t until_ns, struct base_error *error)
 {
@@ -662,7 +642,9 @@ int link_authenticate(struct slots_link *link, const struct slots_address *addre
 	link_add_texts(&command, address->password);
 	ret = link_ask(link, &command, &reply, until_ns, error);
 	if (!ret && reply->type == REDIS_REPLY_ERROR)
-		ret = refuse_password(reply, link->name, error);
+		/* Not quoted: some servers repeat the arguments of a command. */
+		ret = base_refuse(error, -EACCES, "%s rejects the user or the password",
+				  link->name);
 	freeReplyObject(reply);
 	return ret;
 }
