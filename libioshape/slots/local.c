@@ -1234,8 +1234,7 @@ static int acquire(struct local_pool *pool, struct slots_file_head *head,
 		   struct base_error *error)
 {
 	struct local_member *member = find(pool, request->id);
-	uint32_t capacity;
-	int ret = 0;
+	int ret;
 
 	if (!member) {
 		ret = choose_capacity(pool, head, request);
@@ -1248,12 +1247,7 @@ static int acquire(struct local_pool *pool, struct slots_file_head *head,
 		if (ret)
 			return ret;
 	}
-	capacity = capacity_of(pool, head);
-	if (!member->holding && request->never_wait) {
-		free_member(pool, member);
-		member = NULL;
-	}
-	answer_for(pool, member, capacity, answer);
+	answer_for(pool, member, capacity_of(pool, head), answer);
 	return 0;
 }
 

@@ -785,8 +785,7 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u), request->weight,
 			 amount(request->bytes), config->asked_capacity,
 			 request->default_capacity ? request->default_capacity :
-						     config->default_capacity,
-			 request->never_wait);
+						     config->default_capacity);
 	link_add_texts(&command, identity->user);
 	link_add_numbers(&command, request->urgent);
 	link_add_texts(&command, boost);

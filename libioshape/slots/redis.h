@@ -9,7 +9,7 @@
 
 /* Version of the script's data format, part of each key. Versions of the library with different
  * formats use separate pools. */
-#define REDIS_SCRIPT_FORMAT BASE_FORMAT(6u)
+#define REDIS_SCRIPT_FORMAT BASE_FORMAT(7u)
 
 /* A client of the server that has the keys of a pool. That is the server which the address names, a
  * node of a cluster, or the master that the sentinels name. */

@@ -630,9 +630,8 @@ struct attempt {
 };
 
 /* Asks the coordinator for the slot and sets its stage. The caller holds the lock, which this
- * releases meanwhile. Returns 0 also if the coordinator is unreachable; -EAGAIN if no slot is free
- * and the request must not wait. */
-static int ask(struct attempt *attempt, struct base_error *error)
+ * releases meanwhile. */
+static void ask(struct attempt *attempt)
 {
 	struct slots_slot *slot = attempt->slot;
 	struct slots_pool *pool = slot->pool;
@@ -640,7 +639,7 @@ static int ask(struct attempt *attempt, struct base_error *error)
 	struct slots_request request = {
 		.weight = wanted->weight,
 		.bytes = wanted->bytes,
-		.never_wait = wanted->timeout_ms<0, .urgent = wanted->deadline_ns> 0,
+		.urgent = wanted->deadline_ns > 0,
 		.default_capacity = wanted->default_capacity,
 		.boost_ms = slot->boost_ms,
 	};
@@ -656,7 +655,7 @@ static int ask(struct attempt *attempt, struct base_error *error)
 	sent_ns = base_now_ns();
 	ret = pool->ops->acquire(pool->coordinator, &request, &answer, &why);
 	pthread_mutex_lock(&pool->lock);
-	if (!ret && answer.state == SLOTS_NONE && !request.never_wait)
+	if (!ret && answer.state == SLOTS_NONE)
 		ret = base_refuse_with(&why, IOSHAPE_E_COORDINATOR,
 				       "check that all jobs use the same version of ioshape",
 				       "the coordinator of pool \"%s\" did not store a request",
@@ -664,14 +663,10 @@ static int ask(struct attempt *attempt, struct base_error *error)
 	if (ret) {
 		note_unreachable(pool, &why);
 		slot->stage = STAGE_UNREACHABLE;
-		return 0;
+		return;
 	}
 	note_reachable(pool);
 	take_answer(slot, &answer, sent_ns);
-	if (slot->stage == STAGE_FORGOTTEN)
-		return base_refuse(error, -EAGAIN, "no slot of pool \"%s\" is free",
-				   pool->config.pool);
-	return 0;
 }
 
 /* ---- 6. Queue -------------------------------------------------------------------------------- */
@@ -703,9 +698,10 @@ static int ask_caller(struct attempt *attempt, struct base_error *error)
 	const uint64_t waited_ms = (now - attempt->begin_ns) / 1000000;
 	struct ioshape_place place;
 
-	if (wanted->timeout_ms &&
-	    (wanted->timeout_ms < 0 || waited_ms >= (uint64_t)wanted->timeout_ms))
-		return base_fail_with(error, wanted->timeout_ms < 0 ? -EAGAIN : -ETIMEDOUT,
+	if (wanted->timeout_ms < 0)
+		return base_refuse(error, -EAGAIN, "no slot of pool \"%s\" is free", pool);
+	if (wanted->timeout_ms && waited_ms >= (uint64_t)wanted->timeout_ms)
+		return base_fail_with(error, -ETIMEDOUT,
 				      "give it more time, or ask the operator for more slots",
 				      "no slot of pool \"%s\" became free in %.1f s", pool,
 				      (double)waited_ms / 1e3);
@@ -863,15 +859,16 @@ static int wait_unreachable(struct attempt *attempt, struct base_error *error)
 static int acquire(struct attempt *attempt, struct base_error *error)
 {
 	struct slots_slot *slot = attempt->slot;
-	int ret = ask(attempt, error);
+	int ret = 0;
 
+	ask(attempt);
 	while (!ret && slot->stage != STAGE_HELD && slot->stage != STAGE_WITHOUT) {
 		if (slot->stage == STAGE_QUEUED)
 			ret = wait_in_queue(attempt, error);
 		else if (slot->stage == STAGE_UNREACHABLE)
 			ret = wait_unreachable(attempt, error);
 		if (!ret && (slot->stage == STAGE_UNREACHABLE || slot->stage == STAGE_FORGOTTEN))
-			ret = ask(attempt, error);
+			ask(attempt);
 	}
 	return ret;
 }

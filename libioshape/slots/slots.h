@@ -61,8 +61,7 @@ struct slots_config {
 struct slots_request {
 	char id[SLOTS_ID_BYTES];
 	uint32_t weight;
-	uint64_t bytes;  /* bytes that will be written; 0: unknown */
-	bool never_wait; /* if no slot is free at once, do not queue the request */
+	uint64_t bytes; /* bytes that will be written; 0: unknown */
 	/* The request has a deadline: it goes before all without one, and one such request may
 	 * write beside the slots. */
 	bool urgent;

@@ -552,7 +552,7 @@ if operation == 'acquire' then
 		return of_job > 0 and of_job or of_user > 0 and of_user or own
 	end
 
-	operate = function(client, node, job_name, rank, own_share, weight, bytes, asked, usual, never_wait, user, urgent, boost)
+	operate = function(client, node, job_name, rank, own_share, weight, bytes, asked, usual, user, urgent, boost)
 		local id, member = subject, members[subject]
 		pool.lease, is_changed = lease, true
 		if member then
@@ -599,11 +599,6 @@ if operation == 'acquire' then
 			end
 			enqueue(id, member, score)
 			grant_those_that_fit()
-			if member.state == WAITING and never_wait == '1' then
-				store_job(job_name, job)
-				forget(id, member)
-				return answer()
-			end
 			told = member.state == HOLDING and renewed(id, member) or answer(member)
 		end
 		store_job(job_name, job)

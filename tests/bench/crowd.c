@@ -60,7 +60,7 @@ static void wait_for_wake(const struct client *client)
 	char key[SLOTS_NAME_BYTES + 64], text[SLOTS_NAME_BYTES + 128];
 	int bytes;
 
-	snprintf(key, sizeof(key), "{ios:%s}:v6:w:%s", client->config.pool,
+	snprintf(key, sizeof(key), "{ios:%s}:v7:w:%s", client->config.pool,
 		 client->config.identity.client);
 	bytes = snprintf(text, sizeof(text), "*3\r\n$5\r\nBLPOP\r\n$%zu\r\n%s\r\n$1\r\n0\r\n",
 			 strlen(key), key);

@@ -53,7 +53,7 @@ class Crowd:
         self.made += 1
         who: list[Value] = [f"{number % 5000:016x}", f"node{number % 500}", f"job{number % JOBS}"]
         size = self.random.choice([1 << 20, 1 << 30, 1 << 34])
-        request: list[Value] = [*who, number % 64, 1, 1, size, CAPACITY, 1, 0, "u", 0]
+        request: list[Value] = [*who, number % 64, 1, 1, size, CAPACITY, 1, "u", 0]
         request.append(self.random.randint(-300_000, 300_000))
         return self.script.command("acquire", f"id-{number}", *request, lease=LEASE)
 

@@ -97,7 +97,7 @@ class Real:
             [
                 self.script.command(
                     *("acquire", one.id, CLIENT, one.node, one.job, one.rank, 100, 1),
-                    *(one.size, capacity, 1, 0, "u", 0, one.boost_ms),
+                    *(one.size, capacity, 1, "u", 0, one.boost_ms),
                     lease=LEASE_MS,
                     known=epoch,
                 )

@@ -153,7 +153,7 @@ TEST(failover_case, a_master_that_was_made_a_replica_is_left)
 		redis_case_until_well(pool, "1-1");
 		slots_redis.wait(pool, 50, NULL);
 	}
-	ck_assert_int_eq(redis_server_tell(&replica, "EXISTS {ios:scratch}:v6:m"), 1);
+	ck_assert_int_eq(redis_server_tell(&replica, "EXISTS {ios:scratch}:v7:m"), 1);
 	reply = redis_server_say(&replica, "ROLE");
 	ck_assert_str_eq(reply->element[0]->str, "master");
 	freeReplyObject(reply);
@@ -331,7 +331,7 @@ TEST(cluster_case, a_pool_that_is_moved_to_another_node_is_followed)
 	struct slots_answer held, kept;
 	struct slots_beat beat;
 	char text[100], from_id[48], to_id[48];
-	long long slot = redis_server_tell(&nodes[0], "CLUSTER KEYSLOT {ios:scratch}:v6:m");
+	long long slot = redis_server_tell(&nodes[0], "CLUSTER KEYSLOT {ios:scratch}:v7:m");
 	int from = node_of(slot), to = (from + 1) % NODES;
 	void *pool;
 
@@ -359,7 +359,7 @@ TEST(cluster_case, a_pool_that_is_moved_to_another_node_is_followed)
 
 TEST(cluster_case, a_cluster_without_the_pools_node_is_away_and_comes_back)
 {
-	long long slot = redis_server_tell(&nodes[0], "CLUSTER KEYSLOT {ios:scratch}:v6:m");
+	long long slot = redis_server_tell(&nodes[0], "CLUSTER KEYSLOT {ios:scratch}:v7:m");
 	int home = node_of(slot);
 	const struct slots_request request = redis_case_request("1-1");
 	struct slots_answer answer;

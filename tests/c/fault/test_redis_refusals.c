@@ -166,7 +166,7 @@ static void list_pools(struct redis_client *client)
 	struct base_error error = { 0 };
 	redisReply *reply;
 
-	link_add_texts(&command, "SCAN", "0", "MATCH", "{ios:*}:v6:[mo]");
+	link_add_texts(&command, "SCAN", "0", "MATCH", "{ios:*}:v7:[mo]");
 	note_denial(client_call(client, &command, &reply, &error), &error);
 	freeReplyObject(reply);
 }
@@ -353,7 +353,7 @@ TEST(tests, a_server_without_memory_says_so_and_nothing_is_lost_by_it)
 	slots_redis.release(pool, "1-2", 0, NULL);
 	redis_server_tell(&server, "CONFIG SET maxmemory 0");
 	redis_case_release(pool, "1-2");
-	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v6:h"), 0);
+	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v7:h"), 0);
 	ck_assert_int_eq(redis_case_acquire(pool, "1-3").state, SLOTS_HOLDING);
 	slots_redis.close(pool);
 }

@@ -205,19 +205,6 @@ TEST(tests, a_small_request_takes_a_slot_that_is_free)
 	}
 }
 
-TEST(tests, a_request_that_will_not_wait_leaves_nothing_behind)
-{
-	request_slot("a-0");
-	request.never_wait = true;
-	ck_assert_int_eq(request_slot("a-1"), SLOTS_HOLDING);
-	ck_assert_int_eq(request_slot("a-2"), SLOTS_NONE);
-	ck_assert_uint_eq(answer.capacity, 2);
-	request.never_wait = false;
-	ck_assert_int_eq(request_slot("a-3"), SLOTS_WAITING);
-	ck_assert_uint_eq(answer.position, 0);
-	ck_assert_int_eq(state_of("a-2"), SLOTS_NONE);
-}
-
 TEST(tests, a_request_that_is_repeated_changes_nothing)
 {
 	uint64_t fence;

@@ -131,10 +131,10 @@ TEST(tests_case, keys_have_the_pools_name_without_braces)
 	strcpy(config.pool, "lustre:scratch/{x}\n");
 	pool = redis_case_open_config(&config);
 	redis_case_acquire(pool, "1-1");
-	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:v6:m"), 1);
+	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:v7:m"), 1);
 	slots_redis.close(pool);
 	ck_assert_int_eq(slots_redis.describe(&config, &found, NULL), 0);
-	ck_assert_str_eq(found.key, "{ios:lustre:scratch/_x__}:v6:m");
+	ck_assert_str_eq(found.key, "{ios:lustre:scratch/_x__}:v7:m");
 }
 
 TEST(tests_case, a_script_that_the_server_forgot_is_sent_again)
@@ -163,7 +163,7 @@ TEST(tests_case, half_lost_data_is_asked_for_anew)
 	struct slots_answer held = redis_case_acquire(pool, "1-1"), waits;
 
 	waits = redis_case_acquire(other, "2-1");
-	ck_assert_int_eq(redis_server_tell(&server, "DEL {ios:scratch}:v6:h"), 1);
+	ck_assert_int_eq(redis_server_tell(&server, "DEL {ios:scratch}:v7:h"), 1);
 	/* The holder reclaims its slot. The waiter is no longer known. */
 	ck_assert_int_eq(redis_case_beat(other, "2-1", &waits).state, SLOTS_NONE);
 	(void)redis_case_beat(pool, "1-1", &held);
@@ -403,8 +403,8 @@ TEST(tests_case, threads_may_call_while_one_of_them_waits)
 		redis_case_wait(pool, 10);
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(workers[i].thread, NULL);
-	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v6:h"), 0);
-	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v6:q"), 0);
+	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v7:h"), 0);
+	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v7:q"), 0);
 	slots_redis.close(pool);
 }
 

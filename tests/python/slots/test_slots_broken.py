@@ -230,7 +230,7 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
         ioshape.slot(pool=GOOD).release()
         held = ioshape.slot(pool=GOOD)
         connection = connected(address)
-        name = f"{{ios:{GOOD}}}:v6:{key}"
+        name = f"{{ios:{GOOD}}}:v7:{key}"
         if field:
             connection.call("HSET", name, field, GARBAGE)
         else:
@@ -279,7 +279,7 @@ def test_a_key_that_wakes_a_waiter_and_cannot_be_written_is_dropped(
                 waits = thread.submit(lambda: ioshape.slot(pool=GOOD, timeout=60).release())
                 await_true(lambda: operator.status(GOOD).waiter_count == 1, "a waiter")
                 if poison:
-                    connection.call("EVAL", POISON_WAKES, "1", f"{{ios:{GOOD}}}:v6:")
+                    connection.call("EVAL", POISON_WAKES, "1", f"{{ios:{GOOD}}}:v7:")
                 held.release()
                 waits.result(60)
         ioshape.configure(coordinator="open")

@@ -169,7 +169,7 @@ def test_pools_are_spread_moved_and_outlive_a_master(cluster: Cluster) -> None:
     try:
         writers.await_slots(pools)
         for index, pool in enumerate(pools):
-            key = f"{{ios:{pool}}}:v6:m"
+            key = f"{{ios:{pool}}}:v7:m"
             assert cluster.nodes[index].ask("EXISTS", key) == 1
             with pytest.raises(RefusedByRedis, match="MOVED"):
                 cluster.nodes[index - 1].ask("EXISTS", key)
@@ -178,7 +178,7 @@ def test_pools_are_spread_moved_and_outlive_a_master(cluster: Cluster) -> None:
         slot = cluster.slot_of(pools[0])
         cluster.move(slot, cluster.nodes[0], cluster.nodes[1], pause_s=0.7)
         writers.await_slots(pools)
-        assert cluster.nodes[1].ask("EXISTS", f"{{ios:{pools[0]}}}:v6:m") == 1
+        assert cluster.nodes[1].ask("EXISTS", f"{{ios:{pools[0]}}}:v7:m") == 1
         # Node 1 has two pools now. It dies, and its replica takes over.
         cluster.nodes[1].kill()
         writers.await_slots(pools)

@@ -244,13 +244,13 @@ class Schedule:
         weight = self.random.choice([1, 1, 1, 2, self.capacity, self.capacity + 3])
         asked = self.random.choice([0, 0, self.capacity])
         usual = self.random.choice([2] * 20 + [1, 5, 100])
-        known, never = self.random.choice([0, belief.epoch]), self.random.random() < 0.1
+        known = self.random.choice([0, belief.epoch])
         urgent, boost = self.random.random() < 0.15, self.random.randint(-400_000, 400_000)
         answer = self.pool.acquire(
-            request, who, weight, size, lease, asked, usual, known, never, urgent, boost
+            request, who, weight, size, lease, asked, usual, known, urgent, boost
         )
         named: list[Value] = [who.client, who.node, who.job, who.rank, who.share]
-        rest: list[Value] = [weight, size, asked, usual, int(never), who.user, int(urgent), boost]
+        rest: list[Value] = [weight, size, asked, usual, who.user, int(urgent), boost]
         self.operation(answer, "acquire", request, *named, *rest, lease=lease, known=known)
         self.beliefs[request] = belief
         self.believe(request, answer)
@@ -437,7 +437,7 @@ def opened(server: Server, pool: str) -> Script:
 
 
 def acquire(script: Script, name: str, lease: int = 60_000) -> Reply:
-    return script("acquire", name, "c", "n", "j", 0, 1, 1, 0, 1, 1, 0, "u", 0, 0, lease=lease)
+    return script("acquire", name, "c", "n", "j", 0, 1, 1, 0, 1, 1, "u", 0, 0, lease=lease)
 
 
 def beat(script: Script, name: str, lease: int = 60_000) -> Reply:
@@ -571,7 +571,7 @@ def test_whoever_is_told_that_it_holds_can_count_on_a_whole_lease(server: Server
     assert state(acquire(script, "first")) == HOLDING
     assert state(acquire(script, "second")) == WAITING
     # A small request passes the queue at once.
-    small = script("acquire", "third", "c", "n", "j", 0, 1, 1, 1, 1, 1, 0, "u", 0, 0, lease=60_000)
+    small = script("acquire", "third", "c", "n", "j", 0, 1, 1, 1, 1, 1, "u", 0, 0, lease=60_000)
     assert state(small) == HOLDING
     assert lease_left(script, "third") > 50_000
     # A waiter that got a slot has half a lease until it asks again and learns of it.
@@ -665,8 +665,8 @@ return cjson.encode({
 # The operations to break. Before each, "one" holds the only slot, and "two" and "three" wait.
 NAMES = ("one", "two", "three", "four", "urgent")
 OPERATIONS_BROKEN: list[list[Value]] = [
-    ["acquire", "four", "c", "n", "j", 0, 1, 1, 1, 1, 1, 0, "u", 0, 0],
-    ["acquire", "urgent", "c", "n", "j", 0, 1, 1, 0, 1, 1, 0, "u", 1, 0],
+    ["acquire", "four", "c", "n", "j", 0, 1, 1, 1, 1, 1, "u", 0, 0],
+    ["acquire", "urgent", "c", "n", "j", 0, 1, 1, 0, 1, 1, "u", 1, 0],
     ["beat", "one", 5, 1, 0, 1, 0, "c", "n", "j", 0, 1],
     ["beat", "two", 0, 0, 0, 1, 0, "c", "n", "j", 0, 1],
     ["release", "one", 5 << 20],
@@ -722,7 +722,7 @@ def test_a_call_that_is_refused_a_command_leaves_a_whole_pool_or_none(
             assert numbers == [[one, one] for one, _ in numbers], (last, numbers)
             # A lease without a member may be left. It expires.
             assert [one <= two for one, two in leases] == [True, True], (last, leases)
-        new = script.command("acquire", "new", "c", "n", "j", 0, 1, 1, 0, 1, 1, 0, "u", 0, 0)
+        new = script.command("acquire", "new", "c", "n", "j", 0, 1, 1, 0, 1, 1, "u", 0, 0)
         for _ in range(3):
             leave = [script.command("release", str(one), 0) for one in NAMES]
             answers = server.connection.call_all([*leave, *leave, new, new])
@@ -754,7 +754,7 @@ def test_jobs_without_members_are_forgotten_when_there_are_many(server: Server) 
         at += 100
         server.connection.call("SET", "now", at)
         named = ("acquire", f"r{number}", "c", "n", f"job{number:04}", 0, 1)
-        assert state(script(*named, 1, 0, 5, 1, 0, "u", 0, 0, lease=600_000)) == HOLDING
+        assert state(script(*named, 1, 0, 5, 1, "u", 0, 0, lease=600_000)) == HOLDING
         if number not in (7, 8):
             assert script("release", f"r{number}", number, lease=600_000) == 1
     left = server.connection.call("HKEYS", script.prefix + "j")

@@ -467,7 +467,6 @@ class Pool:
         asked: int = 0,
         usual: int = 1,
         known_epoch: int = 0,
-        never_wait: bool = False,
         urgent: bool = False,
         boost: int = 0,
     ) -> Answer:
@@ -514,9 +513,6 @@ class Pool:
             member.small_start = max(numbers.small_vt, job.small_finish)
             job.small_finish = member.small_start + cost / who.share
         self.grant_those_that_fit()
-        if member.state == WAITING and never_wait:
-            self.forget(member)
-            return self.answer(None)
         member.deadline = self.now + lease
         return self.answer(member, lease)
 
