@@ -824,28 +824,25 @@ static int redis_release(void *opaque, const char *id, uint64_t passed, struct b
 	return ret;
 }
 
-/* Asks for bandwidth, or gives it back. If an answer is lost and the call repeated, the first grant
+/* Asks for bandwidth. If an answer is lost and the call repeated, the first grant
  * is lost. Then writers are slower for a moment. */
-static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
+static int redis_pace(void *opaque, uint64_t bytes, uint64_t most, struct slots_grant *grant,
 		      struct base_error *error)
 {
 	struct redis_pool *pool = opaque;
 	struct link_command command;
-	char wanted[24];
 	redisReply *reply;
 	int ret;
 
 	memset(grant, 0, sizeof(*grant));
-	snprintf(wanted, sizeof(wanted), "%lld", (long long)MIN(bytes, (int64_t)SLOTS_MOST_BYTES));
 	begin_call(&pool->client, &command, "pace", pool->client.config.identity.job,
 		   known_epoch(pool));
-	link_add_texts(&command, wanted);
-	link_add_numbers(&command, amount(pool->client.config.rate));
+	link_add_numbers(&command, amount(bytes), amount(most), amount(pool->client.config.rate));
 	link_add_texts(&command, pool->client.config.identity.user);
 	ret = client_call(&pool->client, &command, &reply, error);
 	if (ret)
 		return ret;
-	ret = bytes < 0 ? 0 : read_grant(reply, grant);
+	ret = read_grant(reply, grant);
 	freeReplyObject(reply);
 	return ret ? not_understood(pool, "pace", error) : 0;
 }

@@ -1061,16 +1061,20 @@ static void take_own_share(struct slots_slot *slot, uint64_t bytes, uint64_t now
 		slot->grant_start_ns + (uint64_t)((double)slot->grant_bytes / (double)rate * 1e9);
 }
 
-/* Asks the coordinator for a share of the bandwidth. A coordinator that is known to be unreachable
- * is not asked, because each question would delay a block. */
-static int ask_for_share(struct slots_pool *pool, uint64_t bytes, struct slots_grant *grant)
+/* Asks the coordinator for a share of the bandwidth, no larger than what is left to write. A
+ * coordinator that is known to be unreachable is not asked, because each question would delay a
+ * block. */
+static int ask_for_share(struct slots_slot *slot, uint64_t bytes, struct slots_grant *grant)
 {
+	struct slots_pool *pool = slot->pool;
+	const uint64_t all = slot->wanted.bytes, passed = atomic_load(&slot->passed);
+	const uint64_t most = !all ? SLOTS_MOST_BYTES : bytes + (all > passed ? all - passed : 0);
 	struct base_error why = { 0 };
 	int ret;
 
 	if (atomic_load(&pool->unreachable_ns))
 		return IOSHAPE_E_COORDINATOR;
-	ret = pool->ops->pace(pool->coordinator, (int64_t)bytes, grant, &why);
+	ret = pool->ops->pace(pool->coordinator, bytes, most, grant, &why);
 	if (ret) {
 		pthread_mutex_lock(&pool->lock);
 		note_unreachable(pool, &why);
@@ -1092,7 +1096,7 @@ static void take_share(struct slots_slot *slot, uint64_t bytes)
 	bool granted;
 
 	slot->grant_used = 0;
-	granted = pool->ops->pace && !ask_for_share(pool, bytes, &grant);
+	granted = pool->ops->pace && !ask_for_share(slot, bytes, &grant);
 	now = base_now_ns();
 	if (!granted) {
 		if (slot->grant_bytes && pool->ops->pace) {
@@ -1165,19 +1169,6 @@ int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user),
 	return ret;
 }
 
-/* Gives back the bandwidth that was granted and not used. */
-static void give_back_share(struct slots_slot *slot)
-{
-	struct slots_pool *pool = slot->pool;
-	struct slots_grant ignored;
-
-	if (pool->ops->pace && slot->grant_used < slot->grant_bytes &&
-	    !atomic_load(&pool->unreachable_ns))
-		pool->ops->pace(pool->coordinator, -(int64_t)(slot->grant_bytes - slot->grant_used),
-				&ignored, NULL);
-	slot->grant_bytes = 0;
-}
-
 /* ---- 10. Release ----------------------------------------------------------------------------- */
 
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info)
@@ -1229,7 +1220,6 @@ void slots_release(struct slots_slot *slot)
 	if (!slot)
 		return;
 	pool = slot->pool;
-	give_back_share(slot);
 	pthread_mutex_lock(&pool->lock);
 	while (slot->in_call)
 		pthread_cond_wait(&pool->change, &pool->lock);

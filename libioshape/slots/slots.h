@@ -143,9 +143,10 @@ struct slots_ops {
 	/* Optional. The thread that calls wait() calls this when the process has used no slot for a
 	 * while, so that the coordinator can close its connections. */
 	void (*rest)(void *pool);
-	/* Optional: NULL if the coordinator grants no bandwidth. A negative `bytes` returns that
-	 * many unused bytes of the last grant. */
-	int (*pace)(void *pool, int64_t bytes, struct slots_grant *grant, struct base_error *error);
+	/* Optional: NULL if the coordinator grants no bandwidth. Grants at least `bytes`, and
+	 * otherwise at most `most`. */
+	int (*pace)(void *pool, uint64_t bytes, uint64_t most, struct slots_grant *grant,
+		    struct base_error *error);
 	/* Optional: NULL if the coordinator keeps no pools. Fills in where a pool of this
 	 * configuration is kept, for the operator's commands in Python. */
 	int (*describe)(const struct slots_config *config, struct slots_coordinator *found,

@@ -654,8 +654,8 @@ elseif operation == 'pace' then
 		return a > 0 and b > 0 and math.min(a, b) or math.max(a, b)
 	end
 
-	operate = function(bytes, own_rate, user)
-		bytes = tonumber(bytes)
+	-- Grant the bytes that are asked for, or more, up to the usual length of a grant. `most` is what is left to write.
+	operate = function(bytes, most, own_rate, user)
 		local job_rate = lower(lower(tonumber(own_rate), set.job_rate), set_for('job', subject, 'rate'))
 		local rates = {
 			pool = set.pool_rate, ['job:' .. subject] = job_rate, ['user:' .. user] = set_for('user', user, 'rate')
@@ -671,24 +671,17 @@ elseif operation == 'pace' then
 		for name, time in pairs(pool.paced == set.changed and pool.free or {}) do
 			free[name] = time > now and time or nil
 		end
-		if bytes > 0 then
-			local writers = math.min(math.max(pool.holders, 1), PACE_WRITERS)
-			bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000 / writers))
-			for name, limit in pairs(rates) do
-				start = math.max(start, limit > 0 and free[name] or 0)
-			end
+		local writers = math.min(math.max(pool.holders, 1), PACE_WRITERS)
+		bytes = math.max(tonumber(bytes), math.min(tonumber(most), math.floor(rate * PACE_MS / 1000 / writers)))
+		for name, limit in pairs(rates) do
+			start = math.max(start, limit > 0 and free[name] or 0)
 		end
-		-- Bytes that are given back belong to the latest grant. If another grant came after it, no other writer
-		-- loses by this.
 		for name, limit in pairs(rates) do
 			if limit > 0 then
-				free[name] = (bytes > 0 and start or free[name] or 0) + bytes * 1000 / limit
+				free[name] = start + bytes * 1000 / limit
 			end
 		end
 		pool.free, pool.paced, is_changed = free, set.changed, true
-		if bytes <= 0 then
-			return {'bytes', 0, 'start', 0, 'end', 0}
-		end
 		return {
 			'bytes', bytes, 'start', math.floor(start - now), 'end', math.ceil(start - now + bytes * 1000 / rate)
 		}

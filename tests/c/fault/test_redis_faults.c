@@ -350,7 +350,7 @@ TEST(tests, answers_of_another_shape_are_not_taken_for_ours)
 		pool = redis_case_open(fake.address, "1");
 		redis_case_refused(pool, &error);
 		/* The last answer ends the connection before the next call. */
-		ck_assert_int_eq(slots_redis.pace(pool, 1, &grant, NULL), IOSHAPE_E_COORDINATOR);
+		ck_assert_int_eq(slots_redis.pace(pool, 1, 1, &grant, NULL), IOSHAPE_E_COORDINATOR);
 		slots_redis.wait(pool, 10, NULL);
 		slots_redis.close(pool);
 		fake_redis_stop(&fake);

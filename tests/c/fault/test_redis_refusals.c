@@ -194,7 +194,7 @@ static void use_all(const char *as)
 		request.bytes = 1 << 20;
 		note_denial(slots_redis.acquire(pool, &request, &answer, &error), &error);
 	}
-	note_denial(slots_redis.pace(pool, 100, &grant, &error), &error);
+	note_denial(slots_redis.pace(pool, 100, 100, &grant, &error), &error);
 	use_script(&client, "status", 2);
 	for (int i = 1; i < 5; i++) {
 		snprintf(request.id, sizeof(request.id), "1-%d", i);

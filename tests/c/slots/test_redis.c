@@ -102,23 +102,24 @@ TEST(tests_case, bandwidth_is_granted_as_the_job_and_the_operator_say)
 	struct slots_grant grant;
 	void *pool = redis_case_open_config(&config);
 
-	ck_assert_int_eq(slots_redis.pace(pool, 1 << 20, &grant, NULL), 0);
+	ck_assert_int_eq(slots_redis.pace(pool, 1 << 20, 1 << 20, &grant, NULL), 0);
 	ck_assert_uint_eq(grant.bytes, 0);
 	ck_assert_uint_gt(grant.end_ms, 1000);
 	slots_redis.close(pool);
 	config.rate = 4 << 20;
 	pool = redis_case_open_config(&config);
-	ck_assert_int_eq(slots_redis.pace(pool, 2 << 20, &grant, NULL), 0);
+	ck_assert_int_eq(slots_redis.pace(pool, 2 << 20, 2 << 20, &grant, NULL), 0);
 	ck_assert_uint_eq(grant.bytes, 2 << 20);
 	ck_assert_uint_eq(grant.start_ms, 0);
 	ck_assert_uint_ge(grant.end_ms, 499);
 	ck_assert_uint_le(grant.end_ms, 502);
-	ck_assert_int_eq(slots_redis.pace(pool, 2 << 20, &grant, NULL), 0);
+	ck_assert_int_eq(slots_redis.pace(pool, 2 << 20, 2 << 20, &grant, NULL), 0);
 	ck_assert_uint_gt(grant.start_ms, 0);
-	ck_assert_int_eq(slots_redis.pace(pool, -(2 << 20), &grant, NULL), 0);
-	ck_assert_uint_eq(grant.bytes, 0);
-	ck_assert_int_eq(slots_redis.pace(pool, 1 << 20, &grant, NULL), 0);
-	ck_assert_uint_le(grant.start_ms, 500);
+	/* More than asked for, but never more than is left to write. */
+	ck_assert_int_eq(slots_redis.pace(pool, 1, UINT64_MAX, &grant, NULL), 0);
+	ck_assert_uint_eq(grant.bytes, 1 << 20);
+	ck_assert_int_eq(slots_redis.pace(pool, 1, 1000, &grant, NULL), 0);
+	ck_assert_uint_eq(grant.bytes, 1000);
 	slots_redis.close(pool);
 }
 

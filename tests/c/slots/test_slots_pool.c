@@ -703,7 +703,7 @@ static int stop_now(void *user)
 	return 1;
 }
 
-TEST(waiting_case, waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back)
+TEST(waiting_case, waiting_for_bandwidth_can_be_stopped)
 {
 	struct slots_slot *slot = take(NULL);
 

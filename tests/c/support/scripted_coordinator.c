@@ -137,25 +137,23 @@ static void scripted_rest(void *pool)
 	pthread_mutex_unlock(&state.lock);
 }
 
-static int scripted_pace(void *pool, int64_t bytes, struct slots_grant *grant,
+static int scripted_pace(void *pool, uint64_t bytes, uint64_t most, struct slots_grant *grant,
 			 struct base_error *error)
 {
 	int ret = begin(error);
 	uint64_t now = base_now_ns();
 
-	(void)pool;
+	(void)pool, (void)most;
 	pthread_mutex_lock(&state.lock);
 	state.counts.paces++;
 	*grant = (struct slots_grant){ .end_ms = 50 };
 	if (!ret && state.script.rate) {
-		state.counts.paced += bytes;
 		state.free_ns = MAX(state.free_ns, now);
 		*grant = (struct slots_grant){
-			.bytes = (uint64_t)MAX(bytes, 0),
+			.bytes = bytes,
 			.start_ms = (uint32_t)((state.free_ns - now) / 1000000),
 		};
-		state.free_ns +=
-			(uint64_t)(MAX(bytes, 0) * 1000000000ll / (int64_t)state.script.rate);
+		state.free_ns += bytes * 1000000000ull / state.script.rate;
 		grant->end_ms = (uint32_t)((state.free_ns - now) / 1000000);
 	}
 	pthread_mutex_unlock(&state.lock);

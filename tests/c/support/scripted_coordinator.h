@@ -25,7 +25,6 @@ struct script_counts {
 	int32_t boost_ms; /* of the last request */
 	unsigned acquires, beats, releases, paces, waits, rests;
 	uint64_t passed;   /* as of the last beat or release */
-	int64_t paced;     /* bytes granted and not returned */
 	char released[64]; /* last ID */
 	bool holding;      /* as of the last beat */
 };

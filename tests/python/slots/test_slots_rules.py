@@ -310,10 +310,10 @@ class Schedule:
 
     def pace(self) -> None:
         who = self.random.choice(JOBS)
-        size, rate = self.random.choice([1, 1 << 20, 1 << 26, -5, -(1 << 20)]), 3 << 20
-        rate = self.random.choice([0, rate])
-        answer = self.pool.pace(who.job, size, rate, who.user)
-        self.operation(answer, "pace", who.job, size, rate, who.user)
+        size, rate = self.random.choice([1, 1 << 20, 1 << 26]), self.random.choice([0, 3 << 20])
+        most = size + self.random.choice([0, 1000, 1 << 40])
+        answer = self.pool.pace(who.job, size, most, rate, who.user)
+        self.operation(answer, "pace", who.job, size, most, rate, who.user)
 
     def limit(self) -> None:
         draw, who = self.random.choice, self.random.choice(JOBS)
@@ -532,7 +532,7 @@ def test_nor_later_if_the_other_clock_is_days_behind(waiting: Told) -> None:
 def test_nor_at_another_time_if_one_with_another_lease_asks_first(
     lease: int, waiting: Told
 ) -> None:
-    waiting.script("pace", "j", 1, 0, "u", lease=lease)
+    waiting.script("pace", "j", 1, 1, 0, "u", lease=lease)
     must_be_served_in_half_a_lease(waiting)
 
 
@@ -612,7 +612,7 @@ def test_looking_makes_no_pool_and_leaving_leaves_nothing_that_lasts(server: Ser
     script = opened(server, "gone")
     for name in ("first", "second", "third"):
         acquire(script, name)
-    script("pace", "j", 1, 1000, "u", lease=60_000)
+    script("pace", "j", 1, 1, 1000, "u", lease=60_000)
     for name in ("first", "second", "third"):
         assert script("release", name, 0, lease=60_000) == 1
     left = server.connection.call("KEYS", "*")
@@ -674,7 +674,7 @@ OPERATIONS_BROKEN: list[list[Value]] = [
     ["release", "one"],
     ["set", "", "capacity", 2],
     ["set", "", "job:j:share", 1, "job:j:rate", 5],
-    ["pace", "j", 1, 1000, "u"],
+    ["pace", "j", 1, 1, 1000, "u"],
     ["status", ""],
 ]
 
@@ -770,11 +770,15 @@ def test_a_jobs_limit_holds_whatever_the_job_asks_for(server: Server) -> None:
     assert script("set", "", "job:j:share", 25) == 1
     assert state(acquire(script, "first")) == HOLDING
     # The job's own rate is higher. The user's limit covers all its jobs together.
-    first = fields(script("pace", "j", 1 << 20, 1 << 40, "u"))
-    second = fields(script("pace", "other", 1 << 20, 0, "u"))
+    first = fields(script("pace", "j", 1 << 20, 1 << 20, 1 << 40, "u"))
+    second = fields(script("pace", "other", 1 << 20, 1 << 20, 0, "u"))
     assert (second["start"], first["end"]) == (349, 350)  # the start is rounded down, the end up
     assert script("set", "", "user:u:share", 0, "user:u:rate", 0) == 1
-    assert fields(script("pace", "j", 1 << 20, 0, "u")) == {"bytes": 0, "start": 0, "end": 10_000}
+    assert fields(script("pace", "j", 1, 1, 0, "u")) == {
+        "bytes": 0,
+        "start": 0,
+        "end": 10_000,
+    }
     (left,) = fields(script("status", ""))["set"]
     assert left.keys() == {"job:j:share", "changed"}
     assert left["job:j:share"] == "25"
@@ -798,6 +802,10 @@ def test_settings_that_are_no_numbers_count_as_none(server: Server, garbage: str
         server.connection.call("HSET", script.prefix + "o", name, garbage)
     assert state(acquire(script, "first")) == HOLDING
     assert state(acquire(script, "second")) == WAITING
-    assert fields(script("pace", "j", 1 << 20, 0, "u")) == {"bytes": 0, "start": 0, "end": 10_000}
+    assert fields(script("pace", "j", 1, 1, 0, "u")) == {
+        "bytes": 0,
+        "start": 0,
+        "end": 10_000,
+    }
     assert script("set", "", "capacity", 2) == 1
     assert state(acquire(script, "second")) == HOLDING

@@ -587,6 +587,7 @@ class Pool:
         self,
         job: str,
         size: int,
+        most: int,
         job_rate: int,
         user: str = "u",
         lease: int = 15000,
@@ -612,16 +613,11 @@ class Pool:
         # Bandwidth that was granted in advance at earlier rates is forgotten.
         if numbers.paced != self.changed:
             numbers.paced, numbers.free = self.changed, {}
-        free = {name: numbers.free.get(name, 0) for name in limits}
-        start: float = self.now
-        if size > 0:
-            turns = min(max(len(self.holders()), 1), 8)
-            size = max(size, math.floor(rate * 250 / 1000 / turns))
-            start = max(self.now, *free.values())
+        turns = min(max(len(self.holders()), 1), 8)
+        size = max(size, min(most, math.floor(rate * 250 / 1000 / turns)))
+        start = max(self.now, *(numbers.free.get(name, 0) for name in limits))
         for name, limit in limits.items():
-            numbers.free[name] = (start if size > 0 else free[name]) + size * 1000 / limit
-        if size <= 0:
-            return {"bytes": 0, "start": 0, "end": 0}
+            numbers.free[name] = start + size * 1000 / limit
         end = start - self.now + size * 1000 / rate
         return {"bytes": size, "start": math.floor(start - self.now), "end": math.ceil(end)}
 
