@@ -310,8 +310,8 @@ int address_parse(struct slots_address *address, const char *text, struct base_e
 		return ret;
 	}
 	return base_refuse(error, -EINVAL,
-			   "the coordinator's address does not begin with redis://, rediss://, "
-			   "unix:// or sentinel://");
+			   "the coordinator's address is not local or open, and does not begin "
+			   "with redis://, rediss://, unix:// or sentinel://");
 }
 
 int address_parse_node(struct slots_node *node, const char *text, size_t bytes)

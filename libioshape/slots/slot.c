@@ -169,28 +169,18 @@ const struct slots_ops slots_open = {
 	.close = open_close,
 };
 
-static bool has_scheme(const char *address, const char *scheme)
-{
-	size_t bytes = strlen(scheme);
-
-	return !strncmp(address, scheme, bytes) && (!address[bytes] || address[bytes] == ':');
-}
-
 const struct slots_ops *slots_coordinator_of(const char *address)
 {
-	static const struct {
-		const char *scheme;
-		const struct slots_ops *ops;
-	} known[] = {
-		{ "local", &slots_local },  { "open", &slots_open },      { "redis", &slots_redis },
-		{ "rediss", &slots_redis }, { "sentinel", &slots_redis }, { "unix", &slots_redis },
-	};
+	static const struct slots_ops *const words[] = { &slots_local, &slots_open };
 
-	for (size_t i = 0; i < ARRAY_LENGTH(known); i++) {
-		if (has_scheme(address, known[i].scheme))
-			return known[i].ops;
+	for (size_t i = 0; i < ARRAY_LENGTH(words); i++) {
+		const size_t bytes = strlen(words[i]->id);
+
+		if (!strncmp(address, words[i]->id, bytes) &&
+		    (!address[bytes] || address[bytes] == ':'))
+			return words[i];
 	}
-	return NULL;
+	return &slots_redis;
 }
 
 static void free_pool(struct slots_pool *pool)
@@ -202,17 +192,6 @@ static void free_pool(struct slots_pool *pool)
 	pthread_cond_destroy(&pool->change);
 	pthread_mutex_destroy(&pool->lock);
 	free(pool);
-}
-
-static int open_coordinator(struct slots_pool *pool, struct base_error *error)
-{
-	pool->ops = pool->config.ops ? pool->config.ops : slots_coordinator_of(pool->address);
-	if (!pool->ops)
-		return base_refuse_with(
-			error, -EINVAL,
-			"it takes local, open, redis://, rediss://, unix:// or sentinel://",
-			"the coordinator's address begins with an unknown word");
-	return pool->ops->open(&pool->coordinator, &pool->config, error);
 }
 
 int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
@@ -241,7 +220,8 @@ int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
 		pool->config.address = pool->address;
 		pool->config.password = pool->password;
 		pool->config.password_file = pool->password_file;
-		ret = open_coordinator(pool, error);
+		pool->ops = config->ops ? config->ops : slots_coordinator_of(pool->address);
+		ret = pool->ops->open(&pool->coordinator, &pool->config, error);
 	}
 	if (ret)
 		free_pool(pool);
@@ -888,22 +868,6 @@ static uint64_t last_moment(const struct attempt *attempt)
 	return deadline_ns ? begin_ns + all_ns - MIN(all_ns, MAX(all_ns / 2, write_ns)) : 0;
 }
 
-/* Writes the id "CLIENT-NUMBER". Not by snprintf(), which would cost a tenth of a turn with the
- * local coordinator. */
-static void name_request(char id[SLOTS_ID_BYTES], const char *client, uint64_t number)
-{
-	char digits[20], *first = digits + sizeof(digits);
-	char *end = id + strlen(client);
-
-	do {
-		*--first = (char)('0' + number % 10);
-	} while (number /= 10);
-	memcpy(id, client, (size_t)(end - id));
-	*end++ = '-';
-	memcpy(end, first, (size_t)(digits + sizeof(digits) - first));
-	end[digits + sizeof(digits) - first] = 0;
-}
-
 static struct slots_slot *new_slot(struct slots_pool *pool, const struct slots_wanted *wanted)
 {
 	struct slots_slot *slot = calloc(1, sizeof(*slot));
@@ -990,7 +954,8 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
 		return base_no_memory(error, "a slot", sizeof(*slot));
 	attempt.slot = slot;
 	pthread_mutex_lock(&pool->lock);
-	name_request(slot->id, pool->config.identity.client, pool->next_number++);
+	snprintf(slot->id, sizeof(slot->id), "%s-%llu", pool->config.identity.client,
+		 (unsigned long long)pool->next_number++);
 	slot->next = pool->slots;
 	pool->slots = slot;
 	attempt.last_ns = last_moment(&attempt);

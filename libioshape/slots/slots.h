@@ -157,7 +157,8 @@ extern const struct slots_ops slots_redis;
 extern const struct slots_ops slots_local;
 extern const struct slots_ops slots_open;
 
-/* Returns the coordinator that an address names by its scheme; NULL if the scheme is unknown. */
+/* Returns the coordinator that an address names. An address that names none is one of a Redis,
+ * whose open() refuses it. */
 const struct slots_ops *slots_coordinator_of(const char *address);
 
 /* ---- Numbers that all coordinators use (docs/slots.md) --------------------------------------- */
