@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parses the address of a Redis. The text may be untrusted; link.h has the interface. */
+/* Parses the address of a Redis. The text may be untrusted; address.h has the interface. */
 #define _GNU_SOURCE
-#include "slots/link.h"
+#include "slots/address.h"
 
 #include <errno.h>
 #include <string.h>

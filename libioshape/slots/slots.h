@@ -234,7 +234,7 @@ uint32_t slots_place(struct slots_slot *slot);
 /* Gives the slot back and frees it. NULL is allowed. */
 void slots_release(struct slots_slot *slot);
 
-/* ---- Messages in a Redis (notes.c) ----------------------------------------------------------- */
+/* ---- Messages in a Redis (redis.c) ----------------------------------------------------------- */
 
 /*
  * A connection that keeps lists of named messages in a Redis. Each list has the key

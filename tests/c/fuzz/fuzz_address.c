@@ -7,7 +7,7 @@
 
 #include "fs/fs.h"
 #include "fuzz.h"
-#include "slots/link.h"
+#include "slots/address.h"
 
 static bool has_end(const char *text, size_t room)
 {

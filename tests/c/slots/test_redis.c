@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The Redis coordinator with a server that works. tests/c/fault has those that fail. */
-#include "slots/redis.h"
+#include "slots/slots.h"
 #include "support/check_main.h"
 #include "support/redis_case.h"
 #include "support/scratch.h"
