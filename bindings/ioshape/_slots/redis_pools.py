@@ -149,7 +149,9 @@ class RedisPools:
         except ResponseError:
             pass  # the server is in no cluster
         else:
-            masters = {(word(master[0]), int(master[1])) for _, _, master, *_ in ranges}
+            # A node that does not know its own address reports none.
+            home = said(where.address.nodes[0].host)
+            masters = {(word(master[0] or b"") or home, master[1]) for _, _, master, *_ in ranges}
             sends = [partial(self._follow, where, node) for node in masters]
         for send in sends:
             cursor = None

@@ -108,13 +108,22 @@ TEST(tests, a_server_that_is_gone_is_not_asked_all_the_time)
 	fake_redis_stop(&fake);
 }
 
+/* Opens a pool with the usual lease, of which a call takes at most two seconds. */
+static void *open_with_usual_lease(const char *at)
+{
+	struct slots_config config = redis_case_config(at, "1");
+
+	config.lease_ms = 15000;
+	return redis_case_open_config(&config);
+}
+
 TEST(tests, a_server_that_hangs_is_given_up_after_two_seconds)
 {
 	struct base_error error;
 	void *pool;
 
 	redis_server_start(&server);
-	pool = redis_case_open(address, "1");
+	pool = open_with_usual_lease(address);
 	redis_case_acquire(pool, "1-1");
 	redis_server_signal(&server, SIGSTOP);
 	ck_assert_uint_ge(redis_case_refused(pool, &error), 1900);
@@ -275,7 +284,7 @@ LOOP_TEST(tests, a_peer_that_never_answers_is_given_up, 0, (int)ARRAY_LENGTH(sil
 	void *pool;
 
 	fake_redis_start(&fake, silent_peers[_i].kind, NULL);
-	pool = redis_case_open(fake.address, "1");
+	pool = open_with_usual_lease(fake.address);
 	ck_assert_uint_ge(redis_case_refused(pool, &error), silent_peers[_i].at_least_ms);
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
