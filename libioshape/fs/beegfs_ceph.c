@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * BeeGFS and CephFS: reads the layouts of files and names the filesystems. Layouts can be requested
- * on BeeGFS; CephFS distributes each file by itself. Numbers and attribute names are part of their
+ * BeeGFS and CephFS: reads the layouts of files. Layouts can be requested on BeeGFS; CephFS
+ * distributes each file by itself. Numbers and attribute names are part of their
  * ABIs, so none of their headers is needed.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -169,103 +168,6 @@ const struct fs_product fs_beegfs = {
 	.create = create_on_beegfs,
 };
 
-/* ---- BeeGFS: name of the filesystem ---------------------------------------------------------- */
-
-/* A folder in which the client has one folder for each mount. */
-#define BEEGFS_FOLDERS "/proc/fs/beegfs"
-#define PATH_BYTES 512
-#define MOST_ENTRIES 64
-#define MOST_BYTES (1 * MIB)
-
-/*
- * Finds the value of "NAME = VALUE" in a mount's settings. Returns its length; 0 if it is missing.
- */
-static size_t read_setting(const struct base_buffer *config, const char *name, const char **value)
-{
-	const size_t name_bytes = strlen(name);
-	const char *line;
-
-	for (line = (const char *)config->data; line; line = strchr(line, '\n')) {
-		line += *line == '\n';
-		if (strncmp(line, name, name_bytes) || strncmp(line + name_bytes, " = ", 3))
-			continue;
-		*value = line + name_bytes + 3;
-		return strcspn(*value, " \t\n");
-	}
-	return 0;
-}
-
-static void read_config(const char *root, const char *entry, struct base_buffer *config)
-{
-	char path[PATH_BYTES];
-
-	snprintf(path, sizeof(path), BEEGFS_FOLDERS "/%s/config", entry);
-	if (fs_read_whole(root, path, MOST_BYTES, config))
-		base_buffer_free(config);
-}
-
-/* Returns whether the folder belongs to the mount with this configuration file. */
-static bool has_settings(const char *root, const char *entry, const char *file, size_t bytes)
-{
-	struct base_buffer config = { 0 };
-	const char *value;
-	bool same;
-
-	read_config(root, entry, &config);
-	same = read_setting(&config, "cfgFile", &value) == bytes && !memcmp(value, file, bytes);
-	base_buffer_free(&config);
-	return same;
-}
-
-/* Finds the folder of the mount with these options. If there is only one folder, that is it. */
-static bool find_folder(const char *root, const char *options, char *name, size_t name_bytes)
-{
-	char path[PATH_BYTES], only[256] = "";
-	unsigned entries = 0, seen = 0;
-	const char *file = NULL;
-	struct dirent *entry;
-	size_t bytes = 0;
-	bool found = false;
-	DIR *folder;
-
-	if ((size_t)snprintf(path, sizeof(path), "%s" BEEGFS_FOLDERS, root) >= sizeof(path))
-		return false;
-	folder = opendir(path);
-	if (!folder)
-		return false;
-	find_value(options, strlen(options), ',', "cfgFile", &file, &bytes);
-	while (!found && seen++ < MOST_ENTRIES && (entry = readdir(folder))) {
-		if (*entry->d_name == '.')
-			continue;
-		entries++;
-		snprintf(only, sizeof(only), "%s", entry->d_name);
-		found = bytes && has_settings(root, only, file, bytes);
-	}
-	closedir(folder);
-	snprintf(name, name_bytes, "%s", only);
-	return found || entries == 1;
-}
-
-void fs_name_beegfs(const char *root, const char *options, char *source, size_t source_bytes)
-{
-	const char *host, *port = "";
-	struct base_buffer config = { 0 };
-	size_t host_bytes, port_bytes;
-	char folder[256];
-
-	if (!find_folder(root, options, folder, sizeof(folder)))
-		return;
-	read_config(root, folder, &config);
-	host_bytes = read_setting(&config, "sysMgmtdHost", &host);
-	port_bytes = read_setting(&config, "connMgmtdPortTCP", &port);
-	if (!port_bytes)
-		port_bytes = read_setting(&config, "connMgmtdPort", &port);
-	if (host_bytes && host_bytes + port_bytes + 2 < source_bytes)
-		snprintf(source, source_bytes, "%.*s%s%.*s", (int)host_bytes, host,
-			 port_bytes ? ":" : "", (int)port_bytes, port);
-	base_buffer_free(&config);
-}
-
 /* ---- CephFS: layouts ------------------------------------------------------------------------- */
 
 #define CEPH_FILE_XATTR "ceph.file.layout"
@@ -351,48 +253,3 @@ const struct fs_product fs_ceph = {
 	.answers = answers_as_ceph,
 	.read_layout = read_ceph_layout,
 };
-
-/* ---- CephFS: name of the filesystem ---------------------------------------------------------- */
-
-/* All clients compute one name for a CephFS, although they may list different monitors. */
-
-/*
- * Finds "ID.NAME" in a source "USER@ID.NAME=/FOLDER", the syntax of newer mount commands. ID may be
- * empty.
- */
-static bool find_in_source(const char *source, const char **id, size_t *id_bytes, const char **name,
-			   size_t *name_bytes)
-{
-	const char *begin = strchr(source, '@'), *end = begin ? strstr(begin, "=/") : NULL;
-	const char *dot = end ? memchr(begin, '.', (size_t)(end - begin)) : NULL;
-
-	if (!dot)
-		return false;
-	*id = begin + 1;
-	*id_bytes = (size_t)(dot - *id);
-	*name = dot + 1;
-	*name_bytes = (size_t)(end - *name);
-	return *id_bytes == 0 || *id_bytes == FS_CEPH_ID_BYTES;
-}
-
-bool fs_ceph_name(const struct fs_mount *mount, const char *cluster_id, char *name,
-		  size_t name_bytes)
-{
-	const char *id = cluster_id, *filesystem = "", *told;
-	size_t id_bytes = strlen(cluster_id), bytes = 0, told_bytes;
-
-	if (find_in_source(mount->source, &told, &told_bytes, &filesystem, &bytes)) {
-		if (told_bytes) {
-			id = told;
-			id_bytes = told_bytes;
-		}
-	} else {
-		find_value(mount->options, strlen(mount->options), ',', "mds_namespace",
-			   &filesystem, &bytes);
-	}
-	if (id_bytes != FS_CEPH_ID_BYTES)
-		return false;
-	snprintf(name, name_bytes, "%.*s%s%.*s", (int)id_bytes, id, bytes ? "." : "", (int)bytes,
-		 filesystem);
-	return true;
-}

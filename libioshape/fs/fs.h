@@ -480,21 +480,4 @@ size_t fs_lustre_name(const char *source, const char **name);
  */
 void fs_list_lustre_targets(const char *root, struct fs_storage *storage);
 
-/* ---- BeeGFS and CephFS (beegfs_ceph.c) ------------------------------------------------------- */
-
-/*
- * Replaces the mount table's source "beegfs_nodev", which all BeeGFS mounts have, by the management
- * server, such as "mgmt01:8008". Does nothing if /proc/fs/beegfs does not tell it.
- */
-void fs_name_beegfs(const char *root, const char *options, char *source, size_t source_bytes);
-/* Characters of a cluster's id, a UUID as text. */
-#define FS_CEPH_ID_BYTES 36
-/*
- * Writes "CLUSTER-ID.FILESYSTEM", or only the cluster's id if the mount does not tell the
- * filesystem's name. `cluster_id` is the mount's answer, or "". Returns false if the id is not
- * known. Pure.
- */
-bool fs_ceph_name(const struct fs_mount *mount, const char *cluster_id, char *name,
-		  size_t name_bytes);
-
 #endif

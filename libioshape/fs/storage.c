@@ -901,22 +901,35 @@ int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum 
  * ---- The name of a pool of slots --------------------------------------------------------------
  */
 
+/* Names a BeeGFS by the configuration file of the mount: the source is the same for every BeeGFS.
+ */
+static void name_beegfs(struct fs_mount *mount)
+{
+	static const char option[] = ",cfgFile=";
+	const char *file = strstr(mount->options, option);
+
+	if (!file)
+		return;
+	file += strlen(option);
+	snprintf(mount->source, sizeof(mount->source), "%.*s", (int)strcspn(file, ","), file);
+}
+
 /* Known by Linux 5.11 and libcephfs 16. */
 #define CEPH_ID_XATTR "ceph.cluster_fsid"
+/* Characters of a cluster's id, a UUID as text. */
+#define CEPH_ID_BYTES 36
 
 /*
- * Replaces type and source of a CephFS mount by "ceph" and its unique name: the mount table says
- * "ceph-fuse" for every cluster, or lists monitors. Does nothing if the id is not known.
+ * Replaces type and source of a CephFS mount by "ceph" and the id of its cluster: the mount table
+ * says "ceph-fuse" for every cluster, or lists monitors. Does nothing if the id is not known.
  */
-static void name_ceph(const char *directory, struct fs_mount *mount)
+static void name_ceph(struct fs_mount *mount)
 {
-	char id[FS_CEPH_ID_BYTES + 1] = "", name[sizeof(mount->source)];
-	const ssize_t got = lgetxattr(directory, CEPH_ID_XATTR, id, FS_CEPH_ID_BYTES);
+	char id[CEPH_ID_BYTES];
 
-	id[got == FS_CEPH_ID_BYTES ? FS_CEPH_ID_BYTES : 0] = 0;
-	if (!fs_ceph_name(mount, id, name, sizeof(name)))
+	if (lgetxattr(mount->mount_point, CEPH_ID_XATTR, id, sizeof(id)) != CEPH_ID_BYTES)
 		return;
-	memcpy(mount->source, name, sizeof(name));
+	snprintf(mount->source, sizeof(mount->source), "%.*s", CEPH_ID_BYTES, id);
 	/* One pool for the kernel's client and ceph-fuse. */
 	snprintf(mount->type, sizeof(mount->type), "ceph");
 }
@@ -1035,12 +1048,12 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	/* Without a mount table, the device identifies the storage on this host. */
 	snprintf(mount.source, sizeof(mount.source), "%u:%u", status.stx_dev_major,
 		 status.stx_dev_minor);
-	/* The table does not tell which BeeGFS or CephFS it is, but the client does. */
+	/* The source in the table does not tell which BeeGFS or CephFS it is. */
 	if (number && !find_in_table("", number, 0, 0, &mount)) {
 		if (fs_family_of(mount.type, 0) == FS_BEEGFS)
-			fs_name_beegfs("", mount.options, mount.source, sizeof(mount.source));
+			name_beegfs(&mount);
 		if (fs_family_of(mount.type, 0) == FS_CEPH)
-			name_ceph(mount.mount_point, &mount);
+			name_ceph(&mount);
 	}
 	find_target_pool(path, mount.type, target_pool);
 	name_host(host, sizeof(host));

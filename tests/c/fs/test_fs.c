@@ -205,9 +205,9 @@ static const struct {
 	{ "lustre", "mgs@o2ib:/fs1/home/a", "flash", "lustre:fs1.flash" },
 	{ "lustre", "mgs", "", "lustre:mgs" },
 	{ "fuse.stripefs", "stripefs", "flash", "fuse.stripefs:stripefs.flash" },
-	{ "beegfs", "mgmt01:8008", "", "beegfs:mgmt01:8008" },
-	{ "ceph", "11111111-2222-3333-4444-555555555555.home", "",
-	  "ceph:11111111-2222-3333-4444-555555555555.home" },
+	{ "beegfs", "/etc/beegfs/a.conf", "", "beegfs:/etc/beegfs/a.conf" },
+	{ "ceph", "11111111-2222-3333-4444-555555555555", "",
+	  "ceph:11111111-2222-3333-4444-555555555555" },
 	{ "fuse.juicefs", "JuiceFS:mine", "", "fuse.juicefs:JuiceFS:mine" },
 	{ "wekafs", "backend/default", "", "wekafs:backend/default" },
 	/* Local storage has the host's name in its pool. */
@@ -225,40 +225,32 @@ LOOP_TEST(pure, a_pool_has_the_name_of_the_storage_that_is_shared, 0, ARRAY_LENG
 	ck_assert_str_eq(name, pools[_i].pool);
 }
 
-#define CLUSTER "11111111-2222-3333-4444-555555555555"
-#define OTHER_CLUSTER "99999999-2222-3333-4444-555555555555"
-
 static const struct {
-	const char *source, *options, *answered, *name; /* NULL: no name */
-} ceph_mounts[] = {
-	/* Clients that name their monitors differently share a pool. */
-	{ "mon1:6789,mon2:6789:/", "rw,mds_namespace=home", CLUSTER, CLUSTER ".home" },
-	{ "mon2:6789,mon1:6789:/a", "rw,mds_namespace=home,acl", CLUSTER, CLUSTER ".home" },
-	{ "alice@" CLUSTER ".home=/", "rw,mon_addr=1.2.3.4", "", CLUSTER ".home" },
-	{ "bob@" CLUSTER ".home=/a/b", "rw", CLUSTER, CLUSTER ".home" },
-	{ "bob@.home=/", "rw", CLUSTER, CLUSTER ".home" },
-	/* Two clusters are two pools. */
-	{ "ceph-fuse", "rw", CLUSTER, CLUSTER },
-	{ "ceph-fuse", "rw", OTHER_CLUSTER, OTHER_CLUSTER },
-	/* An older client does not report the cluster. */
-	{ "ceph-fuse", "rw", "", NULL },
-	{ "mon1:6789:/", "rw", "", NULL },
-	{ "bob@.home=/", "rw", "", NULL },
-	{ "bob@short.home=/", "rw", "", NULL },
-	{ "bob@=/.", "rw", "no id", NULL },
+	const char *options, *source;
+} beegfs_mounts[] = {
+	{ "rw,relatime,rw,cfgFile=/etc/beegfs/a.conf", "/etc/beegfs/a.conf" },
+	{ "rw,rw,cfgFile=/etc/beegfs/b.conf,_netdev", "/etc/beegfs/b.conf" },
+	{ "rw,relatime,rw", "beegfs_nodev" },
+	{ "", "beegfs_nodev" },
 };
 
-LOOP_TEST(pure, a_ceph_has_the_name_of_its_cluster, 0, ARRAY_LENGTH(ceph_mounts))
+LOOP_TEST(pure, a_beegfs_has_the_name_of_its_configuration_file, 0, ARRAY_LENGTH(beegfs_mounts))
 {
-	struct fs_mount mount = { .type = "ceph" };
-	char name[FS_POOL_BYTES] = "";
-	bool found;
+	struct fs_mount mount = { .source = "beegfs_nodev" };
 
-	snprintf(mount.source, sizeof(mount.source), "%s", ceph_mounts[_i].source);
-	snprintf(mount.options, sizeof(mount.options), "%s", ceph_mounts[_i].options);
-	found = fs_ceph_name(&mount, ceph_mounts[_i].answered, name, sizeof(name));
-	ck_assert_int_eq(found, ceph_mounts[_i].name != NULL);
-	ck_assert_str_eq(name, ceph_mounts[_i].name ? ceph_mounts[_i].name : "");
+	snprintf(mount.options, sizeof(mount.options), "%s", beegfs_mounts[_i].options);
+	name_beegfs(&mount);
+	ck_assert_str_eq(mount.source, beegfs_mounts[_i].source);
+}
+
+TEST(real_case, a_ceph_without_an_id_keeps_its_source)
+{
+	struct fs_mount mount = { .type = "fuse.ceph-fuse", .source = "ceph-fuse" };
+
+	snprintf(mount.mount_point, sizeof(mount.mount_point), "%s", scratch_directory());
+	name_ceph(&mount);
+	ck_assert_str_eq(mount.type, "fuse.ceph-fuse");
+	ck_assert_str_eq(mount.source, "ceph-fuse");
 }
 
 TEST(pure, long_names_are_cut_and_stay_different)

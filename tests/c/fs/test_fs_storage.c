@@ -262,30 +262,6 @@ TEST(cases, targets_of_other_pools_are_left_out)
 
 /* ---- Other filesystems ----------------------------------------------------------------------- */
 
-TEST(cases, a_beegfs_is_called_after_its_management_server)
-{
-	const char *root = scratch_directory();
-	char source[32] = "beegfs_nodev", small[8] = "nodev";
-
-	fs_name_beegfs(root, "rw", source, sizeof(source));
-	ck_assert_str_eq(source, "beegfs_nodev");
-	put("cfgFile = /etc/a.conf\nxsysMgmtdHost = no\nsysMgmtdHostname = no\nsysMgmtdHost = "
-	    "mgmt01 \n"
-	    "connMgmtdPortTCP = 8008\n",
-	    "/proc/fs/beegfs/1-A-host/config");
-	fs_name_beegfs(root, "rw", source, sizeof(source));
-	ck_assert_str_eq(source, "mgmt01:8008");
-	fs_name_beegfs(root, "rw", small, sizeof(small));
-	ck_assert_str_eq(small, "nodev");
-	put("cfgFile = /etc/b.conf\nsysMgmtdHost = mgmt02", "/proc/fs/beegfs/2-A-host/config");
-	fs_name_beegfs(root, "rw,cfgFile=/etc/b.conf", source, sizeof(source));
-	ck_assert_str_eq(source, "mgmt02");
-	fs_name_beegfs(root, "rw,cfgFile=/etc/c.conf", source, sizeof(source));
-	ck_assert_str_eq(source, "mgmt02");
-	fs_name_beegfs(root, "rw,cfgFile=/etc/a.conf", source, sizeof(source));
-	ck_assert_str_eq(source, "mgmt01:8008");
-}
-
 TEST(cases, a_local_disk_turns_or_does_not)
 {
 	struct stat status;
