@@ -368,14 +368,6 @@ uint64_t fs_free_bytes_behind(int fd);
 /* Writes the filesystem's type for messages, as in struct fs_info. Reads the mount table. */
 void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes);
 
-/*
- * Writes a clause about targets with less than `bytes` free, the fullest first: "OST0003 (1.0 MiB
- * free), OST0001 (...)", and how many more there are. Writes "" if there is none, or if the list is
- * empty. Pure.
- */
-void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
-			  size_t into_bytes);
-
 /* ---- Names of slot pools (storage.c) --------------------------------------------------------- */
 
 #define FS_POOL_BYTES 128

@@ -377,50 +377,6 @@ void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes)
 		snprintf(type, type_bytes, "%s", mount.type);
 }
 
-/* ---- Storage targets ------------------------------------------------------------------------- */
-
-#define MOST_NAMED 3u
-
-/* Returns the fullest target after `last`, in the order of free bytes and then of the list. */
-static const struct fs_target *next_full(const struct fs_storage *storage, uint64_t bytes,
-					 const struct fs_target *last)
-{
-	const struct fs_target *found = NULL;
-
-	for (uint32_t i = 0; i < MIN(storage->target_count, ARRAY_LENGTH(storage->target)); i++) {
-		const struct fs_target *target = &storage->target[i];
-
-		if (target->free_bytes >= bytes ||
-		    (found && found->free_bytes <= target->free_bytes))
-			continue;
-		if (!last || target->free_bytes > last->free_bytes ||
-		    (target->free_bytes == last->free_bytes && target > last))
-			found = target;
-	}
-	return found;
-}
-
-void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
-			  size_t into_bytes)
-{
-	const struct fs_target *target = NULL;
-	unsigned named = 0, more = 0;
-	size_t used = 0;
-
-	*into = 0;
-	while ((target = next_full(storage, bytes, target))) {
-		if (named == MOST_NAMED) {
-			more++;
-			continue;
-		}
-		snprintf(into + used, into_bytes - used, "%s%s (%s free)", named++ ? ", " : "",
-			 target->name, BASE_SIZE(target->free_bytes));
-		used = strlen(into);
-	}
-	if (more)
-		snprintf(into + used, into_bytes - used, " and %u more", more);
-}
-
 /* ---- Identifying filesystems by their answers ------------------------------------------------ */
 
 /*

@@ -186,8 +186,6 @@ static void put_beside(const struct save_checksums *checksums, struct io_writer 
  * writing the file fails, and the setting `full` decides then, too.
  */
 
-#define TARGETS_BYTES 320
-
 static bool is_lack_of_space(int code)
 {
 	return code == -ENOSPC || code == -EDQUOT;
@@ -257,58 +255,37 @@ static int fail_too_little(const struct save_space *space, const struct fs_space
 	return -ENOSPC;
 }
 
-/*
- * Names the storage targets that could not hold their part of the file, if the filesystem reports
- * the space of each. The file's targets are known only when it is created. Returns false if the
- * filesystem has no storage targets.
- */
-static bool name_full_targets(const struct save_space *space, char *into, size_t into_bytes)
+/* Returns whether the file is on a filesystem with storage targets. */
+static bool has_targets(const struct save_space *space)
 {
 	char *directory = base_directory_of(space->path);
 	struct io_folder folder = IO_NO_FOLDER;
-	const struct fs_part *part;
-	struct fs_storage storage;
 	struct fs_info info;
-	uint64_t stripes = 1;
-	bool has_targets;
+	const bool has = directory && !io_folder_open(&folder, directory, NULL) &&
+			 !fs_describe(folder.fd, directory, NULL, &info, NULL) &&
+			 fs_takes_layouts(info.family);
 
-	*into = 0;
-	has_targets = directory && !io_folder_open(&folder, directory, NULL) &&
-		      !fs_describe(folder.fd, directory, NULL, &info, NULL) &&
-		      fs_takes_layouts(info.family);
-	if (has_targets && !fs_look_at_storage(folder.fd, directory, "", &storage, NULL)) {
-		part = fs_layout_main(&storage.layout, space->needed_bytes);
-		if (part && part->stripe_count)
-			stripes = part->stripe_count;
-		/* The file cannot have more stripes than there are targets. */
-		fs_name_full_targets(
-			&storage, space->needed_bytes / MIN(stripes, MAX(storage.targets, 1)) + 1,
-			into, into_bytes);
-	}
 	io_folder_close(&folder);
 	free(directory);
-	return has_targets;
+	return has;
 }
 
 /* Explains a write that met a full disk although statfs() reports enough space. statfs() counts the
  * whole filesystem, and one storage target may be full. */
 static void explain_lack(const struct save_space *space, struct base_error *error)
 {
-	char targets[TARGETS_BYTES];
+	const char *why = NULL;
 	struct fs_space seen;
-	bool has_targets;
 
 	if (!fits(space, &seen) || seen.free_bytes == UINT64_MAX || error->code != -ENOSPC)
 		return;
-	has_targets = name_full_targets(space, targets, sizeof(targets));
-	if (!has_targets && !seen.no_inodes)
-		return;
-	base_rephrase(error, error->code, "%s (%s are free on the whole filesystem: %s%s)",
-		      error->sentence, BASE_SIZE(seen.free_bytes),
-		      seen.no_inodes ? "its inodes are used up" :
-		      *targets       ? "full storage targets: " :
-				       "one of its storage targets may be full",
-		      seen.no_inodes ? "" : targets);
+	if (seen.no_inodes)
+		why = "its inodes are used up";
+	else if (has_targets(space))
+		why = "one of its storage targets may be full, see lfs df -h or beegfs-df";
+	if (why)
+		base_rephrase(error, error->code, "%s (%s are free on the whole filesystem: %s)",
+			      error->sentence, BASE_SIZE(seen.free_bytes), why);
 }
 
 /* ---- Skipping saves -------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Free space for a file, and storage targets that have too little of it. */
+/* Free space for a file. */
 #define _GNU_SOURCE
 /* Included, because it tests static functions. */
 #include "fs/storage.c"
@@ -101,44 +101,6 @@ TEST(room_case, only_root_has_what_is_kept_for_root)
 	system.f_blocks = 0;
 	system.f_bavail = 0;
 	ck_assert_uint_eq(free_bytes(&system), UINT64_MAX);
-}
-
-TEST(room_case, the_fullest_targets_are_named)
-{
-	static const struct {
-		uint64_t needed;
-		const char *named[3]; /* exactly these, in this order */
-	} cases[] = {
-		{ 0, { NULL } },
-		{ 5, { "OST0004" } },
-		{ 6, { "OST0004", "OST0001", "OST0003" } },
-		{ 1000, { "OST0004", "OST0001", "OST0003" } },
-	};
-	static const uint64_t each_free[] = { 900, 5, 70, 5, 0 };
-	struct fs_storage storage = { .targets = 5, .target_count = 5 };
-	char text[200];
-
-	for (unsigned i = 0; i < 5; i++) {
-		snprintf(storage.target[i].name, sizeof(storage.target[i].name), "OST%04u", i);
-		storage.target[i].free_bytes = each_free[i];
-	}
-	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
-		const char *at = text;
-
-		fs_name_full_targets(&storage, cases[i].needed, text, sizeof(text));
-		for (size_t k = 0; k < 3 && cases[i].named[k]; k++) {
-			at = strstr(at, "OST");
-			ck_assert_ptr_nonnull(at);
-			ck_assert_int_eq(strncmp(at++, cases[i].named[k], 7), 0);
-		}
-		ck_assert_ptr_null(strstr(at, "OST"));
-	}
-	for (size_t room = 1; room < sizeof(text); room++) {
-		memset(text, 'x', sizeof(text));
-		fs_name_full_targets(&storage, 1000, text, room);
-		ck_assert_uint_lt(strnlen(text, room), room);
-		ck_assert_int_eq(text[room], 'x');
-	}
 }
 
 /* ---- Reserving space ------------------------------------------------------------------------- */
