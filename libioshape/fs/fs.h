@@ -288,11 +288,7 @@ struct fs_storage {
 	enum fs_family family;
 	struct fs_mount mount; /* fields are "" if the mount table does not tell */
 	uint64_t total_bytes, free_bytes;
-	/*
-	 * Storage targets; of the directory's pool of targets, if the client tells which those are.
-	 * 0: not known.
-	 */
-	uint32_t targets;
+	uint32_t targets;      /* storage targets; 0: not known */
 	uint32_t target_count; /* entries of the list below */
 	struct fs_target target[FS_MOST_TARGETS];
 	struct fs_layout layout;           /* layout of new files in this directory */

@@ -498,15 +498,9 @@ size_t fs_lustre_name(const char *source, const char **name)
  * targets.
  */
 #define MOST_ENTRIES 20000
-/* Most bytes of the list of a pool's targets. */
-#define MEMBERS_BYTES (1 * MIB)
 
-/*
- * Folders to look in. Clients up to 2.11 use the second. Newer clients have the lists of pools in
- * the third, which only root can read.
- */
-static const char *const places[] = { "/sys/fs/lustre", "/proc/fs/lustre",
-				      "/sys/kernel/debug/lustre" };
+/* Folders to look in. Clients up to 2.11 use the second. */
+static const char *const places[] = { "/sys/fs/lustre", "/proc/fs/lustre" };
 
 /* The state of listing the targets. */
 struct look {
@@ -515,8 +509,7 @@ struct look {
 	const char *name; /* name of the filesystem */
 	size_t name_bytes;
 	struct fs_storage *storage;
-	struct base_buffer members; /* targets of the pool of new files; empty if not known */
-	uint32_t targets;           /* targets seen so far */
+	uint32_t targets; /* targets seen so far */
 };
 
 /*
@@ -544,24 +537,6 @@ static bool is_listed(const struct fs_storage *storage, const char *name, size_t
 	return false;
 }
 
-/*
- * Returns whether the target is in the pool, whose list has lines such as "scratch-OST0003_UUID".
- * Always true if the list is not known.
- */
-static bool is_member(const struct look *look, const char *name, size_t bytes)
-{
-	const char *line;
-
-	if (!look->members.bytes)
-		return true;
-	for (line = (const char *)look->members.data; line; line = strchr(line, '\n')) {
-		line += *line == '\n';
-		if (!strncmp(line, name, bytes) && (line[bytes] == '_' || line[bytes] == '\n'))
-			return true;
-	}
-	return false;
-}
-
 static bool read_kib(const struct look *look, const char *entry, const char *file, uint64_t *bytes)
 {
 	char path[PATH_BYTES];
@@ -581,8 +556,7 @@ static void read_target(struct look *look, const char *entry)
 	struct fs_target *target = &storage->target[storage->target_count];
 	size_t bytes = target_name(look, entry);
 
-	if (!bytes || bytes >= sizeof(target->name) || is_listed(storage, entry, bytes) ||
-	    !is_member(look, entry, bytes))
+	if (!bytes || bytes >= sizeof(target->name) || is_listed(storage, entry, bytes))
 		return;
 	look->targets++;
 	if (storage->target_count == ARRAY_LENGTH(storage->target))
@@ -598,40 +572,19 @@ static void read_target(struct look *look, const char *entry)
 	storage->target_count++;
 }
 
-/*
- * Reads the list of the pool's targets, if the entry is this filesystem's, such as
- * "scratch-clilov-ffff8f3a1c2d4800".
- */
-static void read_members(struct look *look, const char *entry)
-{
-	const struct fs_part *part = fs_layout_main(&look->storage->layout, 0);
-	const char *behind = entry + look->name_bytes;
-	char path[PATH_BYTES];
-
-	if (look->members.bytes || !part || !*part->pool ||
-	    strncmp(entry, look->name, look->name_bytes) != 0 || strncmp(behind, "-clilov", 7) != 0)
-		return;
-	if ((size_t)snprintf(path, sizeof(path), "%s/lov/%s/pools/%s", look->place, entry,
-			     part->pool) >= sizeof(path))
-		return;
-	if (fs_read_whole(look->root, path, MEMBERS_BYTES, &look->members))
-		base_buffer_free(&look->members);
-}
-
-static void each_entry(struct look *look, const char *kind,
-		       void (*read_entry)(struct look *look, const char *entry))
+static void read_targets(struct look *look)
 {
 	char path[PATH_BYTES];
 	struct dirent *entry;
 	unsigned seen = 0;
 	DIR *folder;
 
-	if ((size_t)snprintf(path, sizeof(path), "%s%s/%s", look->root, look->place, kind) >=
+	if ((size_t)snprintf(path, sizeof(path), "%s%s/osc", look->root, look->place) >=
 	    sizeof(path))
 		return;
 	folder = opendir(path);
 	while (folder && seen++ < MOST_ENTRIES && (entry = readdir(folder)))
-		read_entry(look, entry->d_name);
+		read_target(look, entry->d_name);
 	if (folder)
 		closedir(folder);
 }
@@ -643,15 +596,10 @@ void fs_list_lustre_targets(const char *root, struct fs_storage *storage)
 	look.name_bytes = fs_lustre_name(storage->mount.source, &look.name);
 	for (size_t i = 0; i < ARRAY_LENGTH(places) && look.name_bytes; i++) {
 		look.place = places[i];
-		each_entry(&look, "lov", read_members);
+		read_targets(&look);
 	}
-	for (size_t i = 0; i < ARRAY_LENGTH(places) && look.name_bytes; i++) {
-		look.place = places[i];
-		each_entry(&look, "osc", read_target);
-	}
-	if (!storage->targets || look.members.bytes)
+	if (!storage->targets)
 		storage->targets = look.targets;
-	base_buffer_free(&look.members);
 }
 
 /* ---- The product ----------------------------------------------------------------------------- */

@@ -199,7 +199,7 @@ static int look(struct ioshape_context *context, struct save_probe *found, uint3
 	take_layout(found, &storage.layout);
 	if (file)
 		take_file(found, folder, file);
-	/* Counts targets as a save does: it may know fewer than storage.targets. */
+	/* Counts targets as a save does: without the list of the client. */
 	facts.family = storage.family;
 	facts.directory = storage.layout;
 	facts.targets = fs_count_targets(folder->fd, storage.family);

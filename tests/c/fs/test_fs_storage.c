@@ -232,34 +232,6 @@ TEST(cases, more_targets_than_have_room_are_counted)
 	ck_assert_uint_eq(storage.targets, 70);
 }
 
-TEST(cases, targets_of_other_pools_are_left_out)
-{
-	static const char place[] = "/sys/fs/lustre";
-	char name[64];
-
-	for (unsigned i = 0; i < 4; i++) {
-		snprintf(name, sizeof(name), "scr-OST%04x-osc-ffff8f3a1c2d4800", i);
-		target(place, name, "1000\n", "400\n");
-	}
-	/* The files of two client versions, which differ in their paths. */
-	put("scr-OST0001_UUID\nscr-OST0003_UUID\n",
-	    "/proc/fs/lustre/lov/scr-clilov-ffff8f3a1c2d4800/pools/flash");
-	memset(&storage, 0, sizeof(storage));
-	strcpy(storage.mount.source, "mgs@tcp:/scr");
-	storage.layout.count = 1;
-	storage.layout.parts[0] = (struct fs_part){ .end = UINT64_MAX, .pool = "disk" };
-	fs_list_lustre_targets(scratch_directory(), &storage);
-	ck_assert_uint_eq(storage.target_count, 4);
-	ck_assert_uint_eq(storage.targets, 4);
-	storage.target_count = 0;
-	strcpy(storage.layout.parts[0].pool, "flash");
-	fs_list_lustre_targets(scratch_directory(), &storage);
-	ck_assert_uint_eq(storage.target_count, 2);
-	ck_assert_uint_eq(storage.targets, 2);
-	for (unsigned i = 0; i < 2; i++)
-		ck_assert_ptr_nonnull(strpbrk(storage.target[i].name + 4, "13"));
-}
-
 /* ---- Other filesystems ----------------------------------------------------------------------- */
 
 TEST(cases, a_local_disk_turns_or_does_not)
