@@ -260,12 +260,6 @@ int fs_describe_new(int fd, int directory_fd, bool inherits, const char *path,
  */
 uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
 
-/*
- * Returns how many bytes the kernel reads ahead in a file that is read from its beginning. Returns
- * 0 if it does not tell, as for filesystems that read ahead themselves.
- */
-uint64_t fs_read_ahead_of(int fd);
-
 /* ---- Mounts: properties common to all files (storage.c) -------------------------------------- */
 
 /* A storage target. */

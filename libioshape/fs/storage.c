@@ -600,32 +600,6 @@ uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory)
 	return (uint32_t)(memory->counted_targets - 1);
 }
 
-/* ---- The kernel's read-ahead ----------------------------------------------------------------- */
-
-uint64_t fs_read_ahead_of(int fd)
-{
-	/* Files by device number: that of a mount's device; for a partition, that of its disk. */
-	static const struct {
-		const char *before, *behind;
-	} files[] = {
-		{ "/sys/class/bdi/", "/read_ahead_kb" },
-		{ "/sys/dev/block/", "/../queue/read_ahead_kb" },
-	};
-	struct stat status;
-	uint64_t kib = 0;
-	char path[96];
-
-	if (fstat(fd, &status))
-		return 0;
-	for (size_t i = 0; i < ARRAY_LENGTH(files); i++) {
-		snprintf(path, sizeof(path), "%s%u:%u%s", files[i].before, major(status.st_dev),
-			 minor(status.st_dev), files[i].behind);
-		if (!fs_read_number("", path, &kib))
-			return kib * KIB;
-	}
-	return 0;
-}
-
 /* ---- Mounts ---------------------------------------------------------------------------------- */
 
 static void read_mount(const char *root, const struct statx *status, struct fs_mount *mount)

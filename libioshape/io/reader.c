@@ -40,11 +40,6 @@
 /* How far ahead of the copying threads the kernel is asked to read. */
 #define AHEAD_BYTES (64 * MIB)
 /*
- * If the kernel reads this far ahead by itself, it need not be asked. It reads ahead into large
- * folios, but what it is asked for arrives in single pages, which cost half as much again to copy.
- */
-#define KERNEL_AHEAD_BYTES (4 * MIB)
-/*
  * Bytes of one readahead(2), which reads no more than one device request; those are seldom smaller.
  */
 #define ASK_BYTES (512 * KIB)
@@ -326,7 +321,6 @@ struct io_stream {
 	 */
 	uint64_t asked_end, looked_end;
 	bool all_there;
-	bool kernel_ahead, kernel_ahead_known; /* the kernel reads far enough ahead by itself */
 	struct base_crew crew;
 
 	/* Distinguish sequential reads from random ones. */
@@ -418,17 +412,6 @@ static bool is_read_in_order(const struct io_input *input)
 	return input->fs.magic == FS_FUSE_MAGIC;
 }
 
-static bool reads_ahead_itself(struct io_stream *stream)
-{
-	const struct io_input *input = stream->input;
-
-	if (!stream->kernel_ahead_known)
-		stream->kernel_ahead = is_read_in_order(input) ||
-				       fs_read_ahead_of(input->fd) >= KERNEL_AHEAD_BYTES;
-	stream->kernel_ahead_known = true;
-	return stream->kernel_ahead;
-}
-
 /*
  * Asks the kernel to read a range ahead. Best effort; errors are ignored, since the bytes are read
  * when they are copied.
@@ -446,7 +429,7 @@ static void ask_for(struct io_stream *stream, uint64_t begin, uint64_t end)
 			stream->all_there = count_cached(input->fd, begin, stretch, &cached) &&
 					    cached >= stretch;
 		}
-		if (!stream->all_there && !reads_ahead_itself(stream))
+		if (!stream->all_there && !is_read_in_order(input))
 			readahead(input->fd, (off_t)begin, step);
 	}
 	stream->asked_end = MAX(stream->asked_end, end);

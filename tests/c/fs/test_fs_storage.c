@@ -309,11 +309,6 @@ TEST(cases, unknown_targets_are_not_counted)
 	ck_assert_uint_eq(fs_count_targets(-1, FS_LUSTRE), 0);
 }
 
-TEST(cases, a_file_that_is_not_open_is_not_read_ahead)
-{
-	ck_assert_uint_eq(fs_read_ahead_of(-1), 0);
-}
-
 int main(void)
 {
 	return check_run("storage");
