@@ -316,8 +316,6 @@ struct ioshape_context_options {
 	 *     "directory"  the layout of the directory.
 	 *     "stripe_count=8,stripe_size=4M,pool=flash"
 	 *                  any of these three; stripe_count may be "all".
-	 *     "to=100M,stripe_count=1; to=10G,stripe_count=8; stripe_count=32"
-	 *                  a progressive layout.
 	 */
 	const char *layout;
 	enum ioshape_full full; /**< what a save that does not fit does (IOSHAPE_FULL) */

@@ -130,7 +130,7 @@ static int create_on_beegfs(int directory_fd, const char *name, mode_t mode,
 	hints.mode = mode;
 	hints.targets = MIN(part->stripe_count, BEEGFS_MOST_TARGETS);
 	hints.chunk = (uint32_t)part->stripe_bytes;
-	if (sizeof(hints) != 24 || ask->count != 1) {
+	if (sizeof(hints) != 24) {
 		errno = EOPNOTSUPP;
 		fs_refused(answer, "creating a file with stripe hints");
 		return -EOPNOTSUPP;

@@ -90,7 +90,7 @@ struct fs_layout {
 	uint32_t count;   /* number of components; 0: not striped, or not known */
 	uint32_t mirrors; /* copies of the file; usually 1 */
 	struct fs_part parts[FS_MOST_PARTS];
-	/* For a request with one component: the indexes of its OSTs. 0 of them: any. */
+	/* For a request, which has one component: the indexes of its OSTs. 0 of them: any. */
 	uint32_t chosen;
 	uint16_t target[FS_MOST_TARGETS];
 };
@@ -117,7 +117,7 @@ enum fs_request_kind {
 struct fs_layout_request {
 	enum fs_request_kind kind;
 	/* For FS_REQUEST_LAYOUT. Fields that are 0 or "" take the directory's values. */
-	struct fs_layout layout;
+	struct fs_part part;
 };
 
 /* Returns whether layouts can be requested there. Pure. */

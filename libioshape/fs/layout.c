@@ -135,26 +135,21 @@ void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_byte
 /*
  * The grammar of "layout". Blanks around words are ignored.
  *
- *     request    auto | directory | components
- *     components component { ";" component }     each but the last one has a "to"
- *     component  pair { "," pair }
- *     pair       to=SIZE | stripe_count=N | stripe_count=all | stripe_size=SIZE | pool=NAME
+ *     request    auto | directory | pair { "," pair }
+ *     pair       stripe_count=N | stripe_count=all | stripe_size=SIZE | pool=NAME
  */
 
 /* Longer than any useful request. Longer texts are refused, since messages would cut them. */
 #define MOST_TEXT 1024
 
-#define TAKES                                                                                      \
-	"use auto, directory, a layout such as stripe_count=8,stripe_size=4M,pool=flash, or "      \
-	"components such as to=100M,stripe_count=1; stripe_count=8"
+#define TAKES "use auto, directory, or a layout such as stripe_count=8,stripe_size=4M,pool=flash"
 
-enum key { KEY_TO, KEY_COUNT, KEY_SIZE, KEY_POOL, KEYS };
+enum key { KEY_COUNT, KEY_SIZE, KEY_POOL, KEYS };
 
-static const char *const key_names[KEYS] = { "to", "stripe_count", "stripe_size", "pool" };
+static const char *const key_names[KEYS] = { "stripe_count", "stripe_size", "pool" };
 
 struct parsing {
 	const char *all; /* whole text, for messages */
-	struct fs_layout *layout;
 	struct base_error *error;
 };
 
@@ -170,18 +165,18 @@ static char *trim(char *text)
 	return text;
 }
 
-/* Returns the piece of *rest before the separator, trimmed; NULL if nothing is left. */
-static char *next_piece(char **rest, char separator)
+/* Returns the pair before the next comma of *rest, trimmed; NULL if nothing is left. */
+static char *next_pair(char **rest)
 {
-	char *piece = *rest, *end;
+	char *pair = *rest, *end;
 
-	if (!piece)
+	if (!pair)
 		return NULL;
-	end = strchr(piece, separator);
+	end = strchr(pair, ',');
 	*rest = end ? end + 1 : NULL;
 	if (end)
 		*end = 0;
-	return trim(piece);
+	return trim(pair);
 }
 
 /* Fails because `what`, a piece of the text, is not valid. */
@@ -192,12 +187,11 @@ static int refuse(const struct parsing *parsing, const char *what, const char *w
 				"cannot use the layout \"%s\": \"%s\" %s", parsing->all, what, why);
 }
 
-static int take_size(const struct parsing *parsing, const char *value, uint64_t most,
-		     uint64_t *bytes)
+static int take_size(const struct parsing *parsing, const char *value, uint64_t *bytes)
 {
-	if (base_parse_bytes(value, bytes) || !*bytes || *bytes > most || *bytes % SIZE_UNIT)
-		return refuse(parsing, value, "is not a valid size of a stripe or component",
-			      "give a multiple of 64K; stripes must be smaller than 4G");
+	if (base_parse_bytes(value, bytes) || !*bytes || *bytes > UINT32_MAX || *bytes % SIZE_UNIT)
+		return refuse(parsing, value, "is not a valid stripe_size",
+			      "give a multiple of 64K below 4G");
 	return 0;
 }
 
@@ -248,70 +242,39 @@ static int take_pair(const struct parsing *parsing, char *pair, bool seen[KEYS],
 		;
 	if (key == KEYS)
 		return refuse(parsing, name, "is not a known key",
-			      "use to, stripe_count, stripe_size and pool");
+			      "use stripe_count, stripe_size and pool");
 	if (seen[key])
-		return refuse(parsing, name, "occurs twice in a component", "give it once");
+		return refuse(parsing, name, "occurs twice", "give it once");
 	seen[key] = true;
 	switch ((enum key)key) {
-	case KEY_TO:
-		return take_size(parsing, value, UINT64_MAX, &part->end);
 	case KEY_COUNT:
 		return take_count(parsing, value, &part->stripe_count);
 	case KEY_SIZE:
-		return take_size(parsing, value, UINT32_MAX, &part->stripe_bytes);
+		return take_size(parsing, value, &part->stripe_bytes);
 	default:
 		return take_pool(parsing, value, part->pool);
 	}
 }
 
-static int take_component(const struct parsing *parsing, char *component, bool last)
+static int take_pairs(const struct parsing *parsing, char *text, struct fs_part *part)
 {
-	struct fs_layout *layout = parsing->layout;
-	struct fs_part *part = &layout->parts[layout->count];
 	bool seen[KEYS] = { false };
-	char *rest = component, *pair;
-	int ret;
-
-	if (layout->count == FS_MOST_PARTS)
-		return refuse(parsing, component, "is one component too many", "give at most 8");
-	part->begin = layout->count ? part[-1].end : 0;
-	part->end = UINT64_MAX;
-	while ((pair = next_piece(&rest, ','))) {
-		ret = take_pair(parsing, pair, seen, part);
-		if (ret)
-			return ret;
-	}
-	/* Bytes after the last component could not be written. */
-	if (last && seen[KEY_TO])
-		return refuse(parsing, "to", "is given for the last component",
-			      "leave it out, because files may be longer");
-	if (!last && !seen[KEY_TO])
-		return refuse(parsing, "to", "is missing in a component",
-			      "only the last component may leave it out");
-	if (part->end <= part->begin)
-		return refuse(parsing, "to", "is not larger than in the previous component",
-			      "list the components in increasing order");
-	if (!last && part->stripe_bytes && part->end % part->stripe_bytes)
-		return refuse(parsing, "to", "is not at the end of a stripe",
-			      "give a multiple of the component's stripe_size");
-	layout->count++;
-	return 0;
-}
-
-static int take_components(const struct parsing *parsing, char *text)
-{
-	char *rest = text, *component;
+	char *rest = text, *pair;
 	int ret = 0;
 
-	while (!ret && (component = next_piece(&rest, ';')))
-		ret = take_component(parsing, component, !rest);
+	if (strchr(text, ';'))
+		return refuse(parsing, text, "has several components",
+			      "set them on the directory: lfs setstripe -E");
+	part->end = UINT64_MAX;
+	while (!ret && (pair = next_pair(&rest)))
+		ret = take_pair(parsing, pair, seen, part);
 	return ret;
 }
 
 int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
 			    struct base_error *error)
 {
-	struct parsing parsing = { text, &request->layout, error };
+	const struct parsing parsing = { text, error };
 	char copy[MOST_TEXT], *words;
 
 	memset(request, 0, sizeof(*request));
@@ -327,8 +290,7 @@ int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
 	if (!strcmp(words, "directory"))
 		return 0;
 	request->kind = FS_REQUEST_LAYOUT;
-	request->layout.mirrors = 1;
-	return take_components(&parsing, words);
+	return take_pairs(&parsing, words, &request->part);
 }
 
 /* ---- The rule by size ------------------------------------------------------------------------ */
@@ -419,75 +381,39 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
 }
 
 /*
- * Returns a stripe size that divides the component's end: the directory's, or a half, a quarter, …
- * of it.
- */
-static uint64_t stripe_that_fits(uint64_t stripe_bytes, uint64_t end)
-{
-	if (end == UINT64_MAX)
-		return stripe_bytes;
-	while (stripe_bytes > SIZE_UNIT && (end % stripe_bytes || stripe_bytes % SIZE_UNIT))
-		stripe_bytes /= 2;
-	return MAX(stripe_bytes, SIZE_UNIT);
-}
-
-/*
  * Fills in what the user left out with the directory's values. The server would use the defaults of
  * the whole filesystem.
  */
-static void fill_in(struct fs_part *part, const struct fs_layout *directory)
+static void fill_in(struct fs_part *part, const struct fs_facts *facts)
 {
-	const struct fs_part *own = fs_layout_at(directory, part->begin);
+	const struct fs_part *own = fs_layout_main(&facts->directory, facts->file_bytes);
 
-	if (own && own->on_metadata)
-		own = fs_layout_at(directory, own->end);
-	if (!own)
+	if (!own || own->on_metadata)
 		return;
 	if (!part->stripe_count)
 		part->stripe_count = own->stripe_count;
-	if (!part->stripe_bytes && own->stripe_bytes)
-		part->stripe_bytes = stripe_that_fits(own->stripe_bytes, part->end);
+	if (!part->stripe_bytes)
+		part->stripe_bytes = own->stripe_bytes;
 	if (!*part->pool)
 		memcpy(part->pool, own->pool, sizeof(own->pool));
 }
 
-static bool is_same(const struct fs_layout *one, const struct fs_layout *other)
+/* Returns whether the directory gives each file this layout. */
+static bool is_given(const struct fs_layout *directory, const struct fs_part *part)
 {
-	if (one->count != other->count || one->mirrors != other->mirrors)
-		return false;
-	for (uint32_t i = 0; i < one->count; i++) {
-		const struct fs_part *a = &one->parts[i], *b = &other->parts[i];
+	const struct fs_part *own = &directory->parts[0];
 
-		if (a->begin != b->begin || a->end != b->end ||
-		    a->stripe_bytes != b->stripe_bytes || a->stripe_count != b->stripe_count ||
-		    a->on_metadata != b->on_metadata || a->overstriped != b->overstriped ||
-		    strcmp(a->pool, b->pool) != 0)
-			return false;
-	}
-	return true;
+	return directory->count == 1 && directory->mirrors == 1 && own->end == UINT64_MAX &&
+	       own->stripe_bytes == part->stripe_bytes && own->stripe_count == part->stripe_count &&
+	       !own->on_metadata && !own->overstriped && !strcmp(own->pool, part->pool);
 }
 
 static int choose_wished(const struct fs_layout_request *request, const struct fs_facts *facts,
 			 struct fs_layout *ask, char *why, size_t why_bytes)
 {
-	const struct fs_part *part;
-
-	*ask = request->layout;
-	if (ask->count > 1 && facts->family != FS_LUSTRE) {
-		/*
-		 * Only Lustre has several components; elsewhere use the one that most of the file
-		 * would be in.
-		 */
-		part = facts->file_bytes ? fs_layout_main(&request->layout, facts->file_bytes) :
-					   &request->layout.parts[request->layout.count - 1];
-		ask->parts[0] = *part;
-		ask->parts[0].begin = 0;
-		ask->parts[0].end = UINT64_MAX;
-		ask->count = 1;
-	}
-	for (uint32_t i = 0; i < ask->count; i++)
-		fill_in(&ask->parts[i], &facts->directory);
-	if (is_same(ask, &facts->directory)) {
+	*ask = (struct fs_layout){ .count = 1, .mirrors = 1, .parts = { request->part } };
+	fill_in(&ask->parts[0], facts);
+	if (is_given(&facts->directory, &ask->parts[0])) {
 		snprintf(why, why_bytes, "as requested, which is the directory's layout");
 		return 0;
 	}

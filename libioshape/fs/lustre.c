@@ -328,11 +328,6 @@ static void put32(uint8_t *to, size_t at, uint32_t value)
 	memcpy(to + at, &value, sizeof(value));
 }
 
-static void put64(uint8_t *to, size_t at, uint64_t value)
-{
-	memcpy(to + at, &value, sizeof(value));
-}
-
 /* Writes a plain layout: v3 if it names a pool, otherwise v1. Returns its length. */
 static size_t put_part(uint8_t *to, const struct fs_part *part)
 {
@@ -367,31 +362,8 @@ static size_t put_chosen(uint8_t *to, const struct fs_layout *ask)
 /* Writes the layout for the client, in the byte order of this host. Returns its length. Pure. */
 static size_t make_request(const struct fs_layout *ask, uint8_t blob[REQUEST_BYTES])
 {
-	const uint32_t count = MIN(ask->count, FS_MOST_PARTS);
-	size_t end = ENTRIES_AT + count * ENTRY_BYTES, bytes;
-
-	_Static_assert(ENTRIES_AT + FS_MOST_PARTS * (ENTRY_BYTES + V3_BYTES) <= REQUEST_BYTES,
-		       "all parts fit");
 	memset(blob, 0, REQUEST_BYTES);
-	if (ask->chosen)
-		return put_chosen(blob, ask);
-	if (count == 1)
-		return put_part(blob, &ask->parts[0]);
-	for (uint32_t i = 0; i < count; i++) {
-		const struct fs_part *part = &ask->parts[i];
-		uint8_t *entry = blob + ENTRIES_AT + i * ENTRY_BYTES;
-
-		bytes = put_part(blob + end, part);
-		put64(entry, ENTRY_BEGIN_AT, part->begin);
-		put64(entry, ENTRY_END_AT, part->end);
-		put32(entry, ENTRY_BLOB_AT, (uint32_t)end);
-		put32(entry, ENTRY_BLOB_BYTES_AT, (uint32_t)bytes);
-		end += bytes;
-	}
-	put32(blob, 0, MAGIC_COMPOSITE);
-	put32(blob, SIZE_AT, (uint32_t)end);
-	put16(blob, ENTRY_COUNT_AT, (uint16_t)count);
-	return end;
+	return ask->chosen ? put_chosen(blob, ask) : put_part(blob, &ask->parts[0]);
 }
 
 /* Returns whether a layout is the file's own. A default layout comes without objects. */
@@ -435,18 +407,15 @@ static int create_file(int directory_fd, const char *name, mode_t mode, const st
 {
 	/* The ioctl writes its answer here, too. */
 	uint8_t blob[REQUEST_BYTES];
-	size_t bytes = make_request(ask, blob);
-	int fd = fs_create_plainly(directory_fd, name, mode, DELAY_CREATE), ret;
+	int fd = fs_create_plainly(directory_fd, name, mode, DELAY_CREATE);
 
 	if (fd < 0) {
 		if (fd != -EEXIST)
 			fs_refused(answer, "creating a file without objects");
 		return fd;
 	}
-	/* The attribute also sets composite layouts on older clients. */
-	ret = ask->count > 1 ? fsetxattr(fd, LAYOUT_XATTR, blob, bytes, 0) :
-			       ioctl(fd, SET_STRIPES, blob);
-	if (ret)
+	make_request(ask, blob);
+	if (ioctl(fd, SET_STRIPES, blob))
 		fs_refused(answer, "setstripe");
 	/*
 	 * The client may report success without setting the layout, or EEXIST after setting it. So

@@ -745,7 +745,7 @@ const struct fs_even_targets *fs_even_targets(int directory_fd, const char *dire
 
 static bool part_is_another(const struct fs_part *ask, const struct fs_part *got)
 {
-	if (ask->begin != got->begin || ask->end != got->end || got->on_metadata)
+	if (got->end != UINT64_MAX || got->on_metadata)
 		return true;
 	if (ask->stripe_bytes && ask->stripe_bytes != got->stripe_bytes)
 		return true;
@@ -761,16 +761,12 @@ static bool part_is_another(const struct fs_part *ask, const struct fs_part *got
 static int compare(const struct fs_layout *ask, const struct fs_layout *got, char *text,
 		   size_t text_bytes)
 {
+	const struct fs_part *wanted = &ask->parts[0], *part = &got->parts[0];
+	const bool another = got->count != 1 || part_is_another(wanted, part);
+	const bool fewer = wanted->stripe_count != FS_ALL_TARGETS &&
+			   part->stripe_count < wanted->stripe_count;
 	char asked[TEXT_BYTES], given[TEXT_BYTES];
-	bool fewer = false, another = ask->count != got->count;
 
-	for (uint32_t i = 0; !another && i < ask->count; i++) {
-		const struct fs_part *a = &ask->parts[i], *g = &got->parts[i];
-
-		another = part_is_another(a, g);
-		fewer = fewer ||
-			(a->stripe_count != FS_ALL_TARGETS && g->stripe_count < a->stripe_count);
-	}
 	if (text_bytes)
 		*text = 0;
 	if (!another && !fewer)

@@ -351,7 +351,6 @@ static const struct act acts[] = {
 	DURABLE("no replace without the flag", .no_replace = true, .no_flag = true),
 	DURABLE("stripes", .layout = "stripe_count=2,stripe_size=1M"),
 	DURABLE("all stripes", .layout = "stripe_count=all,stripe_size=64K"),
-	DURABLE("progressive stripes", .layout = "to=1M,stripe_count=1; stripe_count=4"),
 	DURABLE("behind a link", .linked = true),
 	DURABLE("of another user", .foreign = true, .small = true),
 	{ ACT("by nobody", .nobody = true), .durable = true, .leaves = true },

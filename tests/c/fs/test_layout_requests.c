@@ -23,16 +23,23 @@
 
 /* ---- The setting ----------------------------------------------------------------------------- */
 
+static struct fs_layout layout_of(const struct fs_layout_request *request)
+{
+	return (struct fs_layout){ .count = 1, .mirrors = 1, .parts = { request->part } };
+}
+
 /* Returns a parsed request as text; "" if it is refused. */
 static const char *parsed(const char *text)
 {
 	static char words[256];
 	struct fs_layout_request request;
+	struct fs_layout layout;
 
 	if (fs_layout_request_parse(text, &request, NULL))
 		return "";
+	layout = layout_of(&request);
 	if (request.kind == FS_REQUEST_LAYOUT)
-		fs_layout_text(&request.layout, words, sizeof(words));
+		fs_layout_text(&layout, words, sizeof(words));
 	else
 		strcpy(words, request.kind == FS_REQUEST_AUTO ? "auto" : "directory");
 	return words;
@@ -52,15 +59,6 @@ static const struct {
 	{ "stripe_size=65536", "default x 64K" },
 	{ "pool=fifteen-letters", "default x default, pool fifteen-letters" },
 	{ "pool=A_b.9-", "default x default, pool A_b.9-" },
-	{ "to=100M,stripe_count=1; to=10G,stripe_count=8; stripe_count=32",
-	  "to 100M: 1 x default; to 10G: 8 x default; 32 x default" },
-	{ "to=1M;stripe_count=4", "to 1M: default x default; 4 x default" },
-	{ "to=8M,stripe_size=4M,stripe_count=1;stripe_size=16M,stripe_count=all,pool=p",
-	  "to 8M: 1 x 4M; all x 16M, pool p" },
-	{ "to=1M;to=2M;to=3M;to=4M;to=5M;to=6M;to=7M;stripe_count=8",
-	  "to 1M: default x default; to 2M: default x default; to 3M: default x default; to 4M: "
-	  "default x default; to 5M: default x default; to 6M: default x default; to 7M: default x "
-	  "default; 8 x default" },
 };
 
 static struct test_case pure = { .name = "pure" };
@@ -96,12 +94,7 @@ static const char *const refused[] = {
 	"pool=fla sh",
 	"to=100M,stripe_count=1",
 	"stripe_count=1;stripe_count=2",
-	"to=1M,stripe_count=1;",
-	"to=2M;to=1M;stripe_count=2",
-	"to=2M;to=2M;stripe_count=2",
-	"to=100;stripe_count=2",
-	"to=2M,stripe_size=4M;stripe_count=2",
-	"to=1M;to=2M;to=3M;to=4M;to=5M;to=6M;to=7M;to=8M;stripe_count=8",
+	"to=100M,stripe_count=1;stripe_count=8",
 };
 
 LOOP_TEST(pure, a_mistake_in_a_request_is_refused, 0, ARRAY_LENGTH(refused))
@@ -132,7 +125,6 @@ TEST(pure, any_text_is_a_request_or_a_mistake)
 	static const char *const pieces[] = {
 		"auto",
 		"directory",
-		"to=",
 		"stripe_count=",
 		"stripe_size=",
 		"pool=",
@@ -150,7 +142,7 @@ TEST(pure, any_text_is_a_request_or_a_mistake)
 		"-",
 		"\xff",
 	};
-	unsigned taken = 0, components = 0;
+	unsigned taken = 0;
 	uint64_t random = 7;
 
 	for (int round = 0; round < 20000; round++) {
@@ -160,7 +152,7 @@ TEST(pure, any_text_is_a_request_or_a_mistake)
 		int ret;
 
 		if (round % 2)
-			strcpy(text, "to=64K;pool=");
+			strcpy(text, "stripe_size=64K,pool=");
 		for (uint64_t i = 0; i < count; i++)
 			strcat(text, pieces[test_random_below(&random, ARRAY_LENGTH(pieces))]);
 		ret = fs_layout_request_parse(text, &request, NULL);
@@ -168,12 +160,9 @@ TEST(pure, any_text_is_a_request_or_a_mistake)
 		if (ret || request.kind != FS_REQUEST_LAYOUT)
 			continue;
 		taken++;
-		components += request.layout.count;
-		REQUIRE(request.layout.count && request.layout.count <= FS_MOST_PARTS);
-		REQUIRE(request.layout.parts[request.layout.count - 1].end == UINT64_MAX);
+		REQUIRE(request.part.end == UINT64_MAX);
 	}
 	ck_assert_uint_gt(taken, 10);
-	ck_assert_uint_gt(components, taken);
 }
 
 TEST(pure, a_request_that_is_too_long_is_refused)
@@ -269,30 +258,6 @@ static const struct choice {
 	  { FS_LUSTRE, ONE_PART(2, MIB), 4, GIB, 1 },
 	  "100 x 1M" },
 	{ "what it is", "stripe_count=2", { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 }, NULL },
-	{ "progressive",
-	  "to=100M,stripe_count=1;stripe_count=8",
-	  { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 },
-	  "to 100M: 1 x 1M; 8 x 1M" },
-	{ "a part that is no multiple of the directory's stripes",
-	  "to=2560K,stripe_count=1;to=3M,stripe_count=2;stripe_count=8",
-	  { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 },
-	  "to 2560K: 1 x 512K; to 3M: 2 x 1M; 8 x 1M" },
-	{ "a part that is a multiple of nothing else",
-	  "to=192K,stripe_count=1;stripe_count=8",
-	  { FS_LUSTRE, ONE_PART(2, 5 * MIB), 64, GIB, 1 },
-	  "to 192K: 1 x 64K; 8 x 5M" },
-	{ "progressive on BeeGFS: its main part",
-	  "to=100M,stripe_count=1;stripe_count=8",
-	  { FS_BEEGFS, { 0 }, 0, GIB, 1 },
-	  "8 x default" },
-	{ "progressive on BeeGFS, small",
-	  "to=100M,stripe_count=1;stripe_count=8",
-	  { FS_BEEGFS, { 0 }, 0, 120 * MIB, 1 },
-	  "1 x default" },
-	{ "progressive on BeeGFS, size unknown: its last part",
-	  "to=100M,stripe_count=1;stripe_count=8",
-	  { FS_BEEGFS, { 0 }, 0, 0, 1 },
-	  "8 x default" },
 	{ "CephFS", "stripe_count=8", { FS_CEPH, ONE_PART(1, 4 * MIB), 0, GIB, 1 }, NULL },
 	{ "of a directory whose files begin on metadata servers",
 	  "stripe_size=16M",
@@ -420,7 +385,8 @@ LOOP_TEST(pure, how_many_may_write, 0, ARRAY_LENGTH(capacities))
 LOOP_TEST(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood))
 {
 	uint8_t blob[REQUEST_BYTES];
-	struct fs_layout back;
+	struct fs_layout layout, back;
+	struct fs_part *part = &layout.parts[0];
 	struct fs_layout_request request;
 	char text[256];
 	size_t bytes;
@@ -429,16 +395,13 @@ LOOP_TEST(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood))
 	    request.kind != FS_REQUEST_LAYOUT)
 		return;
 	/* In an answer no value is left open. */
-	for (uint32_t i = 0; i < request.layout.count; i++) {
-		struct fs_part *part = &request.layout.parts[i];
-
-		part->stripe_bytes = part->stripe_bytes ? part->stripe_bytes : MIB;
-		part->stripe_count = part->stripe_count ? part->stripe_count : 3;
-	}
-	bytes = make_request(&request.layout, blob);
+	layout = layout_of(&request);
+	part->stripe_bytes = part->stripe_bytes ? part->stripe_bytes : MIB;
+	part->stripe_count = part->stripe_count ? part->stripe_count : 3;
+	bytes = make_request(&layout, blob);
 	ck_assert_uint_le(bytes, sizeof(blob));
 	ck_assert_int_eq(parse_layout(blob, bytes, &back), 0);
-	ck_assert_int_eq(compare(&request.layout, &back, text, sizeof(text)), 0);
+	ck_assert_int_eq(compare(&layout, &back, text, sizeof(text)), 0);
 }
 
 TEST(pure, lustre_is_told_byte_for_byte)
@@ -476,22 +439,23 @@ static const struct {
 	{ "stripe_count=8,stripe_size=4M", "stripe_count=4,stripe_size=1M", 2 },
 	{ "stripe_count=8,pool=p", "stripe_count=8,stripe_size=1M", 2 },
 	{ "stripe_count=8,pool=p", "stripe_count=8,pool=q", 2 },
-	{ "to=1M,stripe_count=1;stripe_count=8", "stripe_count=8,stripe_size=1M", 2 },
-	{ "to=1M,stripe_count=1;stripe_count=8", "to=1M,stripe_count=1;stripe_count=8", 0 },
-	{ "to=1M,stripe_count=1;stripe_count=8", "to=1M,stripe_count=1;stripe_count=4", 1 },
-	{ "to=1M,stripe_count=1;stripe_count=8", "to=2M,stripe_count=1;stripe_count=8", 2 },
 };
 
 LOOP_TEST(pure, what_is_given_is_compared_with_what_was_asked, 0, ARRAY_LENGTH(answers))
 {
 	struct fs_layout_request ask, got;
+	struct fs_layout asked, given;
 	char text[256];
 
 	ck_assert_int_eq(fs_layout_request_parse(answers[_i].ask, &ask, NULL), 0);
 	ck_assert_int_eq(fs_layout_request_parse(answers[_i].got, &got, NULL), 0);
-	ck_assert_int_eq(compare(&ask.layout, &got.layout, text, sizeof(text)),
-			 answers[_i].differs);
+	asked = layout_of(&ask);
+	given = layout_of(&got);
+	ck_assert_int_eq(compare(&asked, &given, text, sizeof(text)), answers[_i].differs);
 	ck_assert_int_eq(*text != 0, answers[_i].differs != 0);
+	given.parts[0].end = GIB;
+	given.count = 2;
+	ck_assert_int_eq(compare(&asked, &given, text, sizeof(text)), 2);
 }
 
 TEST(pure, what_was_refused_first_is_told)
@@ -519,11 +483,9 @@ static const enum fs_family families[] = { FS_LUSTRE, FS_BEEGFS, FS_CEPH, FS_EXT
 static int create(enum fs_family family, const char *name, mode_t mode, char *note, size_t bytes)
 {
 	int folder = open(scratch_directory(), O_RDONLY | O_DIRECTORY), fd;
-	struct fs_layout_request request;
+	const struct fs_layout layout = ONE_PART(4, 4 * MIB);
 
-	ck_assert_int_eq(fs_layout_request_parse("stripe_count=4,stripe_size=4M", &request, NULL),
-			 0);
-	fd = fs_create_with_layout(folder, name, mode, family, &request.layout, note, bytes);
+	fd = fs_create_with_layout(folder, name, mode, family, &layout, note, bytes);
 	close(folder);
 	return fd;
 }
@@ -574,17 +536,16 @@ LOOP_TEST(files_case, what_is_there_is_left_alone, 0, ARRAY_LENGTH(families))
 
 LOOP_TEST(files_case, a_folder_that_is_gone_has_no_file, 0, ARRAY_LENGTH(families))
 {
+	const struct fs_layout layout = ONE_PART(4, MIB);
 	char note[256];
-	struct fs_layout_request request;
 	int gone;
 
-	ck_assert_int_eq(fs_layout_request_parse("stripe_count=4", &request, NULL), 0);
 	ck_assert_int_eq(mkdir(scratch_path("gone"), 0700), 0);
 	gone = open(scratch_path("gone"), O_RDONLY | O_DIRECTORY);
 	ck_assert_int_eq(rmdir(scratch_path("gone")), 0);
-	ck_assert_int_eq(fs_create_with_layout(gone, "new", 0600, families[_i], &request.layout,
-					       note, sizeof(note)),
-			 -ENOENT);
+	ck_assert_int_eq(
+		fs_create_with_layout(gone, "new", 0600, families[_i], &layout, note, sizeof(note)),
+		-ENOENT);
 	close(gone);
 }
 

@@ -6,8 +6,6 @@
 /* Included, because their parsers are static. */
 #include "fs/beegfs_ceph.c"
 #undef STRIPE_UNIT
-#undef PATH_BYTES
-#undef MOST_ENTRIES
 #include "fs/lustre.c"
 #undef PATH_BYTES
 #include "fs/storage.c"

@@ -99,9 +99,6 @@ static const struct {
 	{ "auto", 8, 1, 0, 0, "1 x 1M", 8 },
 	{ "auto", 0, 1, GIB, 0, "8 x 1M", 0 },
 	{ "stripe_count=4", 16, 1, 0, 0, "4 x 1M", 4 },
-	{ "to=1G,stripe_count=1;stripe_count=16", 16, 1, 32 * MIB, 0, "to 1G: 1 x 1M; 16 x 1M",
-	  16 },
-	{ "to=1G,stripe_count=1;stripe_count=16", 16, 1, 32 * GIB, 0, "to 1G: 1 x 1M; 16 x 1M", 1 },
 };
 
 LOOP_TEST(pure, as_many_write_as_there_are_targets_for_their_stripes, 0, ARRAY_LENGTH(cases))

@@ -104,11 +104,6 @@ def save(path: Path, wish: str = "auto", **settings: Any) -> ioshape.Report:
         ("stripe_count=2", [Part(2**64 - 1, MIB, 2, "")], "2 x 1M"),
         ("stripe_size=64K", [Part(2**64 - 1, MIB // 16, 1, "")], "1 x 64K"),
         ("stripe_count=4,pool=flash", [Part(2**64 - 1, MIB, 4, "flash")], "4 x 1M, pool flash"),
-        (
-            "to=1M,stripe_count=1; to=8M,stripe_count=2; stripe_count=4,stripe_size=4M",
-            [Part(MIB, MIB, 1, ""), Part(8 * MIB, MIB, 2, ""), Part(2**64 - 1, 4 * MIB, 4, "")],
-            "to 1M: 1 x 1M; to 8M: 2 x 1M; 4 x 4M",
-        ),
     ],
 )
 def test_a_file_lies_as_it_was_asked_for(
@@ -220,26 +215,15 @@ def test_an_unknown_pool_that_is_refused_leaves_the_directorys_layout() -> None:
 @pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_the_other_order_of_bytes_is_understood() -> None:
     with striped("ssd", swap_bytes=True, **QUICK) as mount:
-        for wish, words in (
-            ("stripe_count=4", "4 x 1M"),
-            ("to=1M,stripe_count=1;stripe_count=4", "to 1M: 1 x 1M; 4 x 1M"),
-        ):
-            report = save(mount.path / "file.pt", wish)
-            assert report.stripes == words
-            assert not report.downgrades
+        report = save(mount.path / "file.pt", "stripe_count=4")
+        assert report.stripes == "4 x 1M"
+        assert not report.downgrades
 
 
 @pytest.mark.usefixtures("_mounts_of_stripefs")
-@pytest.mark.parametrize(
-    ("trap", "wish"),
-    [
-        ("setstripe-ignored", "stripe_count=4"),
-        ("setxattr-ignored", "to=1M,stripe_count=1; stripe_count=4"),
-    ],
-)
-def test_a_server_that_says_yes_and_does_nothing(trap: str, wish: str) -> None:
-    with striped("ssd", trap=[trap], **QUICK) as mount:
-        report = save(mount.path / "file.pt", wish)
+def test_a_server_that_says_yes_and_does_nothing() -> None:
+    with striped("ssd", trap=["setstripe-ignored"], **QUICK) as mount:
+        report = save(mount.path / "file.pt", "stripe_count=4")
         assert layout_of(mount.path / "file.pt") == [Part(2**64 - 1, MIB, 1, "")]
         assert report.stripes == "1 x 1M"
         assert [step.code for step in report.downgrades] == ["layout"]
