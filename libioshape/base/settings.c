@@ -10,7 +10,6 @@
 #include <ioshape/tier.h>
 
 #include <errno.h>
-#include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -344,28 +343,6 @@ int base_settings_blame(struct base_error *error, const char *field, const char 
 
 /* ---- Unknown variables ----------------------------------------------------------------------- */
 
-/* Returns the edit distance of two names; BASE_SETTING_NAME_BYTES if `to` is too long. */
-static unsigned distance(const char *from, const char *to)
-{
-	unsigned row[BASE_SETTING_NAME_BYTES + 1], columns = (unsigned)strlen(to);
-
-	if (columns >= BASE_SETTING_NAME_BYTES)
-		return BASE_SETTING_NAME_BYTES;
-	for (unsigned i = 0; i <= columns; i++)
-		row[i] = i;
-	for (; *from; from++) {
-		unsigned diagonal = row[0]++;
-
-		for (unsigned i = 0; i < columns; i++) {
-			unsigned changed = diagonal + (*from != to[i]);
-
-			diagonal = row[i + 1];
-			row[i + 1] = MIN(MIN(row[i], diagonal) + 1, changed);
-		}
-	}
-	return row[columns];
-}
-
 /*
  * Returns whether the variable belongs to ioshape but is not a setting: those of the package and of
  * tests.
@@ -378,43 +355,29 @@ static bool is_other(const char *name)
 	       !strcmp(name, PREFIX "INTEGRATIONS") || !strncmp(name, tests, strlen(tests));
 }
 
-/*
- * Returns the setting whose variable has the most similar name, without retired ones. *away is the
- * distance; it is 0 if the name is exact, and then the setting may be retired.
- */
-static const struct setting *find_nearest(const char *name, unsigned *away)
+/* Returns the setting of a variable; NULL if there is none. */
+static const struct setting *setting_of(const char *name)
 {
-	const struct setting *nearest = NULL;
+	char variable[BASE_SETTING_NAME_BYTES];
 
-	*away = UINT_MAX;
 	for (size_t i = 0; i < ARRAY_LENGTH(settings); i++) {
-		char variable[BASE_SETTING_NAME_BYTES];
-		unsigned its;
-
 		name_variable(settings[i].name, variable);
-		its = distance(name, variable);
-		if (its < *away && (!its || settings[i].kind != KIND_RETIRED)) {
-			*away = its;
-			nearest = &settings[i];
-		}
+		if (!strcmp(variable, name))
+			return &settings[i];
 	}
-	return nearest;
+	return NULL;
 }
 
 static void warn_of(const struct base_log *log, const char *name)
 {
-	char variable[BASE_SETTING_NAME_BYTES];
-	const struct setting *nearest;
-	unsigned away;
+	const struct setting *setting = setting_of(name);
 
-	nearest = find_nearest(name, &away);
-	name_variable(nearest->name, variable);
-	if (away)
-		base_log(log, IOSHAPE_LOG_WARNING, "there is no setting %s; did you mean %s?", name,
-			 variable);
-	else if (nearest->kind == KIND_RETIRED)
+	if (!setting)
+		base_log(log, IOSHAPE_LOG_WARNING,
+			 "there is no setting %s; \"ioshape settings\" lists them", name);
+	else if (setting->kind == KIND_RETIRED)
 		base_log(log, IOSHAPE_LOG_WARNING, "%s does nothing any more: %s; unset it", name,
-			 nearest->values);
+			 setting->values);
 }
 
 void base_settings_warn(const struct base_log *log)
