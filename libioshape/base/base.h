@@ -290,8 +290,6 @@ unsigned base_copy_threads(void);
 
 /* Returns a random number for names, unique and never 0. Not for secrets. */
 uint64_t base_random(void);
-/* Returns the process id. getpid() would cost as much as the rest of a short call. */
-pid_t base_pid(void);
 /*
  * Returns the largest file size, in bytes, that this process may write (RLIMIT_FSIZE). Beyond it,
  * the kernel sends SIGXFSZ, which would end the application.

@@ -16,48 +16,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 /* ---- Process id, limits and users ------------------------------------------------------------ */
-
-/*
- * The process id, in a page that the kernel zeroes in a child of fork(), however it was forked.
- * NULL: such pages are not supported.
- */
-static _Atomic pid_t *known;
-
-static void make_page(void)
-{
-	const size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
-	void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	if (page == MAP_FAILED)
-		return;
-	if (madvise(page, bytes, MADV_WIPEONFORK))
-		munmap(page, bytes);
-	else
-		known = page;
-}
-
-pid_t base_pid(void)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	pid_t pid;
-
-	pthread_once(&once, make_page);
-	if (!known)
-		return getpid();
-	pid = atomic_load_explicit(known, memory_order_relaxed);
-	if (!pid) {
-		pid = getpid();
-		atomic_store_explicit(known, pid, memory_order_relaxed);
-	}
-	return pid;
-}
 
 uint64_t base_largest_file(void)
 {
@@ -101,7 +65,7 @@ uint64_t base_random(void)
 	 * long.
 	 */
 	if (getrandom(&number, sizeof(number), GRND_NONBLOCK) != sizeof(number))
-		number = base_now_ns() * 0x9e3779b97f4a7c15 ^ (uint64_t)base_pid() << 40;
+		number = base_now_ns() * 0x9e3779b97f4a7c15 ^ (uint64_t)getpid() << 40;
 	return number ? number : 1;
 }
 
@@ -491,7 +455,7 @@ static void *help(void *argument)
 
 void base_crew_init(struct base_crew *crew)
 {
-	*crew = (struct base_crew){ .owner = base_pid() };
+	*crew = (struct base_crew){ .owner = getpid() };
 	pthread_mutex_init(&crew->lock, NULL);
 	pthread_cond_init(&crew->begins, NULL);
 	pthread_cond_init(&crew->ends, NULL);
@@ -522,7 +486,7 @@ void base_crew_finish(struct base_crew *crew)
 
 void base_crew_dismiss(struct base_crew *crew)
 {
-	if (crew->owner != base_pid())
+	if (crew->owner != getpid())
 		return;
 	pthread_mutex_lock(&crew->lock);
 	crew->dismissed = true;

@@ -143,9 +143,9 @@ static uint32_t process_number(void)
 	static _Atomic uint64_t drawn;
 	uint64_t number = atomic_load(&drawn), mine;
 
-	if (number >> 32 == (uint64_t)base_pid())
+	if (number >> 32 == (uint64_t)getpid())
 		return (uint32_t)number;
-	mine = (uint64_t)base_pid() << 32 | (uint32_t)base_random();
+	mine = (uint64_t)getpid() << 32 | (uint32_t)base_random();
 	return (uint32_t)(atomic_compare_exchange_strong(&drawn, &number, mine) ? mine : number);
 }
 

@@ -468,7 +468,7 @@ static void find_own_place(struct ioshape_group *group)
 		 (unsigned)base_hash_text(group->node ? group->node : ""), place);
 	snprintf(own->where, sizeof(own->where), "%.40s, process %ld",
 		 group->node ? group->node : save_slots_config(group->context)->identity.node,
-		 (long)base_pid());
+		 (long)getpid());
 }
 
 /* Computes the hash of the job, which begins the ids of its attempts. */
@@ -572,7 +572,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	group = calloc(1, sizeof(*group));
 	if (!group)
 		return base_no_memory(error, "a group", sizeof(*group));
-	group->owner = base_pid();
+	group->owner = getpid();
 	group->context = context;
 	group->options = options;
 	group->coordinator = *save_slots_config(context);
@@ -678,7 +678,7 @@ static void await_saves(struct ioshape_group *group)
 
 IOSHAPE_EXPORT void ioshape_group_free(struct ioshape_group *group)
 {
-	if (!group || group->owner != base_pid())
+	if (!group || group->owner != getpid())
 		return;
 	save_stop_background_of(group->context, group);
 	await_saves(group);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define MOST_RANK_DIGITS 10u /* decimal digits of a 32-bit rank */
 
@@ -32,7 +33,7 @@
 
 static bool is_ours(const struct store *store)
 {
-	return store->pid == base_pid();
+	return store->pid == getpid();
 }
 
 static bool is_name(const char *name)
@@ -167,7 +168,7 @@ void *store_new(size_t bytes, const struct store_ops *ops, const struct store_co
 		return NULL;
 	}
 	*store = (struct store){
-		.ops = ops, .config = *config, .pid = base_pid(), .news_ns = base_now_ns()
+		.ops = ops, .config = *config, .pid = getpid(), .news_ns = base_now_ns()
 	};
 	store->restore_ms = least_restore_ms(store);
 	store->restore_ns = store->news_ns + base_ms_to_ns(store->restore_ms);

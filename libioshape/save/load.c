@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct ioshape_reader {
 	struct ioshape_context *context;
@@ -327,7 +328,7 @@ IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
 	if (!reader)
 		return;
 	/* In a forked child, the lane and the requests in flight belong to the parent. */
-	if (reader->owner == base_pid()) {
+	if (reader->owner == getpid()) {
 		stop_stream(reader);
 		io_stream_free(reader->stream);
 	}

@@ -118,7 +118,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	context = calloc(1, sizeof(*context));
 	if (!context)
 		return base_no_memory(error, "a context", sizeof(*context));
-	context->owner = base_pid();
+	context->owner = getpid();
 	context->log = (struct base_log){ options.log, options.log_user, options.log_level };
 	context->config = (struct io_config){
 		.engine = options.engine,
@@ -195,7 +195,7 @@ int save_reserve(struct ioshape_context *context, uint64_t bytes)
 
 IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
 {
-	if (!context || context->owner != base_pid())
+	if (!context || context->owner != getpid())
 		return;
 	save_end_background(context);
 	trim(context);

@@ -1085,7 +1085,7 @@ static int enter_handle(const struct ioshape_save *save, struct base_error *erro
 {
 	if (!save)
 		return base_refuse(error, -EINVAL, "no save was given");
-	if (save->request.owner != base_pid())
+	if (save->request.owner != getpid())
 		return base_refuse_with(error, -EPERM, "use it there",
 					"this save belongs to the parent process");
 	return 0;

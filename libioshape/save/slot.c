@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /*
  * Default number of writers at a time. One keeps the storage busy, and another fills the gaps while
@@ -733,7 +734,7 @@ static int enter(const struct ioshape_slot *slot, struct base_error *error)
 {
 	if (!slot)
 		return base_refuse(error, -EINVAL, "no slot was given");
-	if (slot->owner != base_pid())
+	if (slot->owner != getpid())
 		return base_refuse_with(error, -EPERM, "acquire one after the fork",
 					"this slot belongs to the parent process");
 	return 0;

@@ -1022,7 +1022,7 @@ static int local_open(void **out, const struct slots_config *config, struct base
 	memcpy(pool->record.job, config->identity.job, sizeof(pool->record.job));
 	memcpy(pool->record.node, config->identity.node, sizeof(pool->record.node));
 	pool->record.rank = config->identity.rank;
-	pool->record.pid = (uint32_t)base_pid();
+	pool->record.pid = (uint32_t)getpid();
 	*out = pool;
 	return 0;
 }

@@ -149,7 +149,7 @@ rules = [
     *answered(425, NUMBER, [425], 38), # io_uring_setup: ENOSYS
     *answered(451, NUMBER, [451], 38), # cachestat: ENOSYS
     *answered(157, FIRST, [22], 22), # prctl(PR_SET_SECCOMP): EINVAL
-    *answered(28, THIRD, [10, 18, 22, 23], 0), # MADV_DONTFORK, _WIPEONFORK, _POPULATE_…
+    *answered(28, THIRD, [10, 22, 23], 0), # MADV_DONTFORK, _POPULATE_…
     (ANSWER, ALLOWED, 0, 0),
 ]
 code = b"".join(struct.pack("HBBI", op, yes, no, k) for op, k, yes, no in rules)
