@@ -76,22 +76,15 @@ enum {
  * ---- Reading ----------------------------------------------------------------------------------
  */
 
-/* The bytes of a layout, in the byte order of their writer; the magic number shows which. */
+/* The bytes of a layout, with the lowest byte of a number first. */
 struct blob {
 	const uint8_t *data;
 	size_t bytes;
-	bool big_endian;
 };
 
 static uint64_t take(const struct blob *blob, size_t at, unsigned bytes)
 {
-	uint64_t value = 0;
-
-	if (!blob->big_endian)
-		return base_get_le(blob->data + at, bytes);
-	for (unsigned i = 0; i < bytes; i++)
-		value = value << 8 | blob->data[at + i];
-	return value;
+	return base_get_le(blob->data + at, bytes);
 }
 
 static uint32_t take_32(const struct blob *blob, size_t at)
@@ -99,18 +92,10 @@ static uint32_t take_32(const struct blob *blob, size_t at)
 	return (uint32_t)take(blob, at, 4);
 }
 
-/* Reads the magic number and sets the byte order. Returns 0 if the bytes are not Lustre's. */
-static uint32_t read_magic(struct blob *blob)
+/* Reads the magic number. Returns 0 if there is none. */
+static uint32_t read_magic(const struct blob *blob)
 {
-	if (blob->bytes < 4)
-		return 0;
-	for (int order = 0; order < 2; order++) {
-		blob->big_endian = order;
-		/* All magic numbers have this lower half. */
-		if ((take_32(blob, 0) & 0xff00ffff) == 0x0b000bd0)
-			return take_32(blob, 0);
-	}
-	return 0;
+	return blob->bytes < 4 ? 0 : take_32(blob, 0);
 }
 
 static int read_stripes(const struct blob *blob, uint32_t pattern, struct fs_part *part)
@@ -192,7 +177,7 @@ static int add_component(const struct blob *blob, size_t entry, struct fs_layout
 		return -EINVAL;
 	if (at > blob->bytes || bytes > blob->bytes - at)
 		return -EINVAL;
-	ret = read_part((struct blob){ blob->data + at, bytes, false }, &part);
+	ret = read_part((struct blob){ blob->data + at, bytes }, &part);
 	if (ret)
 		return ret;
 	/*
@@ -359,7 +344,7 @@ static size_t put_chosen(uint8_t *to, const struct fs_layout *ask)
 	return V3_BYTES + ask->chosen * OBJECT_BYTES;
 }
 
-/* Writes the layout for the client, in the byte order of this host. Returns its length. Pure. */
+/* Writes the layout for the client. Returns its length. Pure. */
 static size_t make_request(const struct fs_layout *ask, uint8_t blob[REQUEST_BYTES])
 {
 	memset(blob, 0, REQUEST_BYTES);
@@ -376,10 +361,6 @@ static bool has_objects(const uint8_t *blob, size_t bytes)
 		return false;
 	memcpy(&magic, blob, sizeof(magic));
 	memcpy(&count, blob + STRIPE_COUNT_AT, sizeof(count));
-	if (magic == __builtin_bswap32(MAGIC_V1) || magic == __builtin_bswap32(MAGIC_V3)) {
-		magic = __builtin_bswap32(magic);
-		count = __builtin_bswap16(count);
-	}
 	if (magic == MAGIC_V1)
 		return count && bytes >= V1_BYTES + (size_t)count * OBJECT_BYTES;
 	if (magic == MAGIC_V3)

@@ -167,7 +167,7 @@ static bool a_file_with_a_layout_of_lustre(void)
 
 static bool a_layout_longer_than_most(void)
 {
-	struct layout_bytes blob = { .big_endian = true };
+	struct layout_bytes blob = { 0 };
 	struct fs_info info;
 
 	make_lustre(&blob, 300, NULL);

@@ -214,20 +214,16 @@ static int agree(int fd, const void *argument)
 	return 0;
 }
 
-/* Encodes a layout of 4 stripes of 1 MiB, in the given byte order. Returns its length. */
-static size_t put_lustre(uint8_t blob[256], uint32_t magic, uint16_t count, bool swapped)
+/* Encodes a layout of 4 stripes of 1 MiB. Returns its length. */
+static size_t put_lustre(uint8_t blob[256], uint32_t magic, uint16_t count)
 {
 	const size_t head = magic == 0x0BD30BD0u ? 48 : 32;
 	const uint32_t words[] = { magic, 1, MIB };
 	const size_t at[] = { 0, 4, 24 };
 
 	memset(blob, 0, 256);
-	for (size_t i = 0; i < ARRAY_LENGTH(words); i++) {
-		const uint32_t word = swapped ? __builtin_bswap32(words[i]) : words[i];
-
-		memcpy(blob + at[i], &word, sizeof(word));
-	}
-	count = swapped ? __builtin_bswap16(count) : count;
+	for (size_t i = 0; i < ARRAY_LENGTH(words); i++)
+		memcpy(blob + at[i], &words[i], sizeof(words[i]));
 	memcpy(blob + 28, &count, sizeof(count));
 	return head + 4 * 24;
 }
@@ -235,21 +231,18 @@ static size_t put_lustre(uint8_t blob[256], uint32_t magic, uint16_t count, bool
 static const struct {
 	uint32_t magic;
 	uint16_t count;
-	bool swapped;
 	size_t less; /* bytes that are cut off */
 	bool striped;
 } lustre[] = {
-	{ 0x0BD10BD0u, 4, false, 0, true },
-	{ 0x0BD30BD0u, 4, false, 0, true },
-	{ 0x0BD10BD0u, 4, true, 0, true },
-	{ 0x0BD30BD0u, 4, true, 0, true },
+	{ 0x0BD10BD0u, 4, 0, true },
+	{ 0x0BD30BD0u, 4, 0, true },
 	/* A layout without objects: a directory's default, not this file's. */
-	{ 0x0BD10BD0u, 0, false, 0, false },
-	{ 0x0BD30BD0u, 0, false, 0, false },
-	{ 0x0BD10BD0u, 4, false, 4 * 24, false },
-	{ 0x0BD30BD0u, 4, false, 4 * 24, false },
-	{ 0x0BD10BD0u, 4, false, 110, false },
-	{ 0x12345678u, 4, false, 0, false },
+	{ 0x0BD10BD0u, 0, 0, false },
+	{ 0x0BD30BD0u, 0, 0, false },
+	{ 0x0BD10BD0u, 4, 4 * 24, false },
+	{ 0x0BD30BD0u, 4, 4 * 24, false },
+	{ 0x0BD10BD0u, 4, 110, false },
+	{ 0x12345678u, 4, 0, false },
 };
 
 LOOP_TEST(tests, lustre_says_what_a_file_got, 0, (int)ARRAY_LENGTH(lustre))
@@ -259,8 +252,7 @@ LOOP_TEST(tests, lustre_says_what_a_file_got, 0, (int)ARRAY_LENGTH(lustre))
 	char note[256];
 
 	client.ioctl = agree;
-	client.bytes = put_lustre(blob, lustre[_i].magic, lustre[_i].count, lustre[_i].swapped) -
-		       lustre[_i].less;
+	client.bytes = put_lustre(blob, lustre[_i].magic, lustre[_i].count) - lustre[_i].less;
 	client.attribute = blob;
 	/* A file without objects cannot be written, so the library creates another one. */
 	must_be_new(create(FS_LUSTRE, &layout, note));
@@ -395,7 +387,7 @@ static int create_on_fuse(bool asks)
 	}
 	fuse.asks = asks;
 	client.ioctl = agree;
-	client.bytes = put_lustre(blob, 0x0BD10BD0u, 4, false);
+	client.bytes = put_lustre(blob, 0x0BD10BD0u, 4);
 	client.attribute = blob;
 	fd = destination_create(&file, 0640);
 	fuse.no_flags = fuse.no_status = false;

@@ -11,11 +11,8 @@
 void layout_put(struct layout_bytes *blob, size_t at, uint64_t value, unsigned bytes)
 {
 	MUST(at + bytes <= sizeof(blob->data), "a layout that is too long");
-	for (unsigned i = 0; i < bytes; i++) {
-		unsigned shift = 8 * (blob->big_endian ? bytes - 1 - i : i);
-
-		blob->data[at + i] = (uint8_t)(value >> shift);
-	}
+	for (unsigned i = 0; i < bytes; i++)
+		blob->data[at + i] = (uint8_t)(value >> 8 * i);
 	if (blob->bytes < at + bytes)
 		blob->bytes = at + bytes;
 }

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Builds layouts as Lustre's servers send them, in either byte order, and invalid ones. */
+/* Builds layouts as Lustre's servers send them, and invalid ones. */
 #ifndef TESTS_SUPPORT_LAYOUTS_H
 #define TESTS_SUPPORT_LAYOUTS_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -39,7 +38,6 @@ struct layout_component {
 };
 
 struct layout_bytes {
-	bool big_endian;
 	size_t bytes;
 	uint8_t data[8192];
 };
@@ -47,7 +45,7 @@ struct layout_bytes {
 void layout_put(struct layout_bytes *blob, size_t at, uint64_t value, unsigned bytes);
 /* Appends a simple layout. */
 void layout_add_plain(struct layout_bytes *blob, const struct layout_plain *plain);
-/* Fills `blob` with a composite layout. Does not set its byte order. */
+/* Fills `blob` with a composite layout. */
 void layout_composite(struct layout_bytes *blob, uint32_t magic, uint16_t mirrors,
 		      const struct layout_component *components, uint16_t count);
 

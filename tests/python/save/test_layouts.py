@@ -213,14 +213,6 @@ def test_an_unknown_pool_that_is_refused_leaves_the_directorys_layout() -> None:
 
 
 @pytest.mark.usefixtures("_mounts_of_stripefs")
-def test_the_other_order_of_bytes_is_understood() -> None:
-    with striped("ssd", swap_bytes=True, **QUICK) as mount:
-        report = save(mount.path / "file.pt", "stripe_count=4")
-        assert report.stripes == "4 x 1M"
-        assert not report.downgrades
-
-
-@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_a_server_that_says_yes_and_does_nothing() -> None:
     with striped("ssd", trap=["setstripe-ignored"], **QUICK) as mount:
         report = save(mount.path / "file.pt", "stripe_count=4")

@@ -136,13 +136,11 @@ def unmount(path: Path) -> None:
 
 
 def arguments(parameters: dict[str, object]) -> list[str]:
-    """Return options: ``seek_ms=8`` is ``--seek-ms 8``, a list repeats it, True has no value."""
+    """Return options: ``seek_ms=8`` is ``--seek-ms 8``, a list repeats it."""
     result = []
     for name, value in parameters.items():
         for one in value if isinstance(value, list | tuple) else [value]:
-            result.append("--" + name.replace("_", "-"))
-            if one is not True:
-                result.append(str(one))
+            result += ["--" + name.replace("_", "-"), str(one)]
     return result
 
 
@@ -153,9 +151,9 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
     Args:
         profile: ``hdd``, ``ssd`` or ``nfs``.
         parameters: What ``stripefs --help`` lists, with underscores: ``stripe_count=8``,
-            ``trap=["setstripe-ignored"]``, ``swap_bytes=True``. ``clients`` is the number of
-            mounts of the storage, each with a cache of its own. Without ``fsname`` each call makes
-            a filesystem with a unique name, and so with a pool of its own.
+            ``trap=["setstripe-ignored"]``. ``clients`` is the number of mounts of the storage,
+            each with a cache of its own. Without ``fsname`` each call makes a filesystem with a
+            unique name, and so with a pool of its own.
 
     Raises:
         StripefsError: It could not be mounted.

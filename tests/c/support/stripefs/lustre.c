@@ -30,26 +30,18 @@ enum {
 #define GETSTRIPE 0x4008669bu
 #define GETOBDCOUNT 0x800866a8u
 
-static uint16_t swap16(uint16_t value)
-{
-	return options.swap_bytes ? __builtin_bswap16(value) : value;
-}
-
 static void put16(char *at, uint16_t value)
 {
-	value = swap16(value);
 	memcpy(at, &value, sizeof(value));
 }
 
 static void put32(char *at, uint32_t value)
 {
-	value = options.swap_bytes ? __builtin_bswap32(value) : value;
 	memcpy(at, &value, sizeof(value));
 }
 
 static void put64(char *at, uint64_t value)
 {
-	value = options.swap_bytes ? __builtin_bswap64(value) : value;
 	memcpy(at, &value, sizeof(value));
 }
 

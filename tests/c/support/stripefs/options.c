@@ -79,7 +79,6 @@ static const char help[] =
 	"                         no-default: a directory without default has no lustre.lov\n"
 	"                         no-layout: no layout is told at all\n"
 	"                         pool-refused: an unknown pool is EINVAL, not ignored\n"
-	"  --swap-bytes           layouts are told in the other byte order\n"
 	"\n"
 	"  --help\n";
 
@@ -247,7 +246,7 @@ static void add_trap(char *text)
 					 "pool-refused");
 }
 
-enum takes { TEXT, BYTES, RATE, NUMBER, COUNT, CHOICE, SWITCH, CALL };
+enum takes { TEXT, BYTES, RATE, NUMBER, COUNT, CHOICE, CALL };
 
 /*
  * Command-line options and the fields that they set. A CHOICE is one of `names`, a RATE is bytes
@@ -287,7 +286,6 @@ static const struct setting {
 	  .names = "parallel threads serial none late" },
 	{ "fallocate", CHOICE, .field = &options.fallocate, .names = "no yes" },
 	{ "trap", CALL, .call = add_trap },
-	{ "swap-bytes", SWITCH, .field = &options.swap_bytes },
 };
 
 #define SETTINGS (sizeof(settings) / sizeof(settings[0]))
@@ -312,9 +310,6 @@ static void set(const struct setting *setting, char *text)
 		break;
 	case CHOICE:
 		*(unsigned int *)setting->field = choice_of(setting->name, text, setting->names);
-		break;
-	case SWITCH:
-		*(bool *)setting->field = true;
 		break;
 	case CALL:
 		setting->call(text);
@@ -379,7 +374,7 @@ void options_parse(int count, char **arguments)
 	for (size_t i = 0; i < SETTINGS; i++)
 		known[i + 1] = (struct option){
 			.name = settings[i].name,
-			.has_arg = settings[i].takes == SWITCH ? no_argument : required_argument,
+			.has_arg = required_argument,
 		};
 	set_profile((char[]){ "hdd" });
 	while ((letter = getopt_long(count, arguments, "", known, &index)) != -1) {

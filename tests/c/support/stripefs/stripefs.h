@@ -124,7 +124,6 @@ struct options {
 	uint64_t memory;
 	unsigned int window;    /* most requests in flight for each file of a client */
 	unsigned int fallocate; /* whether fallocate() is supported */
-	bool swap_bytes;
 	unsigned int pool_count;
 	struct pool pools[MAX_POOLS];
 	struct layout progressive; /* of new files, instead of size and count; a count of 0: none */
