@@ -153,25 +153,15 @@ static int find_in_table(const char *root, uint64_t mount, unsigned device_major
 /* Offset of stx_mnt_id in struct statx, part of the kernel's ABI. */
 #define MNT_ID_AT 0x90
 
-/* Returns the number of the mount; 0 if the kernel does not tell. */
-static uint64_t mount_number(const struct statx *status)
-{
-	uint64_t mount = 0;
-
-	if (status->stx_mask & STATX_MOUNT)
-		memcpy(&mount, (const char *)status + MNT_ID_AT, sizeof(mount));
-	return mount;
-}
-
 /*
- * Returns the mount's number that is unique until the next boot (Linux 6.8); 0 if the kernel has
- * none.
+ * Returns the number of the mount that was asked for: STATX_MOUNT, the one in the mount table, or
+ * STATX_UNIQUE_MOUNT, which is unique until the next boot. Returns 0 if the kernel does not tell.
  */
-static uint64_t unique_mount_number(const struct statx *status)
+static uint64_t mount_number(const struct statx *status, unsigned which)
 {
 	uint64_t mount = 0;
 
-	if (status->stx_mask & STATX_UNIQUE_MOUNT)
+	if (status->stx_mask & which)
 		memcpy(&mount, (const char *)status + MNT_ID_AT, sizeof(mount));
 	return mount;
 }
@@ -207,10 +197,10 @@ static int statx_path(const char *path, unsigned mask, struct statx *status)
 
 static uint64_t mount_of(const struct statx *status)
 {
-	uint64_t mount = unique_mount_number(status);
+	uint64_t mount = mount_number(status, STATX_UNIQUE_MOUNT);
 
 	if (!mount)
-		mount = mount_number(status);
+		mount = mount_number(status, STATX_MOUNT);
 	/*
 	 * The device is the last resort: two mounts of a server may share one, and have two names.
 	 */
@@ -506,7 +496,7 @@ static bool is_same_device(const struct fs_memory *memory, const struct fs_info 
 static int find_mount(int fd, const char *path, struct fs_info *info, struct fs_memory *memory,
 		      const struct statx *status, struct base_error *error)
 {
-	const uint64_t mount = unique_mount_number(status);
+	const uint64_t mount = mount_number(status, STATX_UNIQUE_MOUNT);
 	struct statfs system;
 
 	if (memory && mount && memory->mount == mount) {
@@ -605,7 +595,7 @@ uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory)
 static void read_mount(const char *root, const struct statx *status, struct fs_mount *mount)
 {
 	const unsigned device_major = status->stx_dev_major, device_minor = status->stx_dev_minor;
-	const uint64_t number = mount_number(status);
+	const uint64_t number = mount_number(status, STATX_MOUNT);
 	struct fs_mount found;
 
 	/*
@@ -970,7 +960,7 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	ret = statx_path(path, STATX_TYPE | STATX_MOUNT, &status);
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of \"%s\"", path);
-	number = mount_number(&status);
+	number = mount_number(&status, STATX_MOUNT);
 	/* Without a mount table, the device identifies the storage on this host. */
 	snprintf(mount.source, sizeof(mount.source), "%u:%u", status.stx_dev_major,
 		 status.stx_dev_minor);
