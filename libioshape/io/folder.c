@@ -1082,26 +1082,6 @@ static bool is_abandoned(int fd, const struct named *named, struct io_clock *clo
 	return io_is_abandoned(clock, touched.at);
 }
 
-/*
- * Renames what another lock domain left to a temporary name of this domain. A directory that is
- * half removed looks new, so later processes here need the name to see that it is stale.
- */
-static bool take_over(const struct io_folder *parent, const struct named *named,
-		      char into[NAME_MAX + 1])
-{
-	char base[NAME_MAX + 1];
-
-	if (named->same_domain) {
-		snprintf(into, NAME_MAX + 1, "%s", named->name);
-		return true;
-	}
-	snprintf(base, sizeof(base), "%.*s",
-		 (int)(named->domain - named->name - 1 - (ptrdiff_t)strlen(IO_TEMPORARY_MARK)),
-		 named->name + 1);
-	io_temporary_name(parent->fd, base, into);
-	return !renameat(parent->fd, named->name, parent->fd, into);
-}
-
 static bool remove_if_abandoned(const struct io_folder *parent, struct io_clock *clock,
 				const struct named *named, struct base_budget *budget)
 {
@@ -1109,7 +1089,6 @@ static bool remove_if_abandoned(const struct io_folder *parent, struct io_clock 
 	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 	struct io_folder folder = IO_NO_FOLDER;
 	bool removed = false, is_folder;
-	char ours[NAME_MAX + 1];
 	int fd;
 
 	/* O_NONBLOCK: the entry may turn out to be a pipe. */
@@ -1120,8 +1099,8 @@ static bool remove_if_abandoned(const struct io_folder *parent, struct io_clock 
 	 * notices. A directory may have got its final name between our opening and its unlocking.
 	 */
 	if (is_folder && is_abandoned(folder.fd, named, clock, budget) &&
-	    io_folder_is_named(&folder, parent, name) && take_over(parent, named, ours))
-		removed = !io_folder_remove(&folder, parent, ours, NULL, NULL, budget, NULL);
+	    io_folder_is_named(&folder, parent, name))
+		removed = !io_folder_remove(&folder, parent, name, NULL, NULL, budget, NULL);
 	else if (fd >= 0 && is_abandoned(fd, named, clock, budget) && base_budget_take(budget))
 		removed = !unlinkat(parent->fd, name, 0);
 	io_folder_close(&folder);
