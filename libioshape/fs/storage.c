@@ -370,12 +370,6 @@ void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes)
 /* ---- Identifying filesystems by their answers ------------------------------------------------ */
 
 /*
- * Tells where the bricks are. With the prefix "trusted." only root may read it. Part of GlusterFS's
- * ABI.
- */
-#define GLUSTER_XATTR "glusterfs.pathinfo"
-
-/*
  * The filesystems with layouts, in the order in which a filesystem in user space is tested for
  * them.
  */
@@ -415,8 +409,6 @@ static enum fs_family family_behind_fuse(int fd)
 		if (products[i]->answers(fd))
 			return products[i]->family;
 	}
-	if (fgetxattr(fd, GLUSTER_XATTR, NULL, 0) > 0)
-		return FS_GLUSTER;
 	return FS_FUSE;
 }
 

@@ -275,16 +275,6 @@ static bool beegfs(void)
 	return true;
 }
 
-static bool gluster(void)
-{
-	struct fs_info info;
-
-	answer_text("_file.glusterfs.pathinfo", "(<DISTRIBUTE:vol0-dht> <POSIX(/b):gl01:/b/f>)");
-	WANT(describe("file", NULL, &info));
-	WANT(info.family == FS_GLUSTER && has_layout(&info, ""));
-	return true;
-}
-
 static bool one_that_is_none_of_them_is_asked_once(void)
 {
 	struct fs_memory memory = { 0 };
@@ -292,7 +282,7 @@ static bool one_that_is_none_of_them_is_asked_once(void)
 
 	WANT(describe("file", &memory, &info));
 	WANT(info.family == FS_FUSE && has_layout(&info, ""));
-	WANT(asked() == 6);
+	WANT(asked() == 5);
 	WANT(describe("file", &memory, &info) && describe("directory", &memory, &info));
 	WANT(info.family == FS_FUSE);
 	WANT(asked() == 0);
@@ -311,7 +301,6 @@ static const struct {
 	{ "a pool of targets names the pool of slots", a_pool_of_targets_names_the_pool_of_slots },
 	{ "files and directories of Ceph", ceph_files_and_directories },
 	{ "BeeGFS", beegfs },
-	{ "GlusterFS", gluster },
 	{ "one that is none of them is asked once", one_that_is_none_of_them_is_asked_once },
 };
 
