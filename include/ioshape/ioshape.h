@@ -443,9 +443,9 @@ struct ioshape_tensor {
 	const int64_t *shape;     /**< `dims` lengths, none negative */
 	/**
 	 * `dims` distances between neighbours, in elements, none negative. NULL for a contiguous
-	 * (row-major) tensor. If the strides permute dense memory (a transposed matrix,
-	 * channels_last), the file keeps them. Otherwise the file holds the elements packed in
-	 * row-major order.
+	 * (row-major) tensor. The strides must permute dense memory (a transposed matrix,
+	 * channels_last), and the file keeps them. Other strides are refused with -EINVAL: save a
+	 * contiguous copy.
 	 */
 	const int64_t *strides;
 	const void *data; /**< first element; may be NULL if there are no elements */
@@ -635,15 +635,15 @@ enum ioshape_format {
 	IOSHAPE_FORMAT_TORCH = 0,
 	/**
 	 * safetensors file, byte for byte as the safetensors library writes it: large elements
-	 * before small ones, then by name. Tensors with strides are packed in row-major order. The
-	 * attributes of options->metadata become the file's "__metadata__", in their order. Without
-	 * options->metadata the file has none. The file holds no checksums; options->checksums
-	 * writes them beside it.
+	 * before small ones, then by name. The attributes of options->metadata become the file's
+	 * "__metadata__", in their order. Without options->metadata the file has none. The file
+	 * holds no checksums; options->checksums writes them beside it.
 	 *
-	 * The save fails with -EINVAL for the dtypes IOSHAPE_COMPLEX32 and IOSHAPE_COMPLEX128,
-	 * which the format lacks. It also fails with -EINVAL for a tensor called "__metadata__",
-	 * and for metadata with a step or a blob. It fails with IOSHAPE_E_LIMIT if the header would
-	 * exceed 32 MiB, the most that the Python package reads.
+	 * The save fails with -EINVAL for tensors that are not contiguous, and for the dtypes
+	 * IOSHAPE_COMPLEX32 and IOSHAPE_COMPLEX128, which the format lacks. It also fails with
+	 * -EINVAL for a tensor called "__metadata__", and for metadata with a step or a blob. It
+	 * fails with IOSHAPE_E_LIMIT if the header would exceed 32 MiB, the most that the Python
+	 * package reads.
 	 */
 	IOSHAPE_FORMAT_SAFETENSORS = 1
 };

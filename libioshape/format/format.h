@@ -82,17 +82,15 @@ struct format_entry {
 
 /* How a tensor's elements are stored in its record. */
 struct format_layout {
-	uint64_t bytes; /* size of the record */
-	/* true: the record is `bytes` bytes of memory from tensor.data on; false: the elements are
-	 * packed in row-major order */
-	bool as_it_lies;
+	uint64_t bytes; /* size of the record: these bytes of memory from tensor.data on */
 	/* Strides of the saved tensor, in elements. The caller provides the memory, one number for
 	 * each dimension. An array of 64 in each layout would make a plan of many tensors large. */
 	int64_t *strides;
 };
 
-/* Checks a tensor, except whether its name is unique, and decides its layout. Returns 0, or -EINVAL
- * or IOSHAPE_E_LIMIT with an error message that names the tensor. */
+/* Checks a tensor, except whether its name is unique, and decides its layout. Its elements must be
+ * one dense block. Returns 0, or -EINVAL or IOSHAPE_E_LIMIT with an error message that names the
+ * tensor. */
 int format_layout_tensor(const struct ioshape_tensor *tensor, struct format_layout *layout,
 			 struct base_error *error);
 
@@ -105,11 +103,6 @@ int format_layout_tensor(const struct ioshape_tensor *tensor, struct format_layo
 bool format_strides_dense(uint32_t dims, const int64_t *shape, const int64_t *strides,
 			  uint64_t *elements);
 
-/* Copies bytes [offset, offset + bytes) of the tensor's packed, row-major form. The offset may be
- * anywhere, also within an element. */
-void format_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint64_t offset,
-		 void *into, size_t bytes);
-
 /* ---- Pickle (tensors.c; pure) ---------------------------------------------------------------- */
 
 /* Appends data.pkl: a pickle (protocol 2) of a dict of tensors in the given order. Tensor i is in
@@ -120,14 +113,14 @@ int format_pickle_tensors(struct base_buffer *out, const struct ioshape_tensor *
 /* ---- Safetensors (tensors.c; pure) ----------------------------------------------------------- */
 
 /* A safetensors file holds the length of its header, the header in JSON, and the tensors one after
- * the other, packed in row-major order. */
+ * the other, in row-major order. */
 
 /* Longest header that the Python package reads; see _formats/safetensors.py. */
 #define FORMAT_SAFETENSORS_MAX_HEADER_BYTES (32 * MIB)
 
-/* Checks a tensor for a safetensors file, as format_layout_tensor() does, and sets its row-major
- * layout. Returns 0, or -EINVAL or IOSHAPE_E_LIMIT with an error message. -EINVAL also if the
- * format cannot hold the tensor. */
+/* Checks a tensor for a safetensors file, as format_layout_tensor() does, and sets its layout.
+ * Returns 0, or -EINVAL or IOSHAPE_E_LIMIT with an error message. -EINVAL also if the tensor is not
+ * contiguous or the format cannot hold it. */
 int format_layout_safetensors(const struct ioshape_tensor *tensor, struct format_layout *layout,
 			      struct base_error *error);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors: their dtypes, and how a strided tensor becomes the bytes of a record. Also the pickle
- * that builds tensors from records, and the header of a safetensors file. Pure. */
+/* Tensors: their dtypes, and which of them are one dense block. Also the pickle that builds tensors
+ * from records, and the header of a safetensors file. Pure. */
 #define _GNU_SOURCE
 #include "format/format.h"
 
@@ -164,22 +164,6 @@ static int check_shape(const struct ioshape_tensor *tensor, const struct format_
 	return 0;
 }
 
-/* Returns whether the tensor's memory is addressable. Later code computes offsets of elements
- * without checks. */
-static bool reach_fits(const struct ioshape_tensor *tensor, size_t element_bytes)
-{
-	int64_t last = 0, step;
-
-	for (uint32_t i = 0; i < tensor->dims; i++) {
-		if (tensor->shape[i] <= 1)
-			continue;
-		if (__builtin_mul_overflow(tensor->shape[i] - 1, tensor->strides[i], &step) ||
-		    __builtin_add_overflow(last, step, &last))
-			return false;
-	}
-	return last < INT64_MAX / (int64_t)element_bytes;
-}
-
 /* Copies the tensor's strides, except those above the element count. Such a stride belongs to a
  * dimension of length 0 or 1, where it does not matter. */
 static void keep_strides(const struct ioshape_tensor *tensor, int64_t span, int64_t *strides)
@@ -209,227 +193,21 @@ int format_layout_tensor(const struct ioshape_tensor *tensor, struct format_layo
 		return base_refuse(error, IOSHAPE_E_LIMIT,
 				   "the size of tensor \"%s\" does not fit into 63 bits",
 				   FORMAT_SHOWN(tensor->name));
-	if (elements && tensor->strides && !reach_fits(tensor, dtype->bytes))
-		return base_refuse(
-			error, IOSHAPE_E_LIMIT,
-			"the extent of tensor \"%s\" by its strides does not fit into 63 bits",
-			FORMAT_SHOWN(tensor->name));
 	if (elements && !tensor->data)
 		return base_refuse(error, -EINVAL, "tensor \"%s\" has %llu elements, but no data",
 				   FORMAT_SHOWN(tensor->name), (unsigned long long)elements);
 
 	layout->bytes = elements * dtype->bytes;
-	layout->as_it_lies = !tensor->strides ||
-			     fills_block(tensor->dims, tensor->shape, tensor->strides);
 	contiguous_strides(tensor->dims, tensor->shape, layout->strides);
-	if (tensor->strides && layout->as_it_lies)
+	if (!tensor->strides)
+		return 0;
+	if (fills_block(tensor->dims, tensor->shape, tensor->strides))
 		keep_strides(tensor, span, layout->strides);
+	else if (elements)
+		return base_refuse_with(error, -EINVAL, "save a contiguous copy",
+					"tensor \"%s\" has gaps or overlaps by its strides",
+					FORMAT_SHOWN(tensor->name));
 	return 0;
-}
-
-static int layout_row_major(const struct ioshape_tensor *tensor, struct format_layout *layout,
-			    struct base_error *error)
-{
-	int ret = format_layout_tensor(tensor, layout, error);
-
-	if (ret)
-		return ret;
-	contiguous_strides(tensor->dims, tensor->shape, layout->strides);
-	for (uint32_t i = 0; tensor->strides && i < tensor->dims; i++)
-		if (tensor->shape[i] > 1 && tensor->strides[i] != layout->strides[i])
-			layout->as_it_lies = false;
-	return 0;
-}
-
-/* ---- Packing --------------------------------------------------------------------------------- */
-
-/* A tensor as equal units of contiguous memory. A unit is an element, or all elements that follow
- * each other both in memory and in row-major order. */
-struct units {
-	size_t bytes;  /* size of a unit */
-	uint32_t dims; /* dimensions over which units are spread; at least 1 */
-	uint64_t length[IOSHAPE_MAX_DIMS + 1]; /* numbers of units, innermost dimension first */
-	uint64_t step[IOSHAPE_MAX_DIMS + 1];   /* distances in bytes */
-};
-
-static void find_units(const struct ioshape_tensor *tensor, size_t element_bytes,
-		       struct units *units)
-{
-	uint64_t length, step, contiguous = element_bytes;
-
-	units->bytes = element_bytes;
-	units->dims = 0;
-	for (uint32_t i = tensor->dims; i-- > 0;) {
-		length = (uint64_t)tensor->shape[i];
-		if (length == 1)
-			continue;
-		step = tensor->strides ? (uint64_t)tensor->strides[i] * element_bytes : contiguous;
-		contiguous *= length;
-		if (!units->dims && step == units->bytes) {
-			units->bytes *= length;
-			continue;
-		}
-		if (units->dims &&
-		    step == units->step[units->dims - 1] * units->length[units->dims - 1]) {
-			units->length[units->dims - 1] *= length;
-			continue;
-		}
-		units->length[units->dims] = length;
-		units->step[units->dims++] = step;
-	}
-	if (!units->dims) {
-		units->length[0] = 1;
-		units->step[0] = 0;
-		units->dims = 1;
-	}
-}
-
-/* With a constant size, memcpy() compiles to one load and one store. */
-#define COPY_UNITS(size)                                                                           \
-	for (uint64_t i = 0; i < count; i++, to += (size), from += step)                           \
-	memcpy(to, from, size)
-
-static void copy_units(uint8_t *to, const uint8_t *from, size_t bytes, uint64_t step,
-		       uint64_t count)
-{
-	switch (bytes) {
-	case 1:
-		COPY_UNITS(1);
-		break;
-	case 2:
-		COPY_UNITS(2);
-		break;
-	case 4:
-		COPY_UNITS(4);
-		break;
-	case 8:
-		COPY_UNITS(8);
-		break;
-	case 16:
-		COPY_UNITS(16);
-		break;
-	default:
-		COPY_UNITS(bytes);
-	}
-}
-
-/*
- * In a transposed matrix, or a part of one, neighbouring rows are closer together than the units of
- * a row. Copying row by row would then fetch each cache line again for each unit in it. So a few
- * units of all rows that share their cache lines are copied at a time. They are few because the
- * distance is often a power of two, at which caches hold few lines.
- */
-#define CACHE_LINE_BYTES 64u
-#define TILE_UNITS 8u
-
-static void copy_rows(uint8_t *to, const uint8_t *from, const struct units *units, uint64_t rows)
-{
-	const uint64_t row_bytes = units->length[0] * units->bytes;
-	uint64_t count;
-
-	for (uint64_t done = 0; done < units->length[0]; done += count) {
-		count = MIN(units->length[0] - done, TILE_UNITS);
-		for (uint64_t row = 0; row < rows; row++)
-			copy_units(to + row * row_bytes, from + row * units->step[1], units->bytes,
-				   units->step[0], count);
-		to += count * units->bytes;
-		from += count * units->step[0];
-	}
-}
-
-/* Returns how many rows, beginning with `row`, to copy together, for at most `most` units. Below 2
- * there is no gain. */
-static uint64_t rows_together(const struct units *units, uint64_t row, uint64_t most)
-{
-	uint64_t rows;
-
-	if (units->dims < 2 || units->step[0] < CACHE_LINE_BYTES ||
-	    units->step[1] >= CACHE_LINE_BYTES || !units->step[1])
-		return 1;
-	rows = MIN(CACHE_LINE_BYTES / units->step[1], most / units->length[0]);
-	return MIN(rows, units->length[1] - row);
-}
-
-/* Position in row-major order. */
-struct cursor {
-	uint64_t index[IOSHAPE_MAX_DIMS + 1];
-	const uint8_t *from; /* memory of the unit at `index` */
-};
-
-static void seek_unit(const struct units *units, const void *data, uint64_t unit,
-		      struct cursor *cursor)
-{
-	cursor->from = data;
-	for (uint32_t i = 0; i < units->dims; i++) {
-		cursor->index[i] = unit % units->length[i];
-		unit /= units->length[i];
-		cursor->from += cursor->index[i] * units->step[i];
-	}
-}
-
-/* Advances by `count` units in dimension `dim`, at most to its end. The inner dimensions must be at
- * their begin. */
-static void advance(const struct units *units, struct cursor *cursor, uint32_t dim, uint64_t count)
-{
-	cursor->index[dim] += count;
-	cursor->from += count * units->step[dim];
-	for (uint32_t i = dim; cursor->index[i] == units->length[i] && i + 1 < units->dims; i++) {
-		cursor->from -= cursor->index[i] * units->step[i];
-		cursor->index[i] = 0;
-		cursor->index[i + 1]++;
-		cursor->from += units->step[i + 1];
-	}
-}
-
-/* Copies up to `most` units, advances behind them, and returns their number. */
-static uint64_t copy_some(const struct units *units, struct cursor *cursor, uint8_t *to,
-			  uint64_t most)
-{
-	uint64_t count, rows;
-
-	rows = cursor->index[0] ? 1 : rows_together(units, cursor->index[1], most);
-	if (rows > 1) {
-		copy_rows(to, cursor->from, units, rows);
-		advance(units, cursor, 1, rows);
-		return rows * units->length[0];
-	}
-	count = MIN(most, units->length[0] - cursor->index[0]);
-	copy_units(to, cursor->from, units->bytes, units->step[0], count);
-	advance(units, cursor, 0, count);
-	return count;
-}
-
-void format_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint64_t offset,
-		 void *into, size_t bytes)
-{
-	struct units units;
-	struct cursor cursor;
-	uint8_t *to = into;
-	size_t skip, part;
-	uint64_t count;
-
-	if (!bytes)
-		return;
-	find_units(tensor, element_bytes, &units);
-	seek_unit(&units, tensor->data, offset / units.bytes, &cursor);
-
-	/* The rest of a unit that an earlier call began. */
-	skip = offset % units.bytes;
-	if (skip) {
-		part = MIN(units.bytes - skip, bytes);
-		memcpy(to, cursor.from + skip, part);
-		to += part;
-		bytes -= part;
-		if (skip + part == units.bytes)
-			advance(&units, &cursor, 0, 1);
-	}
-	while (bytes >= units.bytes) {
-		count = copy_some(&units, &cursor, to, bytes / units.bytes);
-		to += count * units.bytes;
-		bytes -= count * units.bytes;
-	}
-	if (bytes)
-		memcpy(to, cursor.from, bytes);
 }
 
 /* ---- The pickle ------------------------------------------------------------------------------ */
@@ -707,6 +485,23 @@ static const struct {
 	[IOSHAPE_UINT64] = { "U64", 19 },
 };
 
+/* Refuses strides other than those of a contiguous tensor. `strides` are the ones that the tensor
+ * would keep in a torch file. */
+static int check_row_major(const struct ioshape_tensor *tensor, const int64_t *strides,
+			   struct base_error *error)
+{
+	int64_t step = 1;
+
+	for (uint32_t i = tensor->dims; i-- > 0; step *= MAX(tensor->shape[i], 1)) {
+		if (tensor->shape[i] > 1 && strides[i] != step)
+			return base_refuse_with(
+				error, -EINVAL, "save a contiguous copy",
+				"tensor \"%s\" is not contiguous, as safetensors files need",
+				FORMAT_SHOWN(tensor->name));
+	}
+	return 0;
+}
+
 static int check_tensor(const struct ioshape_tensor *tensor, struct base_error *error)
 {
 	const uint32_t dtype = (uint32_t)tensor->dtype;
@@ -732,8 +527,10 @@ static int check_tensor(const struct ioshape_tensor *tensor, struct base_error *
 int format_layout_safetensors(const struct ioshape_tensor *tensor, struct format_layout *layout,
 			      struct base_error *error)
 {
-	int ret = layout_row_major(tensor, layout, error);
+	int ret = format_layout_tensor(tensor, layout, error);
 
+	if (!ret && layout->bytes)
+		ret = check_row_major(tensor, layout->strides, error);
 	return ret ? ret : check_tensor(tensor, error);
 }
 

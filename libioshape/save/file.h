@@ -15,8 +15,7 @@ struct save_record {
 	const char *name; /* owned by the plan */
 	uint64_t bytes;
 	uint64_t start;   /* position in staging memory, where records follow each other */
-	const void *data; /* the bytes as they are saved, unless one of the next two is set */
-	const struct ioshape_tensor *packed; /* tensor that must be packed row-major */
+	const void *data; /* the bytes as they are saved, unless `fetch` is set */
 	ioshape_fetch_fn fetch;
 	void *fetch_user;
 	uint32_t alignment; /* 0: chosen by the size */
@@ -58,8 +57,8 @@ int save_plan_make(struct save_plan *plan, const char *path, const struct save_p
 void save_plan_free(struct save_plan *plan);
 
 /*
- * Copies bytes [offset, offset + bytes) of a record. Packs tensors, or calls the caller's function
- * to fetch the bytes. Only such a function can fail.
+ * Copies bytes [offset, offset + bytes) of a record, from memory or by the caller's function. Only
+ * such a function can fail.
  */
 int save_plan_copy(const struct save_plan *plan, size_t record, uint64_t offset, void *into,
 		   size_t bytes, struct base_error *error);

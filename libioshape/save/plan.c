@@ -292,7 +292,6 @@ static void copy_tensor(struct save_plan *plan, size_t i, const struct ioshape_t
 	record->name = to->name;
 	record->bytes = layout->bytes;
 	record->data = to->data;
-	record->packed = layout->as_it_lies ? NULL : to;
 }
 
 /* Allocates `own` records, those of `count` checked tensors, and the tensors' tables. */
@@ -570,11 +569,7 @@ int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void
 		return 0; /* data may be NULL if the record is empty */
 	if (record->fetch)
 		return fetch(plan, record, offset, into, bytes, error);
-	if (record->packed)
-		format_pack(record->packed, ioshape_dtype_bytes(record->packed->dtype), offset,
-			    into, bytes);
-	else
-		memcpy(into, (const char *)record->data + offset, bytes);
+	memcpy(into, (const char *)record->data + offset, bytes);
 	return 0;
 }
 
@@ -633,9 +628,6 @@ int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 
 /* ---- The source that reads the caller's memory ----------------------------------------------- */
 
-/* Tensors that are not contiguous are packed in pieces of this size. */
-#define PACK_BYTES (256 * KIB)
-
 /* Bytes fetched in one call of the caller's function. Each call to a device costs its latency. */
 #define FETCH_BYTES (4 * MIB)
 
@@ -660,9 +652,9 @@ static int find_room(struct save_direct *direct, uint8_t **to, size_t *bytes,
 		return ret;
 	}
 	if (!direct->scratch)
-		direct->scratch = malloc(MAX(PACK_BYTES, FETCH_BYTES));
+		direct->scratch = malloc(FETCH_BYTES);
 	*to = direct->scratch;
-	return *to ? 0 : base_no_memory(error, "a write buffer", MAX(PACK_BYTES, FETCH_BYTES));
+	return *to ? 0 : base_no_memory(error, "a write buffer", FETCH_BYTES);
 }
 
 int save_direct_next(void *user, size_t i, uint64_t offset, const void **data, size_t *bytes,
@@ -673,11 +665,11 @@ int save_direct_next(void *user, size_t i, uint64_t offset, const void **data, s
 	uint8_t *to;
 	int ret;
 
-	if (!record->packed && !record->fetch) {
+	if (!record->fetch) {
 		*data = (const char *)record->data + offset;
 		return 0;
 	}
-	*bytes = MIN(*bytes, record->fetch ? FETCH_BYTES : PACK_BYTES);
+	*bytes = MIN(*bytes, FETCH_BYTES);
 	ret = find_room(direct, &to, bytes, error);
 	*data = to;
 	return ret ? ret : save_plan_copy(direct->plan, i, offset, to, *bytes, error);

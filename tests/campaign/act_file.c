@@ -81,11 +81,16 @@ static int begin_save(struct ioshape_context *context, const struct variant *var
 		      const struct ioshape_save_options *options, struct ioshape_save **handle)
 {
 	struct ioshape_record records[SAMPLE_TENSORS] = { 0 };
+	struct ioshape_tensor tensors[SAMPLE_TENSORS];
 	uint8_t later[SAMPLE_TENSORS] = { 0 };
 	char names[SAMPLE_TENSORS][32];
 
+	memcpy(tensors, sample.tensors, sizeof(tensors));
+	/* Safetensors files hold contiguous tensors only. */
+	for (size_t i = 0; variant->way == SAFETENSORS && i < sample.count; i++)
+		tensors[i].strides = NULL;
 	if (variant->way == TENSORS || variant->way == SAFETENSORS)
-		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, options,
+		return ioshape_save_tensors(context, "file", tensors, sample.count, options,
 					    handle);
 	for (size_t i = 0; i < sample.count; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);

@@ -274,6 +274,7 @@ TEST(calls_case, a_tensor_that_makes_no_sense_is_refused_by_name)
 {
 	static const int64_t shape[2] = { 3, 4 }, negative[2] = { 3, -4 };
 	static const int64_t huge[2] = { INT64_MAX, INT64_MAX }, strides[2] = { -4, 1 };
+	static const int64_t gaps[2] = { 8, 1 };
 	static const uint8_t data[12 * 16];
 	static char long_name[IOSHAPE_MAX_NAME_BYTES + 2];
 	const struct ioshape_tensor bad[] = {
@@ -282,6 +283,7 @@ TEST(calls_case, a_tensor_that_makes_no_sense_is_refused_by_name)
 		{ "odd", IOSHAPE_FLOAT32, 2, NULL, NULL, data },
 		{ "odd", IOSHAPE_FLOAT32, 2, negative, NULL, data },
 		{ "odd", IOSHAPE_FLOAT32, 2, shape, strides, data },
+		{ "odd", IOSHAPE_FLOAT32, 2, shape, gaps, data },
 		{ "odd", IOSHAPE_FLOAT32, 2, shape, NULL, NULL },
 		{ "even", IOSHAPE_FLOAT32, 2, shape, NULL, data },
 		{ NULL, IOSHAPE_FLOAT32, 2, shape, NULL, data },
@@ -304,7 +306,7 @@ TEST(calls_case, a_tensor_that_makes_no_sense_is_refused_by_name)
 			ioshape_save_tensors(context, scratch_path("file"), pair, 2, NULL, NULL);
 		const char *record = ioshape_last_error()->record;
 
-		ck_assert_msg(ret == (i < 10 ? -EINVAL : IOSHAPE_E_LIMIT), "%zu: %d", i, ret);
+		ck_assert_msg(ret == (i < 11 ? -EINVAL : IOSHAPE_E_LIMIT), "%zu: %d", i, ret);
 		if (bad[i].name && *bad[i].name != '\xff')
 			ck_assert_msg(!strncmp(record, bad[i].name, 4), "%zu: %s", i, record);
 	}

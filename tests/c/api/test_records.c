@@ -534,9 +534,9 @@ START_TEST(tensors_can_be_borrowed_too)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	int64_t shape[2] = { 300, 200 }, strides[2] = { 1000, 2 };
+	int64_t shape[2] = { 300, 200 }, strides[2] = { 1, 300 };
 	char name[] = "tensor", lying[] = "lying";
-	/* One tensor is packed during the save; the other is contiguous. */
+	/* One tensor is transposed; the other is contiguous. */
 	struct ioshape_tensor tensors[] = {
 		{ name, IOSHAPE_FLOAT32, 2, shape, strides, given.memory },
 		{ lying, IOSHAPE_UINT8, 2, shape, NULL, given.memory },

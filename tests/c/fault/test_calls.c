@@ -106,13 +106,18 @@ static int begin_save(struct ioshape_context *context, const struct ioshape_save
 		      struct ioshape_save **handle)
 {
 	struct ioshape_record records[SAMPLE_TENSORS] = { 0 };
+	struct ioshape_tensor tensors[SAMPLE_TENSORS];
 	char names[SAMPLE_TENSORS][32];
 
 	*handle = NULL;
 	if (!scenario->background)
 		handle = NULL;
+	memcpy(tensors, sample.tensors, sizeof(tensors));
+	/* Safetensors files hold contiguous tensors only. */
+	for (size_t i = 0; scenario->what == SAFETENSORS && i < sample.count; i++)
+		tensors[i].strides = NULL;
 	if (scenario->what == TENSORS || scenario->what == SAFETENSORS)
-		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, options,
+		return ioshape_save_tensors(context, "file", tensors, sample.count, options,
 					    handle);
 	for (size_t i = 0; i < sample.count; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);

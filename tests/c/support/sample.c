@@ -6,7 +6,6 @@
 #include "support/random.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +16,6 @@ static const struct {
 	uint32_t dims;
 	int64_t shape[4];
 	int64_t strides[4]; /* all 0: contiguous */
-	size_t elements; /* elements of the memory that contains it; 0: as many as the tensor has */
-	bool packed;     /* the file holds its elements contiguously, row by row */
 } kinds[SAMPLE_TENSORS] = {
 	{ .name = "layer.0.weight", .dtype = IOSHAPE_FLOAT32, .dims = 2, .shape = { 128, 64 } },
 	{ .name = "layer.0.bias", .dtype = IOSHAPE_BFLOAT16, .dims = 1, .shape = { 77 } },
@@ -30,13 +27,11 @@ static const struct {
 	  .dims = 2,
 	  .shape = { 50, 70 },
 	  .strides = { 1, 50 } },
-	{ .name = "every third column",
+	{ .name = "permuted",
 	  .dtype = IOSHAPE_INT32,
-	  .dims = 2,
-	  .shape = { 60, 40 },
-	  .strides = { 120, 3 },
-	  .elements = 60 * 120,
-	  .packed = true },
+	  .dims = 3,
+	  .shape = { 4, 15, 40 },
+	  .strides = { 40, 160, 1 } },
 	{ .name = "\xc3\xa4\xe4\xb8\xad/with.dots and spaces",
 	  .dtype = IOSHAPE_COMPLEX64,
 	  .dims = 4,
@@ -68,26 +63,10 @@ static void fill(uint64_t *state, void *memory, size_t bytes, enum ioshape_dtype
 		to[i] &= 1;
 }
 
-/*
- * Copies element by element, last dimension first. All packed tensors in kinds[] have two
- * dimensions.
- */
-static void pack(uint8_t *to, const struct ioshape_tensor *tensor, size_t element)
-{
-	for (int64_t row = 0; row < tensor->shape[0]; row++)
-		for (int64_t column = 0; column < tensor->shape[1]; column++, to += element)
-			memcpy(to,
-			       (const uint8_t *)tensor->data +
-				       (size_t)(row * tensor->strides[0] +
-						column * tensor->strides[1]) *
-					       element,
-			       element);
-}
-
 static void make_tensor(struct sample *sample, size_t i, uint64_t *state, size_t large_bytes)
 {
 	struct ioshape_tensor *tensor = &sample->tensors[i];
-	size_t element = ioshape_dtype_bytes(kinds[i].dtype), memory_bytes;
+	size_t element = ioshape_dtype_bytes(kinds[i].dtype);
 	uint64_t elements;
 
 	memcpy(sample->shapes[i], kinds[i].shape, sizeof(kinds[i].shape));
@@ -102,17 +81,13 @@ static void make_tensor(struct sample *sample, size_t i, uint64_t *state, size_t
 	if (!strcmp(tensor->name, "large"))
 		sample->shapes[i][0] = (int64_t)large_bytes;
 	elements = elements_of(tensor);
-	memory_bytes = (kinds[i].elements ? kinds[i].elements : elements) * element;
-	sample->memory[i] = malloc(memory_bytes + 1);
 	sample->bytes[i] = elements * element;
+	sample->memory[i] = malloc(sample->bytes[i] + 1);
 	sample->expected[i] = malloc(sample->bytes[i] + 1);
 	MUST(sample->memory[i] && sample->expected[i], "memory for %s", tensor->name);
-	fill(state, sample->memory[i], memory_bytes, tensor->dtype);
-	tensor->data = memory_bytes ? sample->memory[i] : NULL;
-	if (kinds[i].packed)
-		pack(sample->expected[i], tensor, element);
-	else
-		memcpy(sample->expected[i], sample->memory[i], sample->bytes[i]);
+	fill(state, sample->memory[i], sample->bytes[i], tensor->dtype);
+	tensor->data = elements ? sample->memory[i] : NULL;
+	memcpy(sample->expected[i], sample->memory[i], sample->bytes[i]);
 	sample->total_bytes += sample->bytes[i];
 }
 
@@ -145,12 +120,8 @@ void sample_free(struct sample *sample)
 
 void sample_spoil(struct sample *sample)
 {
-	for (size_t i = 0; i < sample->count; i++) {
-		size_t elements = kinds[i].elements ? kinds[i].elements :
-						      elements_of(&sample->tensors[i]);
-
-		memset(sample->memory[i], 0xa5, elements * ioshape_dtype_bytes(kinds[i].dtype));
-	}
+	for (size_t i = 0; i < sample->count; i++)
+		memset(sample->memory[i], 0xa5, sample->bytes[i]);
 }
 
 /* ---- Comparison with a file ------------------------------------------------------------------ */

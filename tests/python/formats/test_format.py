@@ -137,7 +137,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
         "small": torch.arange(6.0).reshape(2, 3),
         "large": torch.randint(0, 256, (3 * MIB + 5,), generator=generator, dtype=torch.uint8),
         "transposed": torch.rand(300, 400, generator=generator).t(),
-        "sliced": torch.rand(10, 10, generator=generator)[:, 2:7],
+        "permuted": torch.rand(4, 5, 6, generator=generator).permute(1, 0, 2),
         "größe": torch.tensor(3, dtype=torch.int16),
         "empty": torch.empty(0, 4, dtype=torch.bfloat16),
     }
@@ -206,8 +206,7 @@ def test_the_tensor_table_is_as_documented(content: bytes) -> None:
         assert records[row.record].name == f"archive/data/{i}"
         assert row.dtype == DTYPES[tensor.dtype]
         assert row.shape == list(tensor.shape)
-        saved = tensor.contiguous() if row.name == "sliced" else tensor
-        assert row.strides == list(saved.stride())
+        assert row.strides == list(tensor.stride())
         assert records[row.record].bytes == tensor.numel() * tensor.dtype.itemsize
 
 
