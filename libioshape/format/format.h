@@ -57,12 +57,6 @@ const struct format_dtype *format_dtype_of(uint32_t dtype);
  * IOSHAPE_E_LIMIT with an error message. */
 int format_check_name(const char *what, const char *name, struct base_error *error);
 
-/* Checks the name and the alignment (0: any) that a caller gives to a record. Names in the
- * library's own folder are invalid. Returns 0, or -EINVAL or IOSHAPE_E_LIMIT with an error message
- * that names the record and the path. */
-int format_check_record(const char *name, uint32_t alignment, const char *path,
-			struct base_error *error);
-
 /* ---- Directory entries (writer.c; pure) ------------------------------------------------------ */
 
 /* Returns the default alignment of a record of this size. */
@@ -190,8 +184,8 @@ struct format_length {
 	uint64_t records, checks; /* counts for the index */
 };
 
-/* Adds a record. `name_bytes` includes the folder. Returns 0, -EINVAL for an invalid alignment, or
- * IOSHAPE_E_LIMIT if the file would exceed 2^63 bytes or the name is too long. */
+/* Adds a record. `name_bytes` includes the folder. Returns 0, or IOSHAPE_E_LIMIT if the file would
+ * exceed 2^63 bytes or the name is too long. */
 int format_length_add(struct format_length *length, size_t name_bytes, uint64_t bytes,
 		      uint32_t alignment);
 /* Adds a member of a shard file. */
@@ -349,15 +343,15 @@ int format_writer_new(struct format_writer **out, struct format_sink sink, const
 
 /* Creates a writer of a shard file (bundle). This zip stores whole files as its members, one after
  * the other, without a folder and without an index. Members begin on multiples of `alignment`,
- * which is a multiple of FORMAT_LARGE_ALIGNMENT and at most FORMAT_MAX_MEMBER_ALIGNMENT. */
+ * which is a multiple of FORMAT_LARGE_ALIGNMENT and at most FORMAT_MAX_MEMBER_ALIGNMENT; otherwise
+ * format_writer_begin() fails. */
 int format_writer_new_bundle(struct format_writer **out, struct format_sink sink, const char *path,
 			     uint64_t alignment, struct base_error *error);
 
 /*
- * Begins a record; put it in any number of calls, then end it. `name` is without the folder.
- * `bytes` may be FORMAT_UNKNOWN_BYTES for members of shard files. `alignment` 0 depends on the
- * size. A call that fails with -EINVAL or -EEXIST has no effect. After any other failure the writer
- * can only be freed.
+ * Begins a record; put it in any number of calls, then end it. `name` is without the folder, and
+ * unique. `bytes` may be FORMAT_UNKNOWN_BYTES for members of shard files. `alignment` 0 depends on
+ * the size. After a failure the writer can only be freed.
  */
 int format_writer_begin(struct format_writer *writer, const char *name, uint64_t bytes,
 			uint32_t alignment, struct base_error *error);
@@ -368,7 +362,7 @@ int format_writer_put(struct format_writer *writer, const void *data, size_t byt
  * again. */
 int format_writer_put_summed(struct format_writer *writer, const void *data, size_t bytes,
 			     uint32_t crc32, struct base_error *error);
-/* Ends the open record. */
+/* Ends the open record. -EIO: its bytes are not as many as were announced. */
 int format_writer_end(struct format_writer *writer, struct base_error *error);
 
 /* Returns a sink that writes to the open member of a shard file, so that an archive can be put into
@@ -380,7 +374,7 @@ struct format_sink format_sink_of_member(struct format_writer *bundle);
  * which may be NULL; this call fills in the rest. A shard file has no index. */
 int format_writer_finish(struct format_writer *writer, const struct format_index *index,
 			 struct base_error *error);
-/* Returns the directory entries of the records so far, or none while a record is open. */
+/* Returns the directory entries of the records so far. */
 const struct format_entry *format_writer_entries(const struct format_writer *writer,
 						 uint64_t *count);
 /* Frees a writer; NULL is allowed. */

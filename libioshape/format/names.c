@@ -86,24 +86,6 @@ int format_json_put_string(struct base_buffer *out, const char *text)
 
 /* ---- Checks of names that callers give to records, tensors and attributes -------------------- */
 
-/* Names in this folder are the library's own. */
-#define RESERVED_FOLDER ".ioshape/"
-
-/* Returns whether each part between slashes is a file name that unpacks below the target folder. */
-static bool parts_valid(const char *name)
-{
-	for (;;) {
-		size_t bytes = strcspn(name, "/");
-
-		if (!bytes || (bytes == 1 && name[0] == '.') ||
-		    (bytes == 2 && name[0] == '.' && name[1] == '.'))
-			return false;
-		if (!name[bytes])
-			return true;
-		name += bytes + 1;
-	}
-}
-
 int format_check_name(const char *what, const char *name, struct base_error *error)
 {
 	size_t bytes;
@@ -122,39 +104,6 @@ int format_check_name(const char *what, const char *name, struct base_error *err
 					"cannot save %s \"%s\": its name is not valid UTF-8", what,
 					FORMAT_SHOWN(name));
 	return 0;
-}
-
-static int check_record_name(const char *name, const char *path, struct base_error *error)
-{
-	int ret = format_check_name("record", name, error);
-
-	if (ret)
-		return ret;
-	if (!parts_valid(name))
-		return base_refuse(error, -EINVAL,
-				   "cannot write record \"%s\" to \"%s\": names are relative paths "
-				   "without \".\", \"..\" or empty parts",
-				   FORMAT_SHOWN(name), path);
-	if (!strncmp(name, RESERVED_FOLDER, strlen(RESERVED_FOLDER)))
-		return base_refuse(
-			error, -EINVAL,
-			"cannot write record \"%s\" to \"%s\": the folder " RESERVED_FOLDER
-			" is reserved for ioshape",
-			FORMAT_SHOWN(name), path);
-	return 0;
-}
-
-int format_check_record(const char *name, uint32_t alignment, const char *path,
-			struct base_error *error)
-{
-	int ret = check_record_name(name, path, error);
-
-	if (!ret && (alignment & (alignment - 1) || alignment > FORMAT_LARGE_ALIGNMENT))
-		ret = base_refuse(error, -EINVAL,
-				  "cannot align record \"%s\" of \"%s\" to %u bytes: it must be a "
-				  "power of two up to %u",
-				  FORMAT_SHOWN(name), path, alignment, FORMAT_LARGE_ALIGNMENT);
-	return ret;
 }
 
 /* ---- Hash table from names to positions ------------------------------------------------------ */

@@ -52,8 +52,8 @@ static int begin_place(uint64_t cursor, size_t name_bytes, bool zip64, struct fo
 }
 
 /* Computes the position of a record. `bytes` may be FORMAT_UNKNOWN_BYTES. Then zip64 is set, and
- * descriptor_offset and end equal data_offset. Returns 0, -EINVAL for an invalid alignment, or
- * IOSHAPE_E_LIMIT if the file would exceed 2^63 bytes or the name is too long. */
+ * descriptor_offset and end equal data_offset. Returns 0, or IOSHAPE_E_LIMIT if the file would
+ * exceed 2^63 bytes or the name is too long. */
 static int place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment,
 			struct format_place *place)
 {
@@ -61,11 +61,8 @@ static int place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
 	 * the zip64 field". Offsets do not matter here, because local headers hold none. */
 	const bool zip64 = bytes >= UINT32_MAX;
 	uint64_t header_end = 0;
-	int ret;
+	int ret = begin_place(cursor, name_bytes, zip64, place, &header_end);
 
-	if (!alignment || alignment & (alignment - 1) || alignment > FORMAT_LARGE_ALIGNMENT)
-		return -EINVAL;
-	ret = begin_place(cursor, name_bytes, zip64, place, &header_end);
 	if (ret)
 		return ret;
 	place->header_offset = cursor;
@@ -84,7 +81,7 @@ static int place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
 
 /*
  * Computes the position of a member of a shard file whose length is not known yet. Its data begins
- * on the next multiple of `alignment`, which must be a multiple of FORMAT_LARGE_ALIGNMENT. Its
+ * on the next multiple of `alignment`, a number that another rank may have sent. Its
  * header ends there, and zeros fill the gap between `cursor` and header_offset. Returns 0, -EINVAL
  * for an invalid alignment, or IOSHAPE_E_LIMIT if the file would exceed 2^63 bytes or the name is
  * too long.
@@ -318,10 +315,7 @@ struct format_writer {
 		 * open */
 		*entries;
 	uint64_t count;
-	struct format_names *names; /* names without the folder */
 	struct base_buffer scratch; /* buffer for headers and descriptors */
-	bool open;                  /* a record has begun and not ended */
-	bool finished;              /* the directory is written, and nothing may follow it */
 	int failed; /* code of the first failure, after which nothing more is written */
 
 	struct format_place place; /* position of the open record */
@@ -348,7 +342,7 @@ static int open_writer(struct format_writer **out, struct format_sink sink, cons
 	writer->sink = sink;
 	writer->folder = folder;
 	writer->path = strdup(path);
-	if (!writer->path || format_names_new(&writer->names, 0)) {
+	if (!writer->path) {
 		format_writer_free(writer);
 		return base_no_memory(error, "the directory of an archive", strlen(path));
 	}
@@ -365,18 +359,8 @@ int format_writer_new(struct format_writer **out, struct format_sink sink, const
 int format_writer_new_bundle(struct format_writer **out, struct format_sink sink, const char *path,
 			     uint64_t alignment, struct base_error *error)
 {
-	int ret;
+	int ret = open_writer(out, sink, "", path, error);
 
-	*out = NULL;
-	if (!alignment || alignment % FORMAT_LARGE_ALIGNMENT ||
-	    alignment > FORMAT_MAX_MEMBER_ALIGNMENT)
-		return base_refuse(error, -EINVAL,
-				   "cannot align the records of \"%s\" to %llu bytes: it must be a "
-				   "multiple of %s up to %s",
-				   path, (unsigned long long)alignment,
-				   BASE_SIZE(FORMAT_LARGE_ALIGNMENT),
-				   BASE_SIZE(FORMAT_MAX_MEMBER_ALIGNMENT));
-	ret = open_writer(out, sink, "", path, error);
 	if (!ret)
 		(*out)->alignment = alignment;
 	return ret;
@@ -387,7 +371,6 @@ void format_writer_free(struct format_writer *writer)
 	if (!writer)
 		return;
 	base_buffer_free(&writer->scratch);
-	format_names_free(writer->names);
 	for (uint64_t i = 0; i < writer->count; i++)
 		free(writer->entries[i].name);
 	base_buffer_free(&writer->entry_list);
@@ -399,7 +382,7 @@ void format_writer_free(struct format_writer *writer)
 const struct format_entry *format_writer_entries(const struct format_writer *writer,
 						 uint64_t *count)
 {
-	*count = writer->open ? 0 : writer->count;
+	*count = writer->count;
 	return writer->entries;
 }
 
@@ -418,50 +401,6 @@ static uint64_t offset_of(const struct format_writer *writer)
 	return writer->sink.ops->offset(writer->sink.to);
 }
 
-/* ---- Checks, which change nothing ------------------------------------------------------------ */
-
-/* Checks that no call has failed, that the archive is not finished, and that a record is open or
- * not, as `open` says. Every call begins with it. */
-static int check_state(const struct format_writer *writer, bool open, struct base_error *error)
-{
-	if (writer->failed)
-		return base_fail_with(error, writer->failed, "begin a new file",
-				      "cannot continue \"%s\" after an earlier failure",
-				      writer->path);
-	if (writer->finished)
-		return base_refuse_with(error, -EINVAL, "begin a new file for more records",
-					"\"%s\" is complete", writer->path);
-	if (open && !writer->open)
-		return base_refuse_with(error, -EINVAL, "begin a record first",
-					"no record of \"%s\" is open", writer->path);
-	if (!open && writer->open)
-		return base_refuse_with(error, -EINVAL, "end it first",
-					"record \"%s\" of \"%s\" is still open",
-					FORMAT_SHOWN(last_name(writer)), writer->path);
-	return 0;
-}
-
-/* Checks that a record may have this name and alignment. */
-static int check_record(const struct format_writer *writer, const char *name, uint32_t alignment,
-			struct base_error *error)
-{
-	uint64_t position;
-	int ret = format_check_record(name, alignment, writer->path, error);
-
-	if (ret)
-		return ret;
-	if (format_names_find(writer->names, name, strlen(name), &position))
-		return base_refuse_with(error, -EEXIST, "names must be unique",
-					"record \"%s\" is already in \"%s\"", FORMAT_SHOWN(name),
-					writer->path);
-	/* One entry is reserved for the index, which the reader also counts. */
-	if (writer->count + 1 >= FORMAT_MAX_RECORDS)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "record \"%s\" of \"%s\" exceeds the limit of %u records",
-				   FORMAT_SHOWN(name), writer->path, FORMAT_MAX_RECORDS);
-	return 0;
-}
-
 /* ---- Output to the sink ---------------------------------------------------------------------- */
 
 /* Records and returns a code, after which only format_writer_free() is allowed. The functions below
@@ -470,6 +409,15 @@ static int fail(struct format_writer *writer, int code)
 {
 	writer->failed = code;
 	return code;
+}
+
+/* Refuses to continue after a failure. */
+static int check_failed(const struct format_writer *writer, struct base_error *error)
+{
+	return writer->failed ? base_fail_with(error, writer->failed, "begin a new file",
+					       "cannot continue \"%s\" after an earlier failure",
+					       writer->path) :
+				0;
 }
 
 /* Puts bytes into the sink, which continues `*crc` over them. `crc` may be NULL. */
@@ -518,8 +466,7 @@ static int add_entry(struct format_writer *writer, const char *name)
 	writer->count++;
 	memcpy(entry.name, writer->folder, folder_bytes);
 	memcpy(entry.name + folder_bytes, name, name_bytes + 1);
-	return format_names_add(writer->names, entry.name + folder_bytes, name_bytes,
-				writer->count - 1);
+	return 0;
 }
 
 static int find_place(struct format_writer *writer, const char *name, uint64_t bytes,
@@ -535,11 +482,14 @@ static int find_place(struct format_writer *writer, const char *name, uint64_t b
 			    &writer->place);
 }
 
-static int begin_record(struct format_writer *writer, const char *name, uint64_t bytes,
+int format_writer_begin(struct format_writer *writer, const char *name, uint64_t bytes,
 			uint32_t alignment, struct base_error *error)
 {
-	int ret = find_place(writer, name, bytes, alignment);
+	int ret = check_failed(writer, error);
 
+	if (ret)
+		return ret;
+	ret = find_place(writer, name, bytes, alignment);
 	if (ret)
 		return base_fail(error, ret, "record \"%s\" of %s does not fit into \"%s\"",
 				 FORMAT_SHOWN(name), BASE_SIZE(bytes), writer->path);
@@ -558,21 +508,7 @@ static int begin_record(struct format_writer *writer, const char *name, uint64_t
 		return fail(writer, ret);
 	}
 	ret = put_zeros(writer, writer->place.header_offset - offset_of(writer), error);
-	if (!ret)
-		ret = put(writer, writer->scratch.data, writer->scratch.bytes, NULL, error);
-	writer->open = !ret;
-	return ret;
-}
-
-int format_writer_begin(struct format_writer *writer, const char *name, uint64_t bytes,
-			uint32_t alignment, struct base_error *error)
-{
-	int ret;
-
-	ret = check_state(writer, false, error);
-	if (!ret)
-		ret = check_record(writer, name, alignment, error);
-	return ret ? ret : begin_record(writer, name, bytes, alignment, error);
+	return ret ? ret : put(writer, writer->scratch.data, writer->scratch.bytes, NULL, error);
 }
 
 /* ---- The bytes of a record ------------------------------------------------------------------- */
@@ -641,33 +577,10 @@ static int put_in_member(struct format_writer *writer, const void *data, size_t 
 	return ret;
 }
 
-/* Checks that this many more bytes may be put. */
-static int check_bytes(const struct format_writer *writer, const void *data, size_t bytes,
-		       struct base_error *error)
-{
-	int ret = check_state(writer, true, error);
-
-	if (ret)
-		return ret;
-	if (bytes && !data)
-		return base_refuse(error, -EINVAL,
-				   "cannot write %zu bytes from a NULL pointer to \"%s\"", bytes,
-				   writer->path);
-	/* A record of unknown length may grow to the largest file. */
-	if (bytes > MIN(writer->announced, (uint64_t)INT64_MAX) - writer->done)
-		return base_refuse_with(error, -EINVAL, "announce its full size",
-					"record \"%s\" of \"%s\" was announced with %llu bytes and "
-					"would get %llu",
-					FORMAT_SHOWN(last_name(writer)), writer->path,
-					(unsigned long long)writer->announced,
-					(unsigned long long)writer->done + bytes);
-	return 0;
-}
-
 int format_writer_put(struct format_writer *writer, const void *data, size_t bytes,
 		      struct base_error *error)
 {
-	int ret = check_bytes(writer, data, bytes, error);
+	int ret = check_failed(writer, error);
 
 	if (ret || !bytes)
 		return ret;
@@ -679,7 +592,7 @@ int format_writer_put_summed(struct format_writer *writer, const void *data, siz
 			     uint32_t crc32, struct base_error *error)
 {
 	struct format_entry *entry;
-	int ret = check_bytes(writer, data, bytes, error);
+	int ret = check_failed(writer, error);
 
 	if (ret)
 		return ret;
@@ -692,37 +605,34 @@ int format_writer_put_summed(struct format_writer *writer, const void *data, siz
 
 /* ---- The end of a record --------------------------------------------------------------------- */
 
-static int end_record(struct format_writer *writer, struct base_error *error)
+int format_writer_end(struct format_writer *writer, struct base_error *error)
 {
-	struct format_entry *entry = last_entry(writer);
-	int ret = writer->block_bytes ? end_block(writer, error) : 0;
+	struct format_entry *entry;
+	int ret = check_failed(writer, error);
 
 	if (ret)
 		return ret;
+	/* The header has the announced size already. */
+	if (writer->announced != FORMAT_UNKNOWN_BYTES && writer->done != writer->announced) {
+		base_refuse(error, -EIO,
+			    "record \"%s\" of \"%s\" was announced with %llu bytes and got %llu",
+			    FORMAT_SHOWN(last_name(writer)), writer->path,
+			    (unsigned long long)writer->announced,
+			    (unsigned long long)writer->done);
+		return fail(writer, -EIO);
+	}
+	if (writer->block_bytes)
+		ret = end_block(writer, error);
+	if (ret)
+		return ret;
+	entry = last_entry(writer);
 	entry->bytes = writer->done;
 	writer->scratch.bytes = 0;
 	if (encode_descriptor(&writer->scratch, entry->crc32, entry->bytes, writer->place.zip64)) {
 		base_no_memory(error, "a data descriptor", writer->scratch.room);
 		return fail(writer, -ENOMEM);
 	}
-	writer->open = false;
 	return put(writer, writer->scratch.data, writer->scratch.bytes, NULL, error);
-}
-
-int format_writer_end(struct format_writer *writer, struct base_error *error)
-{
-	int ret;
-
-	ret = check_state(writer, true, error);
-	if (ret)
-		return ret;
-	if (writer->announced != FORMAT_UNKNOWN_BYTES && writer->done < writer->announced)
-		return base_refuse(
-			error, -EINVAL,
-			"record \"%s\" of \"%s\" was announced with %llu bytes and got %llu",
-			FORMAT_SHOWN(last_name(writer)), writer->path,
-			(unsigned long long)writer->announced, (unsigned long long)writer->done);
-	return end_record(writer, error);
 }
 
 /* ---- The end of the archive ------------------------------------------------------------------ */
@@ -765,11 +675,11 @@ static int write_index(struct format_writer *writer, const struct format_index *
 		base_fail(error, ret, "cannot build the index of \"%s\"", writer->path);
 		goto out;
 	}
-	ret = begin_record(writer, FORMAT_INDEX_RECORD, bytes.bytes, 0, error);
+	ret = format_writer_begin(writer, FORMAT_INDEX_RECORD, bytes.bytes, 0, error);
 	if (!ret)
-		ret = put_blocks(writer, bytes.data, bytes.bytes, error);
+		ret = format_writer_put(writer, bytes.data, bytes.bytes, error);
 	if (!ret)
-		ret = end_record(writer, error);
+		ret = format_writer_end(writer, error);
 out:
 	base_buffer_free(&bytes);
 	return ret;
@@ -797,16 +707,14 @@ static int write_directory(struct format_writer *writer, struct base_error *erro
 int format_writer_finish(struct format_writer *writer, const struct format_index *index,
 			 struct base_error *error)
 {
-	int ret;
+	int ret = check_failed(writer, error);
 
-	ret = check_state(writer, false, error);
 	if (ret)
 		return ret;
 	if (!writer->alignment)
 		ret = write_index(writer, index, error);
 	if (!ret)
 		ret = write_directory(writer, error);
-	writer->finished = !ret;
 	return ret ? fail(writer, ret) : 0;
 }
 
@@ -846,10 +754,7 @@ static uint64_t member_offset(void *to)
 static int member_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 		      struct base_error *error)
 {
-	struct format_writer *bundle = to;
-	int ret = check_bytes(bundle, data, bytes, error);
-
-	return ret ? ret : put_in_member(bundle, data, bytes, crc, error);
+	return put_in_member(to, data, bytes, crc, error);
 }
 
 struct format_sink format_sink_of_member(struct format_writer *bundle)

@@ -165,11 +165,65 @@ static int check_unique(const struct save_plan *plan, const struct save_payload 
 
 /* ---- Records given by the caller ------------------------------------------------------------- */
 
+/* Names in this folder are the library's own. */
+#define RESERVED_FOLDER ".ioshape/"
+
+/* Returns whether each part between slashes is a file name that unpacks below the target folder. */
+static bool parts_valid(const char *name)
+{
+	for (;;) {
+		size_t bytes = strcspn(name, "/");
+
+		if (!bytes || (bytes == 1 && name[0] == '.') ||
+		    (bytes == 2 && name[0] == '.' && name[1] == '.'))
+			return false;
+		if (!name[bytes])
+			return true;
+		name += bytes + 1;
+	}
+}
+
+static int check_record_name(const char *name, const char *path, struct base_error *error)
+{
+	int ret = format_check_name("record", name, error);
+
+	if (ret)
+		return ret;
+	if (!parts_valid(name))
+		return base_refuse(error, -EINVAL,
+				   "cannot write record \"%s\" to \"%s\": names are relative paths "
+				   "without \".\", \"..\" or empty parts",
+				   FORMAT_SHOWN(name), path);
+	if (!strncmp(name, RESERVED_FOLDER, strlen(RESERVED_FOLDER)))
+		return base_refuse(
+			error, -EINVAL,
+			"cannot write record \"%s\" to \"%s\": the folder " RESERVED_FOLDER
+			" is reserved for ioshape",
+			FORMAT_SHOWN(name), path);
+	return 0;
+}
+
+static int check_alignment(const struct ioshape_record *record, const char *path,
+			   struct base_error *error)
+{
+	const uint32_t alignment = record->alignment;
+
+	if (alignment & (alignment - 1) || alignment > FORMAT_LARGE_ALIGNMENT)
+		return base_refuse(error, -EINVAL,
+				   "cannot align record \"%s\" of \"%s\" to %u bytes: it must be a "
+				   "power of two up to %u",
+				   FORMAT_SHOWN(record->name), path, alignment,
+				   FORMAT_LARGE_ALIGNMENT);
+	return 0;
+}
+
 static int check_record(const struct ioshape_record *record, const char *path,
 			struct base_error *error)
 {
-	int ret = format_check_record(record->name, record->alignment, path, error);
+	int ret = check_record_name(record->name, path, error);
 
+	if (!ret)
+		ret = check_alignment(record, path, error);
 	if (ret)
 		return ret;
 	if (record->data && record->fetch)

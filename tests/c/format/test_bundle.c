@@ -203,61 +203,6 @@ START_TEST(members_are_the_files_they_would_be_alone)
 }
 END_TEST
 
-START_TEST(misuse_is_refused_and_leaves_no_trace)
-{
-	uint8_t *before;
-	size_t bytes;
-
-	must(open_bundle(4096, NULL, NULL));
-	must(format_writer_begin(test.bundle, "a", FORMAT_UNKNOWN_BYTES, 0, &test.error));
-	must(format_writer_put(test.bundle, "abc", 3, &test.error));
-	must(format_writer_end(test.bundle, &test.error));
-	must(format_writer_finish(test.bundle, NULL, &test.error));
-	must(io_writer_finish(test.file, &test.error));
-	must(io_writer_commit(test.file, &test.error));
-	free_bundle();
-	before = scratch_read(test.path, &bytes);
-
-	must(open_bundle(4096, NULL, NULL));
-	ck_assert_int_eq(format_writer_put(test.bundle, "a", 1, NULL), -EINVAL);
-	ck_assert_int_eq(format_writer_end(test.bundle, NULL), -EINVAL);
-	ck_assert_int_eq(format_writer_begin(test.bundle, "../a", FORMAT_UNKNOWN_BYTES, 0, NULL),
-			 -EINVAL);
-	ck_assert_int_eq(format_writer_begin(test.bundle, "", FORMAT_UNKNOWN_BYTES, 0, NULL),
-			 -EINVAL);
-	must(format_writer_begin(test.bundle, "a", FORMAT_UNKNOWN_BYTES, 0, &test.error));
-	ck_assert_int_eq(format_writer_begin(test.bundle, "b", FORMAT_UNKNOWN_BYTES, 0, NULL),
-			 -EINVAL);
-	ck_assert_int_eq(format_writer_finish(test.bundle, NULL, NULL), -EINVAL);
-	must(format_writer_put(test.bundle, NULL, 0, &test.error));
-	must(format_writer_put(test.bundle, "abc", 3, &test.error));
-	must(format_writer_end(test.bundle, &test.error));
-	ck_assert_int_eq(format_writer_begin(test.bundle, "a", FORMAT_UNKNOWN_BYTES, 0, NULL),
-			 -EEXIST);
-	must(format_writer_finish(test.bundle, NULL, &test.error));
-	ck_assert_int_eq(format_writer_begin(test.bundle, "b", FORMAT_UNKNOWN_BYTES, 0, NULL),
-			 -EINVAL);
-	ck_assert_int_eq(format_writer_finish(test.bundle, NULL, NULL), -EINVAL);
-	must(io_writer_finish(test.file, &test.error));
-	must(io_writer_commit(test.file, &test.error));
-	free_bundle();
-	ck_assert(scratch_same(test.path, before, bytes));
-	free(before);
-}
-END_TEST
-
-START_TEST(alignments_are_checked)
-{
-	static const uint64_t wrong[] = { 0, 64, 4095, 4097, FORMAT_MAX_MEMBER_ALIGNMENT + 4096 };
-
-	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
-		memset(&test.error, 0, sizeof(test.error));
-		ck_assert_int_eq(open_bundle(wrong[i], NULL, NULL), -EINVAL);
-		ck_assert_ptr_null(test.bundle);
-	}
-}
-END_TEST
-
 static int stop_at(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
 	unsigned *left = user;
@@ -451,8 +396,6 @@ int main(void)
 
 	tcase_add_checked_fixture(written, setup, teardown);
 	tcase_add_loop_test(written, members_are_the_files_they_would_be_alone, 0, count);
-	tcase_add_test(written, misuse_is_refused_and_leaves_no_trace);
-	tcase_add_test(written, alignments_are_checked);
 	tcase_add_test(written, after_a_failed_write_nothing_more_is_written);
 	tcase_add_test(written, without_memory_nothing_leaks);
 	suite_add_tcase(suite, written);
