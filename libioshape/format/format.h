@@ -272,16 +272,14 @@ typedef int (*format_fetch_fn)(void *user, uint64_t offset, void *into, size_t b
 
 /* Decoded central directory of a zip. */
 struct format_directory {
-	/* Entries in the order of the directory. That is the order of the file, except after some
-	 * repacking tools. Names are without the folder. */
+	/* Entries in the order of the file. Names are without the folder. */
 	struct format_entry *entries;
 	uint64_t count;
-	/* Positions of the entries in the order of the file; NULL if that is the order of the
-	 * directory. */
-	uint64_t *order;
 	struct format_names *names;
 	uint64_t offset; /* offset of the central directory, which the last record cannot exceed */
-	void *memory;
+	const char *folder; /* folder of all records with its slash; not zero-terminated */
+	size_t folder_bytes;
+	uint8_t *memory; /* bytes of the central directory, with the names */
 };
 
 /*

@@ -134,12 +134,6 @@ static int refuse_end(const struct format_source *source, const char *what)
 				source->path, what);
 }
 
-static int refuse_disks(const struct format_source *source)
-{
-	return base_refuse_with(source->error, IOSHAPE_E_FORMAT, "join its files first",
-				"cannot load \"%s\": it is one file of a split zip", source->path);
-}
-
 /*
  * Finds the last end record in the tail of the file and sets *position to its offset in the tail.
  */
@@ -179,7 +173,7 @@ static int read_zip64_end(const struct format_source *source, const uint8_t *loc
 
 	if (base_get_le(locator + ZIP64_LOCATOR_DISK, 4) ||
 	    base_get_le(locator + ZIP64_LOCATOR_DISKS, 4) > 1)
-		return refuse_disks(source);
+		return refuse_end(source, "it is one file of a split zip");
 	if (begin > offset || offset - begin < ZIP64_END_BYTES)
 		return refuse_end(source, "its zip64 locator points to a wrong offset");
 	ret = get(source, begin, zip64, sizeof(zip64));
@@ -190,7 +184,7 @@ static int read_zip64_end(const struct format_source *source, const uint8_t *loc
 		return refuse_end(source, "its zip64 locator does not point to a zip64 end record");
 	if (base_get_le(zip64 + ZIP64_END_DISK, 4) ||
 	    base_get_le(zip64 + ZIP64_END_DIRECTORY_DISK, 4))
-		return refuse_disks(source);
+		return refuse_end(source, "it is one file of a split zip");
 	end->count = base_get_le(zip64 + ZIP64_END_COUNT, 8);
 	end->bytes = base_get_le(zip64 + ZIP64_END_SIZE, 8);
 	end->offset = base_get_le(zip64 + ZIP64_END_OFFSET, 8);
@@ -243,7 +237,7 @@ static int read_end(const struct format_source *source, const uint8_t *tail, siz
 	    !agrees(base_get_le(record + FORMAT_END_DIRECTORY_DISK, 2), FORMAT_IN_ZIP64_16, 0) ||
 	    base_get_le(record + FORMAT_END_DISK_COUNT, 2) !=
 		    base_get_le(record + FORMAT_END_COUNT, 2))
-		return refuse_disks(source);
+		return refuse_end(source, "it is one file of a split zip");
 	end->count = base_get_le(record + FORMAT_END_COUNT, 2);
 	end->bytes = base_get_le(record + FORMAT_END_SIZE, 4);
 	end->offset = base_get_le(record + FORMAT_END_OFFSET, 4);
@@ -283,38 +277,20 @@ static int find_end(const struct format_source *source, struct format_end *end)
 
 /* ---- Reading the directory ------------------------------------------------------------------- */
 
-/* Holds the longest possible entry: 46 bytes and three times 65,535. */
-#define WINDOW_BYTES (256 * KIB)
-
-/* Memory of a parsed directory besides its entries. */
-struct store {
-	struct base_buffer names; /* names with the folder, each ended by a zero */
-	/* length of the folder with its slash, which begins every name; 0 until the first name is
-	 * read */
-	size_t folder_bytes;
-	char folder[FORMAT_MAX_FOLDER_BYTES];
-	/* for each entry, the offset of the next record; NULL if the entries are in the order of
-	 * the file */
-	uint64_t *limits;
-};
-
-/* Reader of the directory. It reads through a window, so that a false size in the file costs no
- * memory. */
+/* Reader of the directory, which is in memory. check_end() has compared its size with the file. */
 struct walk {
 	struct format_source source;
 	struct format_end end;
-	uint64_t next; /* offset in the file of the byte behind the window */
-	uint8_t *window;
-	size_t at, filled; /* positions in the window */
-	uint64_t room;     /* allocated entries */
+	struct format_directory *directory;
+	size_t at; /* offset of the next entry in the directory */
 };
 
-/* Encoded entry in the window. */
+/* Encoded entry. */
 struct raw_entry {
 	const uint8_t *head;
-	const char *name;
+	char *name;
 	const uint8_t *extra;
-	uint32_t name_bytes, extra_bytes, comment_bytes;
+	uint32_t name_bytes, extra_bytes;
 };
 
 static int refuse(const struct format_source *source, int code, const char *name, size_t name_bytes,
@@ -330,59 +306,34 @@ static int refuse(const struct format_source *source, int code, const char *name
 
 /* ---- One entry ------------------------------------------------------------------------------- */
 
-/* Ensures that the window holds the next `bytes` bytes. */
-static int window_hold(struct walk *walk, size_t bytes)
+/* Finds the next entry, which ends inside the directory. */
+static int next_raw(struct walk *walk, struct raw_entry *raw)
 {
-	uint64_t left = walk->end.offset + walk->end.bytes - walk->next;
-	size_t held = walk->filled - walk->at;
-	size_t more;
-	int ret;
+	uint8_t *head = walk->directory->memory + walk->at;
+	const size_t left = walk->end.bytes - walk->at;
+	size_t bytes = FORMAT_CENTRAL_BYTES;
 
-	if (held >= bytes)
-		return 0;
-	if (bytes - held > left)
+	if (left >= bytes && base_get_le(head, 4) != FORMAT_CENTRAL_SIGNATURE)
+		return base_refuse_with(
+			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": its directory is damaged near offset %" PRIu64,
+			walk->source.path, walk->end.offset + walk->at);
+	if (left >= bytes) {
+		raw->head = head;
+		raw->name = (char *)head + bytes;
+		raw->name_bytes = (uint32_t)base_get_le(head + FORMAT_CENTRAL_NAME, 2);
+		raw->extra = head + bytes + raw->name_bytes;
+		raw->extra_bytes = (uint32_t)base_get_le(head + FORMAT_CENTRAL_EXTRA, 2);
+		bytes += (size_t)raw->name_bytes + raw->extra_bytes +
+			 base_get_le(head + FORMAT_CENTRAL_COMMENT, 2);
+	}
+	if (left < bytes)
 		return base_refuse_with(
 			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
 			"cannot load \"%s\": its directory ends inside an entry, so the "
 			"file is damaged",
 			walk->source.path);
-	memmove(walk->window, walk->window + walk->at, held);
-	more = (size_t)MIN(WINDOW_BYTES - held, left);
-	ret = get(&walk->source, walk->next, walk->window + held, more);
-	if (ret)
-		return ret;
-	walk->at = 0;
-	walk->filled = held + more;
-	walk->next += more;
-	return 0;
-}
-
-static int next_raw(struct walk *walk, struct raw_entry *raw)
-{
-	const uint8_t *head;
-	size_t rest;
-	int ret;
-
-	ret = window_hold(walk, FORMAT_CENTRAL_BYTES);
-	if (ret)
-		return ret;
-	head = walk->window + walk->at;
-	if (base_get_le(head, 4) != FORMAT_CENTRAL_SIGNATURE)
-		return base_refuse_with(
-			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
-			"cannot load \"%s\": its directory is damaged near offset %" PRIu64,
-			walk->source.path, walk->next - (walk->filled - walk->at));
-	raw->name_bytes = (uint32_t)base_get_le(head + FORMAT_CENTRAL_NAME, 2);
-	raw->extra_bytes = (uint32_t)base_get_le(head + FORMAT_CENTRAL_EXTRA, 2);
-	raw->comment_bytes = (uint32_t)base_get_le(head + FORMAT_CENTRAL_COMMENT, 2);
-	rest = (size_t)raw->name_bytes + raw->extra_bytes + raw->comment_bytes;
-	ret = window_hold(walk, FORMAT_CENTRAL_BYTES + rest);
-	if (ret)
-		return ret;
-	raw->head = walk->window + walk->at; /* the window may have moved */
-	raw->name = (const char *)raw->head + FORMAT_CENTRAL_BYTES;
-	raw->extra = raw->head + FORMAT_CENTRAL_BYTES + raw->name_bytes;
-	walk->at += FORMAT_CENTRAL_BYTES + rest;
+	walk->at += bytes;
 	return 0;
 }
 
@@ -411,23 +362,20 @@ static const uint8_t *find_zip64(const uint8_t *extra, size_t extra_bytes, size_
 
 /* Numbers of an entry, in full width. */
 struct numbers {
-	uint64_t size, packed, offset, disk;
+	uint64_t size, packed, offset;
 };
 
-/* Takes the next 8 or 4 bytes of the zip64 field if the old field is all ones. Returns false if the
+/* Takes the next 8 bytes of the zip64 field if the old field is all ones. Returns false if the
  * field is too short. */
-static bool take_zip64(uint64_t *number, unsigned old_width, unsigned width, const uint8_t **field,
-		       size_t *left)
+static bool take_zip64(uint64_t *number, const uint8_t **field, size_t *left)
 {
-	uint64_t all_ones = old_width == 2 ? FORMAT_IN_ZIP64_16 : FORMAT_IN_ZIP64_32;
-
-	if (*number != all_ones)
+	if (*number != FORMAT_IN_ZIP64_32)
 		return true;
-	if (*left < width)
+	if (*left < 8)
 		return false;
-	*number = base_get_le(*field, width);
-	*field += width;
-	*left -= width;
+	*number = base_get_le(*field, 8);
+	*field += 8;
+	*left -= 8;
 	return true;
 }
 
@@ -440,15 +388,13 @@ static int read_numbers(const struct format_source *source, const struct raw_ent
 	numbers->size = base_get_le(raw->head + FORMAT_CENTRAL_SIZE, 4);
 	numbers->packed = base_get_le(raw->head + FORMAT_CENTRAL_PACKED, 4);
 	numbers->offset = base_get_le(raw->head + FORMAT_CENTRAL_OFFSET, 4);
-	numbers->disk = base_get_le(raw->head + FORMAT_CENTRAL_DISK, 2);
 	if (numbers->size != FORMAT_IN_ZIP64_32 && numbers->packed != FORMAT_IN_ZIP64_32 &&
-	    numbers->offset != FORMAT_IN_ZIP64_32 && numbers->disk != FORMAT_IN_ZIP64_16)
+	    numbers->offset != FORMAT_IN_ZIP64_32)
 		return 0;
 	field = find_zip64(raw->extra, raw->extra_bytes, &left);
-	if (!field || !take_zip64(&numbers->size, 4, 8, &field, &left) ||
-	    !take_zip64(&numbers->packed, 4, 8, &field, &left) ||
-	    !take_zip64(&numbers->offset, 4, 8, &field, &left) ||
-	    !take_zip64(&numbers->disk, 2, 4, &field, &left))
+	if (!field || !take_zip64(&numbers->size, &field, &left) ||
+	    !take_zip64(&numbers->packed, &field, &left) ||
+	    !take_zip64(&numbers->offset, &field, &left))
 		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
 			      "lacks its zip64 sizes; the directory is damaged: use another copy");
 	return 0;
@@ -495,9 +441,6 @@ static int read_place(const struct walk *walk, const struct raw_entry *raw,
 	ret = read_numbers(source, raw, &numbers);
 	if (ret)
 		return ret;
-	if (numbers.disk)
-		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
-			      "is in another file of a split zip; join the files first");
 	/* torch reads nothing for a folder, and returns uninitialized memory. */
 	if (numbers.size &&
 	    base_get_le(raw->head + FORMAT_CENTRAL_ATTRIBUTES, 4) & FORMAT_ATTRIBUTE_FOLDER)
@@ -508,8 +451,8 @@ static int read_place(const struct walk *walk, const struct raw_entry *raw,
 		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
 			      "is stored but has two different sizes; the directory is damaged: "
 			      "use another copy");
-	if (numbers.offset > end || least > end - numbers.offset ||
-	    numbers.size > end - numbers.offset - least)
+	if (base_get_le(raw->head + FORMAT_CENTRAL_DISK, 2) || numbers.offset > end ||
+	    least > end - numbers.offset || numbers.size > end - numbers.offset - least)
 		return refuse(
 			source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
 			"is outside the file; the file is truncated or damaged: use another copy");
@@ -522,33 +465,34 @@ static int read_place(const struct walk *walk, const struct raw_entry *raw,
 /* ---- Names ----------------------------------------------------------------------------------- */
 
 /* Takes the folder from the first name, as torch does. */
-static int take_folder(const struct format_source *source, const struct raw_entry *raw,
-		       struct store *store)
+static int take_folder(const struct walk *walk, const struct raw_entry *raw)
 {
 	const char *slash = memchr(raw->name, '/', raw->name_bytes);
 
 	if (!slash || slash == raw->name)
-		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+		return refuse(&walk->source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
 			      "is not in a folder, so this is a zip but not a torch zip");
-	store->folder_bytes = (size_t)(slash - raw->name) + 1;
-	if (store->folder_bytes > sizeof(store->folder))
-		return refuse(source, IOSHAPE_E_LIMIT, raw->name, raw->name_bytes,
+	walk->directory->folder = raw->name;
+	walk->directory->folder_bytes = (size_t)(slash - raw->name) + 1;
+	if (walk->directory->folder_bytes > FORMAT_MAX_FOLDER_BYTES)
+		return refuse(&walk->source, IOSHAPE_E_LIMIT, raw->name, raw->name_bytes,
 			      "is in a folder whose name is too long");
-	memcpy(store->folder, raw->name, store->folder_bytes);
 	return 0;
 }
 
-static int check_name(const struct format_source *source, const struct raw_entry *raw,
-		      const struct store *store)
+static int check_name(const struct walk *walk, const struct raw_entry *raw)
 {
-	if (raw->name_bytes > store->folder_bytes + IOSHAPE_MAX_NAME_BYTES)
+	const struct format_directory *directory = walk->directory;
+	const struct format_source *source = &walk->source;
+
+	if (raw->name_bytes > directory->folder_bytes + IOSHAPE_MAX_NAME_BYTES)
 		return refuse(source, IOSHAPE_E_LIMIT, raw->name, raw->name_bytes,
 			      "has a name that is too long");
 	if (!format_utf8_valid(raw->name, raw->name_bytes))
 		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
 			      "has a name that is not UTF-8");
-	if (raw->name_bytes < store->folder_bytes ||
-	    memcmp(raw->name, store->folder, store->folder_bytes))
+	if (raw->name_bytes < directory->folder_bytes ||
+	    memcmp(raw->name, directory->folder, directory->folder_bytes))
 		return refuse(
 			source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
 			"is in another folder than the first record; a torch zip has one folder");
@@ -562,60 +506,20 @@ static bool is_folder(const struct raw_entry *raw, const struct format_entry *en
 	return !entry->bytes && raw->name[raw->name_bytes - 1] == '/';
 }
 
-static int keep_name(struct store *store, const struct raw_entry *raw)
-{
-	static const char zero;
-	size_t before = store->names.bytes;
-	int ret;
-
-	ret = base_buffer_append(&store->names, raw->name, raw->name_bytes);
-	if (!ret)
-		ret = base_buffer_append(&store->names, &zero, 1);
-	if (ret)
-		store->names.bytes = before;
-	return ret;
-}
-
 /* ---- The directory --------------------------------------------------------------------------- */
 
-static int keep_entry(struct walk *walk, struct format_directory *directory,
-		      const struct raw_entry *raw, const struct format_entry *entry)
+static int walk_entry(struct walk *walk)
 {
-	struct store *store = directory->memory;
-	uint64_t room = walk->room;
-	struct format_entry *entries;
-
-	/*
-	 * The memory grows with the entries that were read, not with the count in the end record.
-	 */
-	if (directory->count == room) {
-		room = MIN(room ? room * 2 : 64, walk->end.count);
-		entries = realloc(directory->entries, room * sizeof(*entries));
-		if (!entries)
-			return base_no_memory(walk->source.error, "the directory of an archive",
-					      room * sizeof(*entries));
-		directory->entries = entries;
-		walk->room = room;
-	}
-	if (keep_name(store, raw))
-		return base_no_memory(walk->source.error, "the names of records",
-				      store->names.bytes);
-	directory->entries[directory->count++] = *entry;
-	return 0;
-}
-
-static int walk_entry(struct walk *walk, struct format_directory *directory)
-{
-	struct store *store = directory->memory;
+	struct format_directory *directory = walk->directory;
 	struct format_entry entry = { 0 };
-	struct raw_entry raw = { 0 };
+	struct raw_entry raw;
 	int ret;
 
 	ret = next_raw(walk, &raw);
-	if (!ret && !store->folder_bytes)
-		ret = take_folder(&walk->source, &raw, store);
+	if (!ret && !directory->folder_bytes)
+		ret = take_folder(walk, &raw);
 	if (!ret)
-		ret = check_name(&walk->source, &raw, store);
+		ret = check_name(walk, &raw);
 	/* This check precedes that of the sizes, which may differ in zips with other features. */
 	if (!ret)
 		ret = check_features(&walk->source, &raw);
@@ -623,24 +527,32 @@ static int walk_entry(struct walk *walk, struct format_directory *directory)
 		ret = read_place(walk, &raw, &entry);
 	if (ret || is_folder(&raw, &entry))
 		return ret;
-	if (raw.name_bytes == store->folder_bytes)
+	if (raw.name_bytes == directory->folder_bytes)
 		return refuse(&walk->source, IOSHAPE_E_DAMAGED, raw.name, raw.name_bytes,
 			      "is a folder but has contents; the directory is damaged");
-	entry.name_bytes = raw.name_bytes - (uint32_t)store->folder_bytes;
-	return keep_entry(walk, directory, &raw, &entry);
+	entry.name = raw.name + directory->folder_bytes;
+	entry.name_bytes = raw.name_bytes - (uint32_t)directory->folder_bytes;
+	directory->entries[directory->count++] = entry;
+	return 0;
 }
 
-static int walk_directory(struct walk *walk, struct format_directory *directory)
+static int compare_offsets(const void *a, const void *b)
 {
+	const struct format_entry *left = a, *right = b;
+
+	return left->header_offset < right->header_offset ?
+		       -1 :
+		       left->header_offset > right->header_offset;
+}
+
+static int walk_directory(struct walk *walk)
+{
+	struct format_directory *directory = walk->directory;
 	int ret = 0;
 
-	walk->next = walk->end.offset;
-	walk->window = malloc(WINDOW_BYTES);
-	if (!walk->window)
-		return base_no_memory(walk->source.error, "reading a directory", WINDOW_BYTES);
 	for (uint64_t i = 0; i < walk->end.count && !ret; i++)
-		ret = walk_entry(walk, directory);
-	if (!ret && (walk->at != walk->filled || walk->next != walk->end.offset + walk->end.bytes))
+		ret = walk_entry(walk);
+	if (!ret && walk->at != walk->end.bytes)
 		ret = base_refuse_with(
 			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
 			"cannot load \"%s\": its directory is longer than its %" PRIu64
@@ -651,24 +563,38 @@ static int walk_directory(struct walk *walk, struct format_directory *directory)
 			walk->source.error, IOSHAPE_E_FORMAT,
 			"cannot load \"%s\": it is a zip of empty folders, not a torch zip",
 			walk->source.path);
-	free(walk->window);
-	walk->window = NULL;
-	return ret;
+	if (ret)
+		return ret;
+	/* The final 0 replaces a byte behind the name, which was read. */
+	for (uint64_t i = 0; i < directory->count; i++)
+		directory->entries[i].name[directory->entries[i].name_bytes] = '\0';
+	/* Some tools list records in another order than that of the file. */
+	qsort(directory->entries, directory->count, sizeof(*directory->entries), compare_offsets);
+	return 0;
 }
 
-/* Points the entries to their names, which no longer move, and checks that names are unique. */
+static int read_directory(struct walk *walk)
+{
+	struct format_directory *directory = walk->directory;
+
+	/* The last byte is the final 0 of the last name. */
+	directory->memory = malloc(walk->end.bytes + 1);
+	directory->entries = malloc(walk->end.count * sizeof(*directory->entries));
+	if (!directory->memory || !directory->entries)
+		return base_no_memory(walk->source.error, "the directory of an archive",
+				      walk->end.bytes);
+	return get(&walk->source, walk->end.offset, directory->memory, walk->end.bytes);
+}
+
+/* Checks that names are unique. */
 static int index_names(const struct format_source *source, struct format_directory *directory)
 {
-	struct store *store = directory->memory;
-	char *name = (char *)store->names.data;
-	struct format_entry *entry;
+	const struct format_entry *entry;
 	int ret;
 
 	ret = format_names_new(&directory->names, directory->count);
 	for (uint64_t i = 0; i < directory->count && !ret; i++) {
 		entry = &directory->entries[i];
-		entry->name = name + store->folder_bytes;
-		name = entry->name + entry->name_bytes + 1;
 		ret = format_names_add(directory->names, entry->name, entry->name_bytes, i);
 		if (ret == -EEXIST)
 			return refuse(
@@ -684,70 +610,24 @@ static int index_names(const struct format_source *source, struct format_directo
 
 static uint64_t least_end(const struct format_directory *directory, uint64_t position)
 {
-	const struct store *store = directory->memory;
 	const struct format_entry *entry = &directory->entries[position];
 
-	return entry->header_offset + FORMAT_LOCAL_BYTES + store->folder_bytes + entry->name_bytes +
-	       entry->bytes;
-}
-
-static int compare_offsets(const void *a, const void *b, void *user)
-{
-	const struct format_entry *entries = user;
-	uint64_t left = entries[*(const uint64_t *)a].header_offset;
-	uint64_t right = entries[*(const uint64_t *)b].header_offset;
-
-	return left < right ? -1 : left > right;
-}
-
-static bool ascends(const struct format_directory *directory)
-{
-	for (uint64_t i = 1; i < directory->count; i++)
-		if (directory->entries[i].header_offset < directory->entries[i - 1].header_offset)
-			return false;
-	return true;
-}
-
-/* Sets the limits of entries that are not in the order of the file, as some tools write them. */
-static int note_limits(struct format_directory *directory)
-{
-	struct store *store = directory->memory;
-	uint64_t count = directory->count;
-	uint64_t *order;
-
-	order = malloc(count * sizeof(*order));
-	store->limits = malloc(count * sizeof(*store->limits));
-	directory->order = order;
-	if (!order || !store->limits)
-		return -ENOMEM;
-	for (uint64_t i = 0; i < count; i++)
-		order[i] = i;
-	qsort_r(order, count, sizeof(*order), compare_offsets, directory->entries);
-	for (uint64_t i = 0; i < count; i++)
-		store->limits[order[i]] = i + 1 < count ?
-						  directory->entries[order[i + 1]].header_offset :
-						  directory->offset;
-	return 0;
+	return entry->header_offset + FORMAT_LOCAL_BYTES + directory->folder_bytes +
+	       entry->name_bytes + entry->bytes;
 }
 
 /* Returns the offset of the next record's header, or of the directory. */
 static uint64_t limit_of(const struct format_directory *directory, uint64_t position)
 {
-	const struct store *store = directory->memory;
-
-	if (store->limits)
-		return store->limits[position];
 	return position + 1 < directory->count ? directory->entries[position + 1].header_offset :
 						 directory->offset;
 }
 
-static int check_overlaps(const struct format_source *source, struct format_directory *directory)
+static int check_overlaps(const struct format_source *source,
+			  const struct format_directory *directory)
 {
 	const struct format_entry *entry;
 
-	if (!ascends(directory) && note_limits(directory))
-		return base_no_memory(source->error, "the order of records",
-				      directory->count * 2 * sizeof(uint64_t));
 	for (uint64_t i = 0; i < directory->count; i++) {
 		entry = &directory->entries[i];
 		if (least_end(directory, i) > limit_of(directory, i))
@@ -763,7 +643,10 @@ static int check_overlaps(const struct format_source *source, struct format_dire
 int format_parse(struct format_directory *directory, uint64_t file_bytes, format_fetch_fn fetch,
 		 void *user, const char *path, struct base_error *error)
 {
-	struct walk walk = { .source = { file_bytes, fetch, user, path, error } };
+	struct walk walk = {
+		.source = { file_bytes, fetch, user, path, error },
+		.directory = directory,
+	};
 	int ret;
 
 	memset(directory, 0, sizeof(*directory));
@@ -771,10 +654,9 @@ int format_parse(struct format_directory *directory, uint64_t file_bytes, format
 	if (ret)
 		return ret;
 	directory->offset = walk.end.offset;
-	directory->memory = calloc(1, sizeof(struct store));
-	if (!directory->memory)
-		return base_no_memory(error, "a directory", sizeof(struct store));
-	ret = walk_directory(&walk, directory);
+	ret = read_directory(&walk);
+	if (!ret)
+		ret = walk_directory(&walk);
 	if (!ret)
 		ret = index_names(&walk.source, directory);
 	if (!ret)
@@ -818,9 +700,8 @@ int format_locate(struct format_directory *directory, uint64_t position, format_
 {
 	/* The directory's offset was found to be in the file. */
 	struct format_source source = { directory->offset, fetch, user, path, error };
-	const struct store *store = directory->memory;
 	struct format_entry *entry = &directory->entries[position];
-	size_t name_bytes = store->folder_bytes + entry->name_bytes;
+	size_t name_bytes = directory->folder_bytes + entry->name_bytes;
 	uint8_t head[FORMAT_LOCAL_BYTES + FORMAT_MAX_FULL_NAME_BYTES];
 	uint64_t data_offset;
 	int ret;
@@ -832,7 +713,7 @@ int format_locate(struct format_directory *directory, uint64_t position, format_
 		      base_get_le(head + FORMAT_LOCAL_EXTRA, 2);
 	if (base_get_le(head, 4) != FORMAT_LOCAL_SIGNATURE ||
 	    base_get_le(head + FORMAT_LOCAL_NAME, 2) != name_bytes ||
-	    memcmp(head + FORMAT_LOCAL_BYTES, entry->name - store->folder_bytes, name_bytes) ||
+	    memcmp(head + FORMAT_LOCAL_BYTES, entry->name - directory->folder_bytes, name_bytes) ||
 	    !local_agrees(head, entry) || !format_data_fits(directory, position, data_offset))
 		return base_refuse_with(
 			error, IOSHAPE_E_DAMAGED, "use another copy",
@@ -845,15 +726,8 @@ int format_locate(struct format_directory *directory, uint64_t position, format_
 
 void format_directory_free(struct format_directory *directory)
 {
-	struct store *store = directory->memory;
-
-	if (store) {
-		base_buffer_free(&store->names);
-		free(store->limits);
-		free(store);
-	}
 	format_names_free(directory->names);
-	free(directory->order);
 	free(directory->entries);
+	free(directory->memory);
 	memset(directory, 0, sizeof(*directory));
 }

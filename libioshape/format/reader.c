@@ -859,25 +859,19 @@ struct stretch {
 	struct base_buffer ranges; /* array of struct format_range */
 };
 
-/* Returns the nth record in the order of the file. */
-static uint64_t nth_record(const struct format_directory *directory, uint64_t n)
-{
-	return directory->order ? directory->order[n] : n;
-}
-
 static uint64_t data_end(const struct format_entry *entry)
 {
 	return entry->data_offset + entry->bytes;
 }
 
-/* Returns the first record, in the order of the file, that ends at or behind this offset. */
+/* Returns the first record that ends at or behind this offset. */
 static uint64_t first_record(const struct format_directory *directory, uint64_t offset)
 {
 	uint64_t from = 0, to = directory->count, middle;
 
 	while (from < to) {
 		middle = from + (to - from) / 2;
-		if (data_end(&directory->entries[nth_record(directory, middle)]) < offset)
+		if (data_end(&directory->entries[middle]) < offset)
 			from = middle + 1;
 		else
 			to = middle;
@@ -907,11 +901,11 @@ static int add_range(struct stretch *stretch, uint64_t record, uint64_t begin, u
 static int divide(struct stretch *stretch)
 {
 	const struct format_directory *directory = &stretch->reader->directory;
-	uint64_t at = stretch->begin, record, begin, end;
+	uint64_t at = stretch->begin, begin, end;
 	int ret = 0;
 
-	for (uint64_t n = first_record(directory, at); !ret && n < directory->count; n++) {
-		record = nth_record(directory, n);
+	for (uint64_t record = first_record(directory, at); !ret && record < directory->count;
+	     record++) {
 		begin = MAX(at, directory->entries[record].data_offset);
 		end = MIN(stretch->end, data_end(&directory->entries[record]));
 		if (begin > end)
@@ -932,7 +926,7 @@ static int check_headers(const struct stretch *stretch, struct base_error *error
 
 	for (uint64_t n = first_record(directory, stretch->begin); !ret && n < directory->count;
 	     n++) {
-		const struct format_entry *entry = &directory->entries[nth_record(directory, n)];
+		const struct format_entry *entry = &directory->entries[n];
 
 		if (entry->header_offset + FORMAT_LOCAL_BYTES > stretch->end)
 			break;

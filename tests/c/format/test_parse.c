@@ -231,20 +231,20 @@ static struct test_case lies = { .name = "lies" };
 TEST(lies, impossible_numbers_in_the_end_records_are_refused)
 {
 	CHECK_FIELD(end, FORMAT_END_COUNT, 2, 2,
-		    IOSHAPE_E_FORMAT); /* differs from the other count */
-	CHECK_FIELD(end, FORMAT_END_DISK, 2, 1, IOSHAPE_E_FORMAT);
-	CHECK_FIELD(end, FORMAT_END_DIRECTORY_DISK, 2, 1, IOSHAPE_E_FORMAT);
+		    IOSHAPE_E_DAMAGED); /* differs from the other count */
+	CHECK_FIELD(end, FORMAT_END_DISK, 2, 1, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(end, FORMAT_END_DIRECTORY_DISK, 2, 1, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(end, FORMAT_END_SIZE, 4, 7, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(end, FORMAT_END_OFFSET, 4, 7, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(end, FORMAT_END_COMMENT, 2, 1, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(locator, ZIP64_LOCATOR_OFFSET, 8, 0, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(locator, ZIP64_LOCATOR_OFFSET, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(locator, ZIP64_LOCATOR_DISK, 4, 1, IOSHAPE_E_FORMAT);
-	CHECK_FIELD(locator, ZIP64_LOCATOR_DISKS, 4, 2, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(locator, ZIP64_LOCATOR_DISK, 4, 1, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(locator, ZIP64_LOCATOR_DISKS, 4, 2, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(zip64_end, 0, 4, 0, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(zip64_end, ZIP64_END_LENGTH, 8, 45, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(zip64_end, ZIP64_END_LENGTH, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(zip64_end, ZIP64_END_DISK, 4, 1, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(zip64_end, ZIP64_END_DISK, 4, 1, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(zip64_end, ZIP64_END_COUNT, 8, 4, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(zip64_end, ZIP64_END_SIZE, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(zip64_end, ZIP64_END_OFFSET, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
@@ -417,7 +417,7 @@ TEST(lies, impossible_numbers_in_the_directory_are_refused)
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_PACKED, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_OFFSET, 4, ALL_ONES, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_DISK, 2, ALL_ONES, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], FORMAT_CENTRAL_DISK, 2, 1, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_DISK, 2, 1, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_OFFSET, 4, 0xfffffff0, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_OFFSET, 4, 0, IOSHAPE_E_DAMAGED); /* overlaps */
 	CHECK_FIELD(central[1], FORMAT_CENTRAL_OFFSET, 4, 60, IOSHAPE_E_DAMAGED);
@@ -562,24 +562,32 @@ TEST(well, empty_folders_of_repacking_tools_are_no_records)
 	}
 }
 
-/* The directory lists the records in reverse order. They are located, and must not overlap. */
+static void reverse(struct format_entry *entries, size_t count)
+{
+	struct format_entry swap;
+
+	for (size_t i = 0; i < count / 2; i++) {
+		swap = entries[i];
+		entries[i] = entries[count - 1 - i];
+		entries[count - 1 - i] = swap;
+	}
+}
+
+/* The directory lists the records in reverse order. They come back in the order of the file, and
+ * must not overlap. */
 TEST(well, the_directory_may_have_another_order_than_the_file)
 {
 	struct archive archive = { 0 };
 	struct format_directory directory;
-	struct format_entry swap;
 	char name[32];
 
 	for (unsigned i = 0; i < 10; i++) {
 		snprintf(name, sizeof(name), "a/%u", i);
 		archive_add(&archive, name, small_data, i, 64, false);
 	}
-	for (unsigned i = 0; i < 5; i++) {
-		swap = archive.entries[i];
-		archive.entries[i] = archive.entries[9 - i];
-		archive.entries[9 - i] = swap;
-	}
+	reverse(archive.entries, 10);
 	archive_finish(&archive);
+	reverse(archive.entries, 10);
 	parse_archive(&archive, &directory);
 	check_same(&archive, &directory, 2);
 	for (uint64_t i = 0; i < 10; i++) {
@@ -594,8 +602,9 @@ TEST(well, the_directory_may_have_another_order_than_the_file)
 	/*
 	 * The last record of the file, which is first in the directory, reaches into the directory.
 	 */
-	archive.entries[0].bytes = 200;
+	archive.entries[9].bytes = 200;
 	archive.extents[archive.extent_count - 1].bytes = 0;
+	reverse(archive.entries, 10);
 	archive_finish(&archive);
 	ck_assert_int_eq(
 		format_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),

@@ -115,7 +115,6 @@ static void make_file(enum kind kind)
 	open_reader();
 	ck_assert_int_eq(test.reader.has_index, kind == INDEXED);
 	ck_assert_int_eq(test.reader.no_checksums, kind == NO_CHECKSUMS);
-	ck_assert_int_eq(test.reader.directory.order != NULL, kind == SHUFFLED);
 }
 
 static int try_get(uint64_t offset, uint64_t bytes)
