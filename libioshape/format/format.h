@@ -429,10 +429,9 @@ struct format_range {
 /*
  * Reads ranges, in any order, in one sequential pass. With `verify`, a block that a range touches
  * only in part is read whole and verified. Records without block checksums are verified if they are
- * read whole. Ranges of one record may overlap; the overlap is read again. `stream` is the
- * reader's, which may have begun to read the ranges, or NULL. Returns 0, -ENOENT for a record that
- * does not exist, -ERANGE for a range that exceeds its record, or IOSHAPE_E_DAMAGED with the
- * position of the damage.
+ * read whole. Every range is within its record. Ranges of one record may overlap; the overlap is
+ * read again. `stream` is the reader's, which may have begun to read the ranges, or NULL. Returns
+ * 0, IOSHAPE_E_DAMAGED with the position of the damage, or another code.
  */
 int format_reader_read(const struct format_reader *reader, struct io_lane *lane,
 		       struct io_stream *stream, const struct format_range *ranges, size_t count,

@@ -393,7 +393,6 @@ struct job {
 
 	size_t *order; /* ranges that are not empty, in the order of the file */
 	size_t order_count;
-	size_t *later; /* ranges of a record that need another pass over it */
 
 	struct io_piece *pieces; /* pieces of the batch */
 	struct note *notes;      /* check of each piece */
@@ -402,8 +401,7 @@ struct job {
 
 	ioshape_progress_fn progress;
 	void *progress_user;
-	bool counting;  /* count pass: nothing is read, and bytes are added to `total` */
-	uint64_t total; /* bytes that will be read; computed if there is a callback */
+	uint64_t total; /* bytes of all ranges */
 	uint64_t done;  /* bytes of earlier batches */
 	uint64_t told;  /* bytes that the callback has been told */
 };
@@ -415,7 +413,8 @@ static int tell(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint6
 	struct job *job = user;
 
 	(void)total_bytes; /* the total of the batch */
-	job->told = job->done + done_bytes;
+	/* The rests of blocks are read, too. */
+	job->told = MIN(job->done + done_bytes, job->total);
 	return job->progress(job->progress_user, phase, job->told, job->total);
 }
 
@@ -504,13 +503,8 @@ static int make_room(struct job *job)
 
 static int add_piece(struct job *job, const struct io_piece *piece, const struct note *note)
 {
-	int ret;
+	int ret = make_room(job);
 
-	if (job->counting) {
-		job->total += piece->bytes;
-		return 0;
-	}
-	ret = make_room(job);
 	if (ret)
 		return ret;
 	job->pieces[job->piece_count] = *piece;
@@ -649,43 +643,25 @@ static int walk_ranges(struct job *job, const size_t *order, size_t count, enum 
 	return ret;
 }
 
-/* Moves ranges that do not overlap each other to the front and returns their number, which is not
- * 0. */
-static size_t take_apart(struct job *job, size_t *order, size_t count)
-{
-	size_t taken = 0, left = 0;
-	uint64_t end = 0;
-
-	for (size_t i = 0; i < count; i++) {
-		const struct format_range *range = &job->ranges[order[i]];
-
-		if (range->offset < end) {
-			job->later[left++] = order[i];
-			continue;
-		}
-		order[taken++] = order[i];
-		end = range->offset + range->bytes;
-	}
-	if (left)
-		memcpy(order + taken, job->later, left * sizeof(*order));
-	return taken;
-}
-
-/* Reads the ranges of one record, which `order` holds. Ranges that overlap others are read in
- * another pass. */
-static int walk_record(struct job *job, size_t *order, size_t count)
+/* Reads the ranges of one record, which `order` holds. A range that overlaps the one before it
+ * begins another pass. */
+static int walk_record(struct job *job, const size_t *order, size_t count)
 {
 	const enum mode mode = mode_for(job, order, count);
-	size_t taken;
+	const struct format_range *range;
+	size_t begin = 0;
 	int ret = 0;
 
-	for (size_t i = 0; !ret && i < count; i += taken) {
+	for (size_t i = 1; !ret && i <= count; i++) {
+		range = &job->ranges[order[i - 1]];
+		if (i < count && job->ranges[order[i]].offset >= range->offset + range->bytes)
+			continue;
 		/* Offsets within a batch must not decrease. */
-		if (i && !job->counting)
+		if (begin)
 			ret = flush(job);
-		taken = take_apart(job, order + i, count - i);
 		if (!ret)
-			ret = walk_ranges(job, order + i, taken, mode);
+			ret = walk_ranges(job, order + begin, i - begin, mode);
+		begin = i;
 	}
 	return ret;
 }
@@ -724,17 +700,13 @@ static int walk_all(struct job *job)
 
 static int read_all(struct job *job)
 {
-	int ret = 0;
+	int ret = walk_all(job);
 
-	job->counting = job->progress;
-	if (job->counting)
-		walk_all(job);
-	job->counting = false;
-	ret = walk_all(job);
 	if (!ret)
 		ret = flush(job);
 	/* A thread that does not call the callback may have read the last blocks. */
-	if (!ret && job->progress && job->told < job->done && tell(job, IOSHAPE_PHASE_READ, 0, 0))
+	job->done = job->total;
+	if (!ret && job->progress && job->told < job->total && tell(job, IOSHAPE_PHASE_READ, 0, 0))
 		ret = base_refuse(job->error, -ECANCELED,
 				  "reading \"%s\" was stopped by its progress callback",
 				  job->reader->input.path);
@@ -743,29 +715,18 @@ static int read_all(struct job *job)
 
 /* ---- The whole job --------------------------------------------------------------------------- */
 
+/* Checks an empty record. A range of no bytes reads nothing, but its checksum can be wrong. */
 static int check_range(const struct job *job, const struct format_range *range)
 {
-	const struct format_directory *directory = &job->reader->directory;
 	const struct format_entry *entry;
 	char shown[FORMAT_SHOWN_NAME_BYTES];
 
-	if (range->record == NO_RECORD)
+	if (!job->verify || range->record == NO_RECORD)
 		return 0;
-	if (range->record >= directory->count)
-		return base_refuse(job->error, -ENOENT,
-				   "cannot read record number %" PRIu64
-				   " of \"%s\": it has %" PRIu64 " records",
-				   range->record, job->reader->input.path, directory->count);
-	entry = &directory->entries[range->record];
+	entry = &job->reader->directory.entries[range->record];
+	if (entry->bytes || !entry->crc32)
+		return 0;
 	format_show_name(shown, entry->name, entry->name_bytes);
-	if (range->offset > entry->bytes || range->bytes > entry->bytes - range->offset)
-		return base_refuse(job->error, -ERANGE,
-				   "cannot read %" PRIu64 " bytes at offset %" PRIu64
-				   " of record '%s' of \"%s\": it has %" PRIu64 " bytes",
-				   range->bytes, range->offset, shown, job->reader->input.path,
-				   entry->bytes);
-	if (!job->verify || entry->bytes || !entry->crc32)
-		return 0;
 	base_refuse_with(job->error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
 			 "\"%s\" is damaged: record '%s' is empty but its checksum is not",
 			 job->reader->input.path, shown);
@@ -797,16 +758,15 @@ static int sort_ranges(struct job *job, size_t count)
 	int ret;
 
 	job->order = reallocarray(NULL, count, sizeof(*job->order));
-	job->later = reallocarray(NULL, count, sizeof(*job->later));
-	if (!job->order || !job->later)
-		return base_no_memory(job->error, "the order of ranges",
-				      count * 2 * sizeof(size_t));
+	if (!job->order)
+		return base_no_memory(job->error, "the order of ranges", count * sizeof(size_t));
 	for (size_t i = 0; i < count; i++) {
 		ret = check_range(job, &job->ranges[i]);
 		if (ret)
 			return ret;
 		if (job->ranges[i].bytes)
 			job->order[job->order_count++] = i;
+		job->total += job->ranges[i].bytes;
 	}
 	qsort_r(job->order, job->order_count, sizeof(*job->order), compare_ranges, job);
 	return 0;
@@ -825,7 +785,6 @@ static int run(struct job *job, size_t count)
 		ret = read_all(job);
 	free(job->notes);
 	free(job->pieces);
-	free(job->later);
 	free(job->order);
 	return ret;
 }
