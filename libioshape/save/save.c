@@ -219,19 +219,6 @@ static void help_to_copy(void *save)
 	copy_chunks(save, false);
 }
 
-static void help_to_make(void *user)
-{
-	struct ioshape_save *save = user;
-	struct base_error error = { 0 };
-	size_t promised;
-
-	pthread_mutex_lock(&save->lock);
-	promised = save->stage.admitted;
-	pthread_mutex_unlock(&save->lock);
-	/* The thread that needs the chunk reports the error. */
-	save_staging_reserve(save->stage.staging, promised, &error);
-}
-
 /* Returns how many helpers are worth starting beside the thread that copies. */
 static unsigned helpers_for(const struct ioshape_save *save)
 {
@@ -240,25 +227,15 @@ static unsigned helpers_for(const struct ioshape_save *save)
 		       save->context->config.threads - 1;
 }
 
-/*
- * Starts helpers that allocate chunks ahead of the one thread that fills them. Only that thread may
- * call the caller's functions, and new memory costs more than the copy to it.
- */
-static void make_chunks_ahead(struct ioshape_save *save, struct base_crew *crew)
-{
-	base_crew_begin(crew, helpers_for(save), help_to_make, save);
-}
-
 /* Copies the payload into chunks. Returns early if that fails, or if the writer ends. */
 static void stage_copy(struct ioshape_save *save)
 {
 	struct base_crew crew;
 
 	base_crew_init(&crew);
+	/* Only the calling thread may call the caller's functions. */
 	if (!save->request.plan.fetches)
 		base_crew_begin(&crew, helpers_for(save), help_to_copy, save);
-	else if (!save->stage.later)
-		make_chunks_ahead(save, &crew);
 	copy_chunks(save, true);
 	base_crew_finish(&crew);
 	base_crew_dismiss(&crew);
@@ -632,7 +609,6 @@ static int await_copied(struct ioshape_save *save, struct base_error *error)
 static int later_copy(struct ioshape_save *save, struct base_error *error)
 {
 	const struct save_request *request = &save->request;
-	struct base_crew crew;
 	bool at_leisure;
 	pthread_t thread;
 	int ret;
@@ -643,13 +619,8 @@ static int later_copy(struct ioshape_save *save, struct base_error *error)
 	 * the lowest priority. */
 	at_leisure = !request->plan.fetches && !request->task.file_options.deadline_ns &&
 		     !base_start_thread(&thread, copy_at_leisure, save);
-	base_crew_init(&crew);
-	if (request->plan.fetches)
-		make_chunks_ahead(save, &crew);
 	while (!at_leisure && copy_next(save))
 		;
-	base_crew_finish(&crew);
-	base_crew_dismiss(&crew);
 	ret = await_copied(save, error);
 	/* Join only now, because a thread of the lowest priority may not run again for a long
 	 * time. */

@@ -24,25 +24,10 @@ void save_staging_init(struct save_staging *pool, uint64_t limit_bytes, bool sha
 
 static int fail_shared(struct base_error *error, int code)
 {
-	switch (code) {
-	case -EMFILE:
-	case -ENFILE:
-		return base_fail_with(
-			error, code, "raise ulimit -n",
-			"cannot create shared memory for staging: no file descriptor is free");
-	case -EFBIG:
-		return base_fail_with(
-			error, code, "raise ulimit -f",
-			"cannot create shared memory for staging: it exceeds the file size limit");
-	case -ENOMEM:
-		return base_fail_with(error, code,
-				      "allow the container more memory, or lower staging_bytes",
-				      "cannot allocate %llu MiB of shared memory for staging",
-				      (unsigned long long)(SAVE_CHUNK_BYTES / MIB));
-	default:
-		return base_fail_with(error, code, "allow memfd_create, or use mode \"each\"",
-				      "cannot create shared memory for staging (memfd_create)");
-	}
+	return base_fail_with(error, code,
+			      "raise ulimit -n, ulimit -f and the container's memory, allow "
+			      "memfd_create, or use mode \"each\"",
+			      "cannot create shared memory for staging (memfd_create)");
 }
 
 /* Makes the memfd if there is none. The caller holds the lock. */

@@ -131,7 +131,7 @@ TEST(tests, without_descriptors_or_room_for_files_it_says_what_to_raise)
 	error.code = 0;
 	ck_assert_int_eq(save_staging_get(&pool, &second, &error), -EFBIG);
 	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
-	ck_assert_ptr_nonnull(strstr(error.text, "raise ulimit -f"));
+	ck_assert_ptr_nonnull(strstr(error.text, "ulimit -f"));
 	ck_assert_uint_eq(pool.made, 1);
 	error.code = 0;
 	second = get();
