@@ -1215,20 +1215,18 @@ int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t
 			size_t bytes);
 
 /**
- * Verifies the structure of a file, and a share of its data by checksums.
+ * Verifies the structure of a file, and its data by checksums.
  *
- * The structure is the directory, the index and all headers. The sample is spread evenly over the
- * file and begins at a random position. Its pieces are MiBs in files of this library, and records
- * in files of torch.save(). The call verifies even if the reader was opened with `verify` off.
+ * The structure is the directory, the index and all headers. The call verifies even if the reader
+ * was opened with `verify` off.
  *
  * @param reader  the reader
- * @param share   share of the data to verify, from 0 (structure only) to 1 (everything)
- * @return 0; IOSHAPE_E_DAMAGED for the first damage found; -ENODATA if `share` is above 0 and the
- *         file has no checksums, such as after torch's set_crc32_options(False); -EINVAL if `share`
- *         is not from 0 to 1; -ECANCELED if the progress function stopped the call; another
- *         negative code
+ * @param data    1: read all data; 0: check the structure only
+ * @return 0; IOSHAPE_E_DAMAGED for the first damage found; -ENODATA if `data` is 1 and the file has
+ *         no checksums, such as after torch's set_crc32_options(False); -ECANCELED if the progress
+ *         function stopped the call; another negative code
  */
-int ioshape_reader_verify(struct ioshape_reader *reader, double share);
+int ioshape_reader_verify(struct ioshape_reader *reader, int data);
 
 /**
  * Returns the description of a tensor.

@@ -624,81 +624,23 @@ IOSHAPE_EXPORT int ioshape_reader_get_metadata(struct ioshape_reader *reader,
 
 /* ---- Verifying ------------------------------------------------------------------------------- */
 
-/* The pieces of a file that are verified. */
-struct sample {
-	const struct ioshape_reader *reader;
-	double share;
-	uint64_t pieces;
-};
-
-/* Returns the number of records; a plain file counts as one. */
-static uint64_t entry_count(const struct ioshape_reader *reader)
+/* Compares the checksums of all records, if `data`, and checks all headers. */
+static int verify(struct ioshape_reader *reader, bool data)
 {
-	return reader->zip.plain ? 1 : record_count(reader);
-}
-
-/*
- * Returns the size of a piece, which has a checksum of its own: a block or a record. If the whole
- * file is read, pieces are records, because these are fewer. An empty record is a piece, too, since
- * its checksum can be wrong.
- */
-static uint64_t piece_bytes(const struct sample *sample, uint64_t record)
-{
-	const struct format_reader *zip = &sample->reader->zip;
-
-	return zip->has_index && sample->share < 1 ? zip->index.check_bytes :
-						     zip->directory.entries[record].bytes;
-}
-
-static uint64_t piece_count(const struct sample *sample, uint64_t record)
-{
-	const uint64_t bytes = sample->reader->zip.directory.entries[record].bytes;
-
-	return bytes ? (bytes - 1) / piece_bytes(sample, record) + 1 : 1;
-}
-
-static struct format_range piece(const struct sample *sample, uint64_t record, uint64_t number)
-{
-	const uint64_t bytes = sample->reader->zip.directory.entries[record].bytes;
-	const uint64_t length = piece_bytes(sample, record), offset = number * length;
-
-	return (struct format_range){ record, offset, MIN(length, bytes - offset), NULL };
-}
-
-/* Chooses pieces at even distances from a random start, so that repeated verifications cover the
- * whole file. */
-static size_t choose(const struct sample *sample, struct format_range *ranges, size_t room)
-{
-	const double step = 1 / sample->share, pieces = (double)sample->pieces;
-	double next = (double)(base_random() >> 11) / (double)(1ull << 53) * MIN(step, pieces);
-	uint64_t before = 0;
-	size_t count = 0;
-
-	for (uint64_t record = 0; record < entry_count(sample->reader); record++) {
-		const uint64_t own = piece_count(sample, record);
-
-		for (; count < room && next < (double)(before + own); next += step)
-			ranges[count++] = piece(sample, record, (uint64_t)next - before);
-		before += own;
-	}
-	return count;
-}
-
-static int verify_sample(struct ioshape_reader *reader, double share)
-{
-	struct sample sample = { .reader = reader, .share = share };
+	const uint64_t count = reader->zip.plain ? 1 : record_count(reader);
 	struct format_range *ranges;
-	size_t count;
-	int ret;
+	int ret = 0;
 
-	for (uint64_t record = 0; record < entry_count(reader); record++)
-		sample.pieces += piece_count(&sample, record);
-	count = (size_t)((double)sample.pieces * share) + 1;
-	ranges = calloc(count, sizeof(*ranges));
+	ranges = calloc(MAX(count, 1), sizeof(*ranges));
 	if (!ranges)
 		return base_no_memory(&reader->error, "verifying", count * sizeof(*ranges));
-	count = share > 0 ? choose(&sample, ranges, count) : 0;
-	ret = count ? read_ranges(reader, ranges, count, true) : 0;
+	for (uint64_t i = 0; i < count; i++)
+		ranges[i] = (struct format_range){
+			.record = i,
+			.bytes = reader->zip.directory.entries[i].bytes,
+		};
+	if (data && count)
+		ret = read_ranges(reader, ranges, count, true);
 	if (!ret)
 		ret = format_reader_check_headers(&reader->zip, &reader->error);
 	free(ranges);
@@ -722,21 +664,18 @@ static int refuse_to_verify(struct ioshape_reader *reader)
 				path);
 }
 
-IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double share)
+IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, int data)
 {
 	int ret = enter_reader(reader);
 
-	if (!ret && !(share >= 0 && share <= 1))
-		ret = base_refuse_with(&reader->error, -EINVAL, "give a share from 0 to 1",
-				       "cannot verify a share of %g of a file", share);
 	/* Damaged checksums hide damage in the file, even if an archive has checksums of its
 	 * own. */
 	if (!ret && reader->beside.code && reader->beside.code != -ENODATA)
 		ret = base_pass_on(&reader->error, &reader->beside);
-	if (!ret && share > 0 && reader->zip.no_checksums)
+	if (!ret && data && reader->zip.no_checksums)
 		ret = refuse_to_verify(reader);
 	if (!ret)
-		ret = verify_sample(reader, share);
+		ret = verify(reader, data);
 	return leave_reader(reader, "verify", ret);
 }
 

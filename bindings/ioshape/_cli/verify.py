@@ -22,21 +22,6 @@ if TYPE_CHECKING:
     from ioshape.types import Generation, Progress
 
 
-class _Share(click.ParamType):  # type: ignore[type-arg] # older versions of click have none
-    """The type of an option whose value is a percentage."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        try:
-            percent = float(str(value).removesuffix("%"))
-        except ValueError:
-            percent = 0.0
-        if not 0 < percent <= 100:
-            self.fail(f"{value!r} is not a percentage of a file; give one such as 5%", param, ctx)
-        return percent / 100
-
-
 def _open_step(directory: str, step: int | None) -> Generation:
     """Return the checkpoint of a step; None: the newest one."""
     from ioshape._core.config import tier_folder  # noqa: PLC0415
@@ -53,8 +38,8 @@ def _open_step(directory: str, step: int | None) -> Generation:
 class _Way(NamedTuple):
     """The way of verification."""
 
-    #: share of the data that is read, from 0 to 1
-    share: float
+    #: whether only the structure is checked
+    quick: bool
     #: whether a progress bar is shown
     with_bar: bool
 
@@ -83,7 +68,7 @@ def _outcome(
         "path": path,
         "state": state,
         "error": error_text,
-        "share": way.share,
+        "quick": way.quick,
         "bytes": n_bytes,
         "seconds": round(time.perf_counter() - begin, 6),
     }
@@ -94,7 +79,7 @@ def _failed(path: str, state: str, sentence: str) -> dict[str, Any]:
         "path": path,
         "state": state,
         "error": sentence,
-        "share": 0.0,
+        "quick": True,
         "bytes": None,
         "seconds": 0.0,
     }
@@ -104,7 +89,7 @@ def _verify_file(path: str, way: _Way) -> dict[str, Any]:
     import ioshape  # noqa: PLC0415
 
     def verify(tell: Callable[[Progress], object] | None) -> int:
-        ioshape.verify(path, share=way.share, progress=tell)
+        ioshape.verify(path, quick=way.quick, progress=tell)
         return Path(path).stat().st_size
 
     return _outcome(path, verify, way)
@@ -113,7 +98,7 @@ def _verify_file(path: str, way: _Way) -> dict[str, Any]:
 def _verify_checkpoint(path: str, way: _Way) -> dict[str, Any]:
     from ioshape._group.dcp_contents import verify  # noqa: PLC0415
 
-    return _outcome(path, lambda tell: verify(path, share=way.share, progress=tell), way)
+    return _outcome(path, lambda tell: verify(path, quick=way.quick, progress=tell), way)
 
 
 def _verify_generation(directory: str, step: int | None, way: _Way) -> dict[str, Any]:
@@ -121,7 +106,7 @@ def _verify_generation(directory: str, step: int | None, way: _Way) -> dict[str,
 
     def verify(tell: Callable[[Progress], object] | None) -> int:
         generation = _open_step(directory, step)
-        generation.verify(share=way.share, progress=tell)
+        generation.verify(quick=way.quick, progress=tell)
         return generation.n_bytes
 
     return _outcome(name, verify, way)
@@ -155,12 +140,6 @@ def _generations(
         yield _failed(directory, "unreadable", reason(directory, FileNotFoundError()))
 
 
-def _ok(share: float) -> str:
-    if share == 1:
-        return "ok, "
-    return f"ok in the sample, {100 * share:g}% of " if share else "structure ok, "
-
-
 @click.command(short_help="Verify every checksum in files and checkpoints.")
 @files_argument
 @click.option(
@@ -171,12 +150,6 @@ def _ok(share: float) -> str:
 )
 @click.option("--all", "every_one", is_flag=True, help="In directories, verify every checkpoint.")
 @click.option("--quick", is_flag=True, help="Check only the structure; read no data.")
-@click.option(
-    "--sample",
-    metavar="P%",
-    type=_Share(),
-    help="Read only this share of the data, spread evenly, a different part each time.",
-)
 @click.option("-q", "--quiet", is_flag=True, help="Print only problems.")
 @json_option
 def command(
@@ -184,7 +157,6 @@ def command(
     step: int | None,
     every_one: bool,
     quick: bool,
-    sample: float | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -204,16 +176,12 @@ def command(
     ioshape verify checkpoints/*.pt
     ioshape verify --quiet latest.pt && train --resume latest.pt
     ioshape verify --all checkpoints/
-    ioshape verify --sample 5% checkpoints/
 
     Exit code: 0 if every file is ok; 1 if one is damaged, cannot be read, or has no checksums.
     """
     if step is not None and every_one:
         raise click.UsageError("give --step N or --all, not both")
-    if quick and sample is not None:
-        raise click.UsageError("give --quick or --sample P%, not both")
-    share = 0.0 if quick else 1.0 if sample is None else sample
-    way = _Way(share, with_bar=not quiet and not as_json and sys.stderr.isatty())
+    way = _Way(quick, with_bar=not quiet and not as_json and sys.stderr.isatty())
 
     from ioshape._group.dcp_contents import is_checkpoint  # noqa: PLC0415
 
@@ -234,7 +202,8 @@ def command(
         if outcome["error"]:
             say(outcome["error"])
         elif not quiet:
-            say(f"{outcome['path']}: {_ok(share)}{human_size(outcome['bytes'])}")
+            state = "structure ok" if quick else "ok"
+            say(f"{outcome['path']}: {state}, {human_size(outcome['bytes'])}")
     if as_json:
         say_json(seen)
     return int(any(outcome["error"] for outcome in seen))

@@ -204,13 +204,13 @@ def _item(name: str, item: Any, parts: dict[str, list[Part]]) -> Item:
 
 
 def verify(
-    path: str, *, share: float = 1.0, progress: Callable[[Progress], object] | None = None
+    path: str, *, quick: bool = False, progress: Callable[[Progress], object] | None = None
 ) -> int:
     """Read all data of a checkpoint and compare all checksums; return the number of bytes.
 
     Args:
         path: The directory of the checkpoint.
-        share: The share of the data that is read, from 1 (all) to 0 (none: structure only).
+        quick: Whether to check only the structure.
         progress: Is called with a Progress after each shard.
 
     Raises:
@@ -222,7 +222,7 @@ def verify(
     _check_apart(os.path.join(path, DESCRIPTION), parts)  # noqa: PTH118
     total, done = sum(part.n_bytes for part in parts), 0
     for part in parts:
-        _verify(path, part, share)
+        _verify(path, part, quick)
         done += part.n_bytes
         if progress is not None:
             progress(Progress("read", done, total))
@@ -242,11 +242,11 @@ def _check_apart(path: str, parts: list[Part]) -> None:
             )
 
 
-def _verify(path: str, part: Part, share: float) -> None:
+def _verify(path: str, part: Part, quick: bool) -> None:
     name = os.path.join(path, part.file)  # noqa: PTH118
     try:
         with Reader(name, part=(part.offset, part.n_bytes), operation="verify") as reader:
-            reader.verify(share)
+            reader.verify(quick=quick)
     except FormatError:
         if not part.is_transformed:
             raise

@@ -177,16 +177,15 @@ class Generation:
             )
 
     def verify(
-        self, *, share: float = 1.0, progress: Callable[[Progress], object] | None = None
+        self, *, quick: bool = False, progress: Callable[[Progress], object] | None = None
     ) -> None:
         """Read the checkpoint and compare all checksums, those of the manifest included.
 
         The method returns if all checksums are right.
 
         Args:
-            share: The share of the data that is read, from 1 (all) to 0 (none). With 0 only the
-                manifest, the sizes of the files and the structure of each shard are checked. The
-                checksums of the manifest are compared only with 1.
+            quick: Whether to check only the manifest, the sizes of the files and the structure of
+                each shard. Default: read all data.
             progress: Is called with a Progress at intervals; an exception in it stops the call.
 
         Raises:
@@ -194,15 +193,15 @@ class Generation:
             StorageError: The checkpoint does not exist any more, or could not be read.
         """
         if self.mode == "dcp":
-            contents.verify(self.path, share=share, progress=progress)
+            contents.verify(self.path, quick=quick, progress=progress)
             return
         with _open(self, operation="verify") as handle:
-            if share == 1:
+            if not quick:
                 handle.verify(progress)
                 return
             for rank in range(self.ranks):
                 with handle.reader(handle.part(rank), progress=progress) as reader:
-                    reader.verify(share)
+                    reader.verify(quick=True)
 
 
 class Handle(Owner):

@@ -177,7 +177,7 @@ def _inspect(name: str) -> Contents:
 def verify(
     path: str | os.PathLike[str],
     *,
-    share: float = 1.0,
+    quick: bool = False,
     progress: Callable[[Progress], object] | None = None,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> None:
@@ -187,9 +187,7 @@ def verify(
 
     Args:
         path: The path of a torch zip, or of any file with checksums beside it.
-        share: The share of the data to read, from 1 (all) to 0 (the structure of the archive only).
-            A smaller share is spread evenly over the file, at other offsets in each call. Default:
-            1.
+        quick: Whether to check only the structure of the archive. Default: read all data.
         progress: A function that is called with a Progress from time to time. An exception in it
             stops the call, which raises it. Default: none.
         tier: As in load(). Default: the setting "tier".
@@ -200,10 +198,10 @@ def verify(
         FormatError: The file is not a torch zip, and has no valid checksums beside it.
         StorageError: The file could not be read. Its errno is ENODATA if the file has no checksums.
     """
-    nearest(os.fspath(path), tier_folder(tier), lambda name: _verify(name, share, progress))
+    nearest(os.fspath(path), tier_folder(tier), lambda name: _verify(name, quick, progress))
 
 
-def _verify(name: str, share: float, progress: Callable[[Progress], object] | None) -> None:
+def _verify(name: str, quick: bool, progress: Callable[[Progress], object] | None) -> None:
     found = _header_of(name, "verify")[0] if is_safetensors(name) else None
     with Reader(name, operation="verify", progress=progress, any_format=True) as reader:
         if not reader.is_torch_zip and not reader.has_checksums and found is None:
@@ -211,7 +209,7 @@ def _verify(name: str, share: float, progress: Callable[[Progress], object] | No
                 reader.verify()  # raises an error that says why those checksums are not valid
             Reader(name, operation="verify").close()  # raises an error that says what is wrong
         try:
-            reader.verify(share)
+            reader.verify(quick=quick)
         except DamagedError as error:
             named = name_damage(error) if found is None else _name_in_safetensors(error, found)
             raise named from None

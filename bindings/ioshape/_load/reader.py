@@ -220,6 +220,6 @@ class Reader(Owner):
         with self._teller.telling(told):
             self._check(lib.ioshape_reader_load_records(self._pointer, listed, len(requests)))
 
-    def verify(self, share: float = 1.0) -> None:
-        """Read a share of the data, from 0 to 1, and compare its checksums."""
-        self._check(lib.ioshape_reader_verify(self._pointer, share))
+    def verify(self, *, quick: bool = False) -> None:
+        """Read the data and compare its checksums. With `quick` check only the structure."""
+        self._check(lib.ioshape_reader_verify(self._pointer, not quick))

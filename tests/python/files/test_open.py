@@ -450,7 +450,7 @@ def test_checksums_lie_beside_the_file_as_the_documentation_says(n_bytes: int, p
         assert file.has_checksums
         assert file.read() == DATA[:n_bytes]
     ioshape.verify(path)
-    ioshape.verify(path, share=0.5)
+    ioshape.verify(path, quick=True)
 
 
 def test_damage_is_found_where_it_lies(path: Path) -> None:
@@ -567,9 +567,9 @@ def test_damaged_checksums_do_not_silently_switch_verification_off(
     [warning] = caplog.records
     assert warning.levelno == logging.WARNING
     assert "file.ioshape-sums" in warning.getMessage()
-    for share in (1.0, 0.5, 0.0):
+    for quick in (False, True):
         with pytest.raises(ioshape.DamagedError, match=r"file\.ioshape-sums.*is damaged") as caught:
-            ioshape.verify(path, share=share)
+            ioshape.verify(path, quick=quick)
         assert caught.value.remedy
 
 
@@ -581,14 +581,14 @@ def test_every_bit_of_the_checksums_counts(path: Path) -> None:
         damaged[bit // 8] ^= 1 << bit % 8
         sums_of(path).write_bytes(damaged)
         with pytest.raises(ioshape.DamagedError):
-            ioshape.verify(path, share=0.0)
+            ioshape.verify(path, quick=True)
         sums_of(path).write_bytes(intact)
     ioshape.verify(path)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.0])
+@pytest.mark.parametrize("quick", [False, True])
 def test_damaged_checksums_count_beside_files_that_can_be_checked_otherwise(
-    share: float, tmp_path: Path
+    quick: bool, tmp_path: Path
 ) -> None:
     archive = tmp_path / "a.pt"
     with ioshape.open(archive, "wb", checksums=True) as file:
@@ -596,10 +596,10 @@ def test_damaged_checksums_count_beside_files_that_can_be_checked_otherwise(
     safetensors = tmp_path / "a.safetensors"
     ioshape.safetensors.save_file({"a": torch.ones(3)}, safetensors, checksums=True)
     for one in (archive, safetensors):
-        ioshape.verify(one, share=share)
+        ioshape.verify(one, quick=quick)
         flip(sums_of(one), 41)
         with pytest.raises(ioshape.DamagedError, match="ioshape-sums"):
-            ioshape.verify(one, share=share)
+            ioshape.verify(one, quick=quick)
 
 
 def test_a_file_of_its_old_time_and_another_length_is_damaged(path: Path) -> None:

@@ -52,7 +52,7 @@ class Reader:
         return memory.raw
 
     def verify(self) -> int:
-        return int(library().ioshape_reader_verify(self.handle, ctypes.c_double(1)))
+        return int(library().ioshape_reader_verify(self.handle, 1))
 
     def why_no_tensors(self) -> str:
         request = ctypes.c_uint64()
