@@ -206,17 +206,11 @@ static bool all_checksums_zero(const struct format_directory *directory)
 	return any_bytes;
 }
 
-static int open_once(struct format_reader *reader, const char *path, uint64_t base, uint64_t bytes,
-		     enum ioshape_direct direct, struct base_error *error)
+static int open_zip(struct format_reader *reader, struct base_error *error)
 {
-	struct opening opening = { .reader = reader, .error = error };
+	struct opening opening = { reader, reader->input.path, error };
 	int ret;
 
-	memset(reader, 0, sizeof(*reader));
-	ret = io_input_open(&reader->input, path, base, bytes, direct, error);
-	if (ret)
-		return ret;
-	opening.path = reader->input.path;
 	ret = format_parse(&reader->directory, reader->input.bytes, fetch, &opening, opening.path,
 			   error);
 	if (!ret)
@@ -226,8 +220,6 @@ static int open_once(struct format_reader *reader, const char *path, uint64_t ba
 		ret = reader->has_index ? look_at_header(reader, 0, error) : locate_all(&opening);
 	if (!ret && !reader->has_index)
 		reader->no_checksums = all_checksums_zero(&reader->directory);
-	if (ret)
-		format_reader_close(reader);
 	return ret;
 }
 
@@ -236,14 +228,16 @@ static int open_once(struct format_reader *reader, const char *path, uint64_t ba
 /* Name of the only record. It is never modified. */
 static char no_name[1];
 
-static int add_only_entry(struct format_reader *reader)
+static int open_plain(struct format_reader *reader, struct base_error *error)
 {
 	struct format_directory *directory = &reader->directory;
 	const uint64_t bytes = reader->input.bytes;
 
+	reader->plain = true;
+	reader->no_checksums = true;
 	directory->entries = malloc(sizeof(*directory->entries));
 	if (!directory->entries || format_names_new(&directory->names, 0))
-		return -ENOMEM;
+		return base_no_memory(error, "a reader", sizeof(*reader));
 	/* No header precedes the end, where a directory would begin. */
 	directory->entries[0] = (struct format_entry){
 		.name = no_name,
@@ -255,8 +249,14 @@ static int add_only_entry(struct format_reader *reader)
 	return 0;
 }
 
-static int open_plain_once(struct format_reader *reader, const char *path, uint64_t base,
-			   uint64_t bytes, enum ioshape_direct direct, struct base_error *error)
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+/* Reads what an open file contains. */
+typedef int (*open_fn)(struct format_reader *reader, struct base_error *error);
+
+/* Tries to open a file once. After a failure there is nothing to free. */
+static int open_once(struct format_reader *reader, const char *path, uint64_t base, uint64_t bytes,
+		     enum ioshape_direct direct, open_fn open, struct base_error *error)
 {
 	int ret;
 
@@ -264,19 +264,11 @@ static int open_plain_once(struct format_reader *reader, const char *path, uint6
 	ret = io_input_open(&reader->input, path, base, bytes, direct, error);
 	if (ret)
 		return ret;
-	reader->plain = true;
-	reader->no_checksums = true;
-	if (!add_only_entry(reader))
-		return 0;
-	format_reader_close(reader);
-	return base_no_memory(error, "a reader", sizeof(*reader));
+	ret = open(reader, error);
+	if (ret)
+		format_reader_close(reader);
+	return ret;
 }
-
-/* ---- Opening --------------------------------------------------------------------------------- */
-
-/* Tries to open a file once. After a failure there is nothing to free. */
-typedef int (*open_fn)(struct format_reader *reader, const char *path, uint64_t base,
-		       uint64_t bytes, enum ioshape_direct direct, struct base_error *error);
 
 /* Opens a file again until it is the file that the name leads to. */
 static int open_latest(struct format_reader *reader, const char *path, uint64_t base,
@@ -292,7 +284,7 @@ static int open_latest(struct format_reader *reader, const char *path, uint64_t 
 	 * files are not retried, because the part could not belong to another file. */
 	for (int tries = 0; tries < MOST_TRIES; tries++) {
 		memset(&why, 0, sizeof(why));
-		ret = open(reader, path, base, bytes, direct, &why);
+		ret = open_once(reader, path, base, bytes, direct, open, &why);
 		if (ret != -ESTALE || base || bytes)
 			break;
 		io_look_anew(AT_FDCWD, path);
@@ -307,13 +299,13 @@ static int open_latest(struct format_reader *reader, const char *path, uint64_t 
 int format_reader_open(struct format_reader *reader, const char *path, uint64_t base,
 		       uint64_t bytes, enum ioshape_direct direct, struct base_error *error)
 {
-	return open_latest(reader, path, base, bytes, direct, open_once, error);
+	return open_latest(reader, path, base, bytes, direct, open_zip, error);
 }
 
 int format_reader_open_plain(struct format_reader *reader, const char *path, uint64_t base,
 			     uint64_t bytes, enum ioshape_direct direct, struct base_error *error)
 {
-	return open_latest(reader, path, base, bytes, direct, open_plain_once, error);
+	return open_latest(reader, path, base, bytes, direct, open_plain, error);
 }
 
 int format_reader_add_checksums(struct format_reader *reader, struct format_checksums *checksums,

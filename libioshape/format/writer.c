@@ -766,8 +766,8 @@ struct format_sink format_sink_of_member(struct format_writer *bundle)
 
 /* ---- Length of an archive -------------------------------------------------------------------- */
 
-static void add_to_directory(struct format_length *length, size_t name_bytes, uint64_t bytes,
-			     const struct format_place *place)
+static int add_placed(struct format_length *length, size_t name_bytes, uint64_t bytes,
+		      const struct format_place *place)
 {
 	const struct format_entry entry = {
 		.name_bytes = (uint32_t)name_bytes,
@@ -775,9 +775,11 @@ static void add_to_directory(struct format_length *length, size_t name_bytes, ui
 		.header_offset = place->header_offset,
 	};
 
-	length->directory_bytes += directory_bytes(&entry, 1) - directory_bytes(NULL, 0);
+	length->directory_bytes += entries_bytes(&entry, 1);
 	length->records++;
 	length->checks += (bytes + FORMAT_CHECK_BYTES - 1) / FORMAT_CHECK_BYTES;
+	length->cursor = place->data_offset + bytes + format_descriptor_bytes(place->zip64);
+	return length->cursor > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
 }
 
 int format_length_add(struct format_length *length, size_t name_bytes, uint64_t bytes,
@@ -787,11 +789,7 @@ int format_length_add(struct format_length *length, size_t name_bytes, uint64_t 
 	int ret = place_record(length->cursor, name_bytes, bytes,
 			       alignment ? alignment : format_default_alignment(bytes), &place);
 
-	if (ret)
-		return ret;
-	add_to_directory(length, name_bytes, bytes, &place);
-	length->cursor = place.end;
-	return 0;
+	return ret ? ret : add_placed(length, name_bytes, bytes, &place);
 }
 
 int format_length_add_member(struct format_length *length, size_t name_bytes, uint64_t bytes,
@@ -800,11 +798,7 @@ int format_length_add_member(struct format_length *length, size_t name_bytes, ui
 	struct format_place place;
 	int ret = place_member(length->cursor, name_bytes, alignment, &place);
 
-	if (ret)
-		return ret;
-	add_to_directory(length, name_bytes, bytes, &place);
-	length->cursor = place.data_offset + bytes + format_descriptor_bytes(true);
-	return length->cursor > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+	return ret ? ret : add_placed(length, name_bytes, bytes, &place);
 }
 
 int format_length_add_index(struct format_length *length, const struct format_index *given)

@@ -511,7 +511,7 @@ static int join(struct group_part *part, struct group_attempt *attempt, struct b
 	ret = make_room(part, error);
 	return ret ? ret :
 		     group_attempt_join(attempt, group->near, part->step, part->plan.attempt,
-					group->job, save_log(group->context), error);
+					group->job, save_settings(group->context).log, error);
 }
 
 /* Tells rank 0 whether this node has free space. Called on the other ranks. */
@@ -574,7 +574,7 @@ static struct files files_of(const struct group_part *part, enum ioshape_mode mo
 {
 	const uint32_t count = group_count_files(part, mode);
 	const struct save_expected expected = {
-		.request = &save_config(part->group->context)->layout,
+		.request = &save_settings(part->group->context).io->layout,
 		.bytes = bytes / count,
 		.files = count,
 	};
@@ -596,7 +596,7 @@ static struct files files_of(const struct group_part *part, enum ioshape_mode mo
 static void choose_mode(struct group_part *part, const struct group_attempt *attempt)
 {
 	struct ioshape_group *group = part->group;
-	const uint32_t asked_capacity = save_slots_config(group->context)->asked_capacity;
+	const uint32_t asked_capacity = save_settings(group->context).slots->asked_capacity;
 	struct group_plan *plan = &part->plan;
 	struct fs_facts storage;
 	struct files files;
@@ -630,7 +630,7 @@ static void remove_dead_attempts(void *user)
 
 	if (io_folder_open(&directory, group_place_of(part), NULL))
 		return;
-	group_tidy(&directory, group->job, NULL, NULL, save_log(group->context));
+	group_tidy(&directory, group->job, NULL, NULL, save_settings(group->context).log);
 	io_folder_close(&directory);
 }
 
@@ -657,7 +657,7 @@ static int begin_attempt(struct group_part *part, struct group_attempt *attempt,
 	if (ret)
 		return ret;
 	ret = group_attempt_begin(attempt, group_place_of(part), part->step, group->job,
-				  save_log(group->context), error);
+				  save_settings(group->context).log, error);
 	if (ret)
 		return ret;
 	continue_serials(part, attempt);

@@ -949,7 +949,7 @@ int group_prune(struct ioshape_context *context, const char *path, const char *j
 	struct pruning pruning = {
 		.directory = IO_NO_FOLDER,
 		.options = options,
-		.log = save_log(context),
+		.log = save_settings(context).log,
 	};
 	struct base_budget budget = base_budget_begin();
 	int ret = group_open_directory(&pruning.directory, path, error);
@@ -957,7 +957,8 @@ int group_prune(struct ioshape_context *context, const char *path, const char *j
 	/* Only a save of the job has a budget, because it must not wait until everything is
 	 * removed. */
 	if (!ret && !options->dry_run)
-		group_tidy(&pruning.directory, job, NULL, job ? &budget : NULL, save_log(context));
+		group_tidy(&pruning.directory, job, NULL, job ? &budget : NULL,
+			   save_settings(context).log);
 	if (!ret)
 		ret = prune(&pruning, error);
 	io_folder_close(&pruning.directory);

@@ -109,7 +109,7 @@ static int open_store(struct ioshape_group *group, const struct store_ops *ops,
 
 static int open_board(struct ioshape_group *group, struct base_error *error)
 {
-	const char *pool_name = save_pool_name(group->context);
+	const char *pool_name = save_settings(group->context).pool_name;
 	const struct store_ops *ops;
 	int ret;
 
@@ -467,7 +467,7 @@ static void find_own_place(struct ioshape_group *group)
 	snprintf(own->node_key, sizeof(own->node_key), "%08x %s",
 		 (unsigned)base_hash_text(group->node ? group->node : ""), place);
 	snprintf(own->where, sizeof(own->where), "%.40s, process %ld",
-		 group->node ? group->node : save_slots_config(group->context)->identity.node,
+		 group->node ? group->node : save_settings(group->context).slots->identity.node,
 		 (long)getpid());
 }
 
@@ -492,7 +492,7 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 	trimmed = strndup(directory, bytes);
 	group->token = strdup(options->token && *options->token ?
 				      options->token :
-				      save_slots_config(group->context)->identity.job);
+				      save_settings(group->context).slots->identity.job);
 	if (options->node && *options->node)
 		group->node = strdup(options->node);
 	group->ranks = calloc(options->ranks, sizeof(*group->ranks));
@@ -575,7 +575,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	group->owner = getpid();
 	group->context = context;
 	group->options = options;
-	group->coordinator = *save_slots_config(context);
+	group->coordinator = *save_settings(context).slots;
 	group->deadline_ns = base_ms_to_ns(options.deadline_ms);
 	pthread_mutex_init(&group->beginning, NULL);
 	pthread_mutex_init(&group->lock, NULL);
@@ -584,7 +584,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	if (!ret) {
 		find_own_place(group);
 		snprintf(group->ranks[options.rank].domain, GROUP_WHERE_BYTES, "%s",
-			 save_slots_config(context)->identity.node);
+			 save_settings(context).slots->identity.node);
 		group->ranks[options.rank].has_tier = group->has_tiers = options.tier != NULL;
 		ret = io_folder_make(group->directory, error);
 	}
@@ -599,7 +599,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 		free_group(group);
 		return ret;
 	}
-	base_log(save_log(context), IOSHAPE_LOG_DEBUG,
+	base_log(save_settings(context).log, IOSHAPE_LOG_DEBUG,
 		 "%s: rank %u of %u, on %u nodes, messages through %s", group->directory,
 		 options.rank, options.ranks, group->node_count,
 		 group->board ? group->board->ops->id : "nothing");

@@ -184,7 +184,7 @@ static int open_found(struct ioshape_generation *generation, const char *path, c
 		ret = group_open_step(&generation->found, &generation->directory, *step, error);
 	else if (!ret)
 		ret = open_newest(&generation->found, &generation->directory,
-				  save_log(generation->context), error);
+				  save_settings(generation->context).log, error);
 	if (ret)
 		return ret;
 	slash = strrchr(generation->found.folder.path, '/');
@@ -522,7 +522,8 @@ static int open_file(const struct verifying *verifying, uint32_t file, const cha
 	*path = path_of(generation, file);
 	if (!*path)
 		return base_no_memory(error, "a path", 1);
-	ret = io_input_open(input, *path, 0, 0, save_config(generation->context)->direct, error);
+	ret = io_input_open(input, *path, 0, 0, save_settings(generation->context).io->direct,
+			    error);
 	if (ret == -ENOENT)
 		explain_missing(generation, *path, error);
 	if (ret)
@@ -564,7 +565,8 @@ static int verify_file(struct verifying *verifying, uint32_t file, struct base_e
 
 static int open_lane(struct verifying *verifying, struct base_error *error)
 {
-	return io_lane_open(&verifying->lane, save_config(verifying->generation->context), error);
+	return io_lane_open(&verifying->lane, save_settings(verifying->generation->context).io,
+			    error);
 }
 
 /* ---- Verifying: shards ----------------------------------------------------------------------- */
@@ -712,7 +714,8 @@ static void begin_search(struct ioshape_group *group, struct search *search,
 	if (!group_has_tiers(group) && group->near &&
 	    list_place(&search->near, group->near, &search->unseen) &&
 	    search->unseen.code != -ENOENT)
-		base_log(save_log(group->context), IOSHAPE_LOG_WARNING, "%s", search->unseen.text);
+		base_log(save_settings(group->context).log, IOSHAPE_LOG_WARNING, "%s",
+			 search->unseen.text);
 	list_place(&search->there, group->directory, failure);
 }
 
@@ -976,7 +979,7 @@ static void pass_over(const struct ioshape_group *group, struct search *search,
 
 	unusable_add(&search->unusable, &found->failure);
 	if (!options->intact && !group->options.rank)
-		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
+		base_log(save_settings(group->context).log, IOSHAPE_LOG_WARNING,
 			 "skipping checkpoint %llu of %s: %s", (unsigned long long)found->step,
 			 directory_of(group, found), found->failure.text);
 	if (!options->intact)

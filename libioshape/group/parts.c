@@ -128,13 +128,13 @@ static int await_taken(void *sender, uint64_t offset, struct base_error *error)
  */
 static int open_window(struct sending *sending, struct base_error *error)
 {
+	struct save_staging *pool = save_shared_pool(sending->part->group->context);
 	const struct save_task *task = sending->part->task;
 	size_t wanted = MIN(save_chunks_for(task->payload_bytes), WINDOW_CHUNKS);
 	int ret = 0;
 
 	while (!ret && sending->chunks < wanted) {
-		ret = save_shared_get(sending->part->group->context,
-				      &sending->window[sending->chunks], error);
+		ret = save_staging_get(pool, &sending->window[sending->chunks], error);
 		sending->chunks += !ret;
 	}
 	return ret;
@@ -142,8 +142,10 @@ static int open_window(struct sending *sending, struct base_error *error)
 
 static void close_window(struct sending *sending)
 {
+	struct save_staging *pool = save_shared_pool(sending->part->group->context);
+
 	while (sending->chunks)
-		save_shared_put(sending->part->group->context, sending->window[--sending->chunks]);
+		save_staging_put(pool, sending->window[--sending->chunks]);
 }
 
 /* Finds the next free bytes of the window, *bytes at most. Their offset within a page is the one

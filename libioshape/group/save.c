@@ -418,7 +418,7 @@ static void retain(const struct group_part *part)
 	if (!options.keep_last || part->plan.near)
 		return;
 	if (group_prune(group->context, group->directory, group->job, &options, NULL, &why))
-		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
+		base_log(save_settings(group->context).log, IOSHAPE_LOG_WARNING,
 			 "old checkpoints of %s were not removed: %s", group->directory, why.text);
 }
 
@@ -670,7 +670,7 @@ static void report_group(const struct group_part *part, uint64_t begin_ns, doubl
 	report->repeated_bytes = part->plan.repeated_bytes;
 	snprintf(report->mode, sizeof(report->mode), "%s", modes[part->plan.mode]);
 	snprintf(report->why, sizeof(report->why), "%s", part->plan.why);
-	base_log(save_log(part->group->context), IOSHAPE_LOG_DEBUG,
+	base_log(save_settings(part->group->context).log, IOSHAPE_LOG_DEBUG,
 		 "%s: %llu bytes read to find identical shards", part->task->path,
 		 (unsigned long long)part->hashed_bytes);
 }

@@ -37,24 +37,14 @@ int save_enter_path(const struct ioshape_context *context, const char *path, voi
 
 /* ---- Settings of the context ----------------------------------------------------------------- */
 
-const struct base_log *save_log(const struct ioshape_context *context)
+struct save_settings save_settings(const struct ioshape_context *context)
 {
-	return &context->log;
-}
-
-const struct io_config *save_config(const struct ioshape_context *context)
-{
-	return &context->config;
-}
-
-const struct slots_config *save_slots_config(const struct ioshape_context *context)
-{
-	return &context->slots.config;
-}
-
-const char *save_pool_name(const struct ioshape_context *context)
-{
-	return context->slots.pool_name;
+	return (struct save_settings){
+		.log = &context->log,
+		.io = &context->config,
+		.slots = &context->slots.config,
+		.pool_name = context->slots.pool_name,
+	};
 }
 
 /* ---- Lanes kept from save to save ------------------------------------------------------------ */

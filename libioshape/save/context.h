@@ -49,11 +49,6 @@ int save_staging_admit(struct save_staging *pool, size_t chunks,
 		       struct base_error *error);
 /* Ends the promise of some chunks, which were put back or never taken. */
 void save_staging_leave(struct save_staging *pool, size_t chunks);
-/* Takes a promised chunk. -ENOMEM: there is no memory for it after all. */
-int save_staging_get(struct save_staging *pool, struct save_chunk **chunk,
-		     struct base_error *error);
-/* Puts a chunk back, which is kept for later. */
-void save_staging_put(struct save_staging *pool, struct save_chunk *chunk);
 /* Makes and prefaults chunks until `chunks` exist. save_staging_trim() frees unused ones. */
 int save_staging_reserve(struct save_staging *pool, size_t chunks, struct base_error *error);
 void save_staging_trim(struct save_staging *pool);
@@ -104,7 +99,7 @@ struct ioshape_context {
 	pthread_cond_t saves_change;
 	struct io_lane *lanes[SAVE_KEPT_LANES];
 	size_t lane_count;
-	char *tidied[SAVE_KEPT_DIRECTORIES];
+	uint64_t tidied[SAVE_KEPT_DIRECTORIES]; /* hashes of their paths */
 	size_t tidied_count;
 	TAILQ_HEAD(, save_order) orders;       /* saves under way, oldest first */
 	struct save_seen_list saved, loaded;   /* newest file of each checkpoint family */

@@ -318,25 +318,41 @@ int save_space_check(const struct save_space *space, struct io_notes *notes,
 
 /* ---- Removing stale temporary files ---------------------------------------------------------- */
 
-static bool should_tidy(struct ioshape_context *context, const char *path)
+/* Hashes the directory of a path. If two directories collide, one is not tidied. */
+static uint64_t hash_directory(const char *path)
 {
 	char *directory = base_directory_of(path);
-	bool known = !directory;
+	const uint64_t hash = directory ? base_hash_text(directory) : 0;
+
+	free(directory);
+	return hash;
+}
+
+/* Returns the position of a directory among the tidied ones, or their number. The caller holds the
+ * lock. */
+static size_t find_tidied(const struct ioshape_context *context, uint64_t hash)
+{
+	size_t i = 0;
+
+	while (i < context->tidied_count && context->tidied[i] != hash)
+		i++;
+	return i;
+}
+
+static bool should_tidy(struct ioshape_context *context, const char *path)
+{
+	const uint64_t hash = hash_directory(path);
+	bool fresh;
 
 	pthread_mutex_lock(&context->lock);
-	for (size_t i = 0; !known && i < context->tidied_count; i++)
-		known = !strcmp(context->tidied[i], directory);
 	/* With so many directories, the job saves into ever new ones, which contain no stale
 	 * files. */
-	if (!known && context->tidied_count < SAVE_KEPT_DIRECTORIES) {
-		context->tidied[context->tidied_count++] = directory;
-		directory = NULL;
-	} else {
-		known = true;
-	}
+	fresh = find_tidied(context, hash) == context->tidied_count &&
+		context->tidied_count < SAVE_KEPT_DIRECTORIES;
+	if (fresh)
+		context->tidied[context->tidied_count++] = hash;
 	pthread_mutex_unlock(&context->lock);
-	free(directory);
-	return !known;
+	return fresh;
 }
 
 /* Decides whether a save removes what dead processes left in its directory. The first save into a
@@ -354,18 +370,13 @@ static struct base_budget *begin_tidying(struct ioshape_context *context, const 
 /* Makes the next save into the directory remove the rest. */
 static void tidy_again(struct ioshape_context *context, const char *path)
 {
-	char *directory = base_directory_of(path), *tidied = NULL;
+	size_t i;
 
 	pthread_mutex_lock(&context->lock);
-	for (size_t i = 0; directory && !tidied && i < context->tidied_count; i++) {
-		if (strcmp(context->tidied[i], directory) != 0)
-			continue;
-		tidied = context->tidied[i];
+	i = find_tidied(context, hash_directory(path));
+	if (i < context->tidied_count)
 		context->tidied[i] = context->tidied[--context->tidied_count];
-	}
 	pthread_mutex_unlock(&context->lock);
-	free(tidied);
-	free(directory);
 }
 
 /* Ends what begin_tidying() began. If the budget was too small, the next save continues. `budget`
@@ -958,8 +969,7 @@ static int make(struct save_directory *directory, const char *path, struct base_
 	if (ret)
 		return ret;
 	tidying = begin_tidying(context, directory->path, &budget);
-	ret = io_new_folder_make(&directory->made, directory->path, tidying, save_log(context),
-				 error);
+	ret = io_new_folder_make(&directory->made, directory->path, tidying, &context->log, error);
 	end_tidying(context, directory->path, tidying);
 	return ret;
 }
@@ -1018,7 +1028,7 @@ void save_directory_free(struct save_directory *directory)
 {
 	if (!directory || save_enter(directory->context, NULL))
 		return;
-	io_new_folder_close(&directory->made, save_log(directory->context));
+	io_new_folder_close(&directory->made, &directory->context->log);
 	free(directory->path);
 	free(directory);
 }

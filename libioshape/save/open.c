@@ -202,8 +202,6 @@ IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
 	save_slots_destroy(&context->slots);
 	save_staging_destroy(&context->pool);
 	save_staging_destroy(&context->shared_pool);
-	for (size_t i = 0; i < context->tidied_count; i++)
-		free(context->tidied[i]);
 	save_seen_forget(context);
 	pthread_cond_destroy(&context->saves_change);
 	pthread_mutex_destroy(&context->lock);

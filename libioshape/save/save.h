@@ -23,12 +23,14 @@ int save_enter_path(const struct ioshape_context *context, const char *path, voi
 		    size_t options_bytes, const void *given, const char *what,
 		    struct base_error *error);
 
-/* Return the settings with which the context was opened. They belong to the context. The pool's
- * name may be NULL. */
-const struct base_log *save_log(const struct ioshape_context *context);
-const struct io_config *save_config(const struct ioshape_context *context);
-const struct slots_config *save_slots_config(const struct ioshape_context *context);
-const char *save_pool_name(const struct ioshape_context *context);
+/* Settings with which a context was opened. They belong to the context. */
+struct save_settings {
+	const struct base_log *log;
+	const struct io_config *io;
+	const struct slots_config *slots;
+	const char *pool_name; /* may be NULL */
+};
+struct save_settings save_settings(const struct ioshape_context *context);
 
 /*
  * Makes a path absolute, so that it stays valid if the working directory changes. Resolves symbolic
@@ -268,6 +270,8 @@ void save_stop_background_of(struct ioshape_context *context, const void *owner)
 /* Size of a chunk, the unit of staging memory. */
 #define SAVE_CHUNK_BYTES (16 * MIB)
 
+struct save_staging;
+
 struct save_chunk {
 	struct save_chunk *next;
 	uint8_t *memory;
@@ -281,11 +285,13 @@ static inline uint64_t save_chunks_for(uint64_t bytes)
 
 /* Fills in the memfd that contains all shared staging memory. It belongs to the context. */
 int save_shared_fd(struct ioshape_context *context, int *fd, struct base_error *error);
-/* Takes a chunk in addition to those of saves, and above their limit. save_shared_put() gives it
- * back. */
-int save_shared_get(struct ioshape_context *context, struct save_chunk **chunk,
-		    struct base_error *error);
-void save_shared_put(struct ioshape_context *context, struct save_chunk *chunk);
+/* Returns the pool of shared staging memory. Its chunks may be taken above the limit of saves. */
+struct save_staging *save_shared_pool(struct ioshape_context *context);
+/* Takes a chunk; saves take promised ones. -ENOMEM: there is no memory for it after all. */
+int save_staging_get(struct save_staging *pool, struct save_chunk **chunk,
+		     struct base_error *error);
+/* Puts a chunk back, which is kept for later. */
+void save_staging_put(struct save_staging *pool, struct save_chunk *chunk);
 /* Finds the position in the memfd of bytes that the save is reading. Returns false if they are not
  * in staging memory. */
 bool save_find_staged(const struct ioshape_save *save, const void *data, uint64_t *offset);

@@ -285,13 +285,7 @@ int save_shared_fd(struct ioshape_context *context, int *fd, struct base_error *
 	return ret ? fail_shared(error, ret) : 0;
 }
 
-int save_shared_get(struct ioshape_context *context, struct save_chunk **chunk,
-		    struct base_error *error)
+struct save_staging *save_shared_pool(struct ioshape_context *context)
 {
-	return save_staging_get(&context->shared_pool, chunk, error);
-}
-
-void save_shared_put(struct ioshape_context *context, struct save_chunk *chunk)
-{
-	save_staging_put(&context->shared_pool, chunk);
+	return &context->shared_pool;
 }

@@ -434,7 +434,7 @@ static int put_directory_in_place(struct carry *carry, struct io_new_folder *mad
 /* Copies a directory with everything in it, which appears atomically. */
 static int carry_folder(struct carry *carry, struct base_error *error)
 {
-	const struct base_log *log = save_log(carry->tier->context);
+	const struct base_log *log = save_settings(carry->tier->context).log;
 	const struct ioshape_drain_options *options = carry->options;
 	struct base_budget tidying = base_budget_begin();
 	struct io_new_folder made;
@@ -496,7 +496,7 @@ static bool is_in_place(struct gathering *gathering)
 static bool is_given_up(const struct gathering *gathering)
 {
 	const struct carry *carry = gathering->carry;
-	const struct base_log *log = save_log(carry->tier->context);
+	const struct base_log *log = save_settings(carry->tier->context).log;
 	struct io_clock clock = { .directory_fd = carry->tier->root.fd };
 
 	return io_is_abandoned(&clock, carry->copy.modified) &&
@@ -824,7 +824,7 @@ static void trim(const struct ioshape_tier *tier, const char *path)
 			tier_discard(tier, entry, &bytes, &error);
 	}
 	if (error.code)
-		base_log(save_log(tier->context), IOSHAPE_LOG_WARNING, "%s", error.text);
+		base_log(save_settings(tier->context).log, IOSHAPE_LOG_WARNING, "%s", error.text);
 	tier_journal_free(&journal);
 }
 
@@ -869,7 +869,7 @@ static void prune(const struct carry *carry)
 		return;
 	directory = base_directory_of(entry->path);
 	if (directory && group_prune(context, directory, NULL, &options, NULL, &error))
-		base_log(save_log(context), IOSHAPE_LOG_WARNING, "%s", error.text);
+		base_log(save_settings(context).log, IOSHAPE_LOG_WARNING, "%s", error.text);
 	free(directory);
 }
 
@@ -891,10 +891,10 @@ static void tell_result(const struct drain *drain, const struct tier_entry *entr
 {
 	if (result == IOSHAPE_DRAINED_FAILED) {
 		base_leave(why->code, "drain", entry->path, why);
-		base_log(save_log(drain->tier->context), IOSHAPE_LOG_WARNING,
+		base_log(save_settings(drain->tier->context).log, IOSHAPE_LOG_WARNING,
 			 "\"%s\" was not drained: %s", entry->path, why->text);
 	} else if (result != IOSHAPE_DRAINED) {
-		base_log(save_log(drain->tier->context), IOSHAPE_LOG_INFO,
+		base_log(save_settings(drain->tier->context).log, IOSHAPE_LOG_INFO,
 			 "\"%s\" is not drained: %s", entry->path,
 			 result == IOSHAPE_DRAINED_WAITS     ? why->text :
 			 result == IOSHAPE_DRAINED_OVERTAKEN ? "a later save is drained instead" :

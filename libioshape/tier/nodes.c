@@ -489,7 +489,7 @@ static bool agrees(const struct offer *offer, const struct parity_record *record
 {
 	if (records_agree(&offer->spread->record, record))
 		return true;
-	base_log(save_log(offer->group->context), IOSHAPE_LOG_WARNING,
+	base_log(save_settings(offer->group->context).log, IOSHAPE_LOG_WARNING,
 		 "cannot use \"%s/%s\": another parity file there has different sets of nodes",
 		 offer->generation->folder.path, name);
 	return false;
@@ -576,7 +576,7 @@ static void offer_one(const struct ioshape_group *group, const struct group_gene
 	struct offer offer = { group, generation, &offers->all[offers->count] };
 
 	if (generation->manifest.rank_count != group->options.ranks) {
-		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
+		base_log(save_settings(group->context).log, IOSHAPE_LOG_WARNING,
 			 "%s was saved by %u ranks, and this job has %u: it can be loaded after it "
 			 "has been drained",
 			 generation->folder.path, generation->manifest.rank_count,

@@ -155,7 +155,7 @@ static int found_name(void *user, const char *name, struct base_error *error)
 		return base_fail(error, ret, "cannot read \"%s/%s\"", journal->path, name);
 	if (!ret && parse_text(text, &entry, &path))
 		return add_entry(listing, &entry, path, error);
-	base_log(save_log(listing->tier->context), IOSHAPE_LOG_WARNING,
+	base_log(save_settings(listing->tier->context).log, IOSHAPE_LOG_WARNING,
 		 "\"%s/%s\" is ignored: it is not a journal entry", journal->path, name);
 	return 0;
 }
