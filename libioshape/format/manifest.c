@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Encodes and decodes the manifest of a group's checkpoint: JSON of one schema. It is written in
- * one layout and read strictly, front to back. Decoding allocates only the result. Pure; the text
- * is untrusted, and fuzzed (tests/c/fuzz/fuzz_manifest.c).
+ * Encodes and decodes the manifest of a group's checkpoint: JSON in one layout, literal for
+ * literal. Decoding allocates only the result. Pure; the text is untrusted, and fuzzed
+ * (tests/c/fuzz/fuzz_manifest.c).
  *
  * No JSON library reads it, because Debian 12 has no yyjson, and jansson builds a tree first. For a
  * manifest of a million ranks (96 MB) jansson takes five times as long as this parser with all
@@ -27,12 +27,13 @@
  * the problem. */
 static const char *name_problem(const char *name)
 {
-	size_t bytes = strlen(name);
+	size_t bytes =
+		strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
 
-	if (!bytes || bytes > FORMAT_MAX_FILE_NAME_BYTES || !format_utf8_valid(name, bytes))
-		return "the name of a file is empty, too long or not UTF-8";
-	if (strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, "..") ||
-	    !strcmp(name, FORMAT_MANIFEST_NAME))
+	if (!bytes || bytes > FORMAT_MAX_FILE_NAME_BYTES || name[bytes])
+		return "the name of a file is empty, too long or has other characters than "
+		       "letters, digits, '.', '_' and '-'";
+	if (!strcmp(name, ".") || !strcmp(name, "..") || !strcmp(name, FORMAT_MANIFEST_NAME))
 		return "a file is not in the checkpoint's directory";
 	return NULL;
 }
@@ -299,17 +300,15 @@ int format_manifest_encode(struct base_buffer *out, const struct format_manifest
 	return ret;
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------ */
-
-#define MOST_NAME_BYTES 64u /* longest name of a member */
+/* ---- Parsing --------------------------------------------------------------------------------- */
 
 struct text {
 	const char *at, *end;
 	const char *problem; /* after a failure: what is wrong at `at` */
 };
 
-/* Each of the following functions reads one value, after optional white space. It returns 0 or the
- * code of fail(). After a failure nothing more can be read. */
+/* The following functions return 0 or the code of fail(). After a failure nothing more can be
+ * read. Those that read a value first expect the literal `before` it. */
 
 static int fail(struct text *text, int code, const char *problem)
 {
@@ -329,75 +328,19 @@ static char peek(const struct text *text)
 	return text->at < text->end ? *text->at : '\0';
 }
 
-static void skip_space(struct text *text)
+static bool comes(const struct text *text, const char *literal)
 {
-	while (text->at < text->end && memchr(" \t\n\r", *text->at, 4))
-		text->at++;
+	const size_t bytes = strlen(literal);
+
+	return (size_t)(text->end - text->at) >= bytes && !memcmp(text->at, literal, bytes);
 }
 
-/* Skips white space and takes the next character if it is this one. Returns whether it was. */
-static bool take(struct text *text, char character)
+static int expect(struct text *text, const char *literal)
 {
-	skip_space(text);
-	if (peek(text) != character)
-		return false;
-	text->at++;
-	return true;
-}
-
-/* Reads an escape after its backslash. Accepts only what format_json_put_string() writes. */
-static int read_escape(struct text *text, char *character)
-{
-	static const char letters[] = "\"\\bfnrt", characters[] = "\"\\\b\f\n\r\t";
-	const char *letter = peek(text) ? strchr(letters, peek(text)) : NULL;
-	unsigned code = 0;
-
-	if (letter) {
-		text->at++;
-		*character = characters[letter - letters];
-		return 0;
-	}
-	if (text->end - text->at < 5 || memcmp(text->at, "u00", 3))
-		return malformed(text, "an unknown escape");
-	for (int i = 3; i < 5; i++) {
-		const char digit = text->at[i];
-
-		if (digit >= '0' && digit <= '9')
-			code = code * 16 + (unsigned)(digit - '0');
-		else if (digit >= 'a' && digit <= 'f')
-			code = code * 16 + (unsigned)(digit - 'a') + 10;
-		else
-			return malformed(text, "an unknown escape");
-	}
-	if (!code || code >= 0x20)
-		return malformed(text, "an unknown escape");
-	text->at += 5;
-	*character = (char)code;
+	if (!comes(text, literal))
+		return malformed(text, "it is not laid out as ioshape writes it");
+	text->at += strlen(literal);
 	return 0;
-}
-
-/* Reads a string into `into`, zero-terminated, in at most `room` bytes with the final 0. */
-static int read_string(struct text *text, char *into, size_t room)
-{
-	size_t bytes = 0;
-	int ret;
-
-	if (!take(text, '"'))
-		return malformed(text, "a string was expected");
-	for (; peek(text) != '"'; bytes++) {
-		if ((unsigned char)peek(text) < 0x20)
-			return malformed(text,
-					 "a string is not terminated, or has a control character");
-		if (bytes + 1 == room)
-			return fail(text, IOSHAPE_E_LIMIT, "a string is too long");
-		into[bytes] = *text->at++;
-		ret = into[bytes] == '\\' ? read_escape(text, &into[bytes]) : 0;
-		if (ret)
-			return ret;
-	}
-	text->at++;
-	into[bytes] = '\0';
-	return format_utf8_valid(into, bytes) ? 0 : malformed(text, "a string is not UTF-8");
 }
 
 static bool is_digit(char character)
@@ -406,177 +349,63 @@ static bool is_digit(char character)
 }
 
 /* Reads a whole number without a sign. */
-static int read_u64(struct text *text, void *into)
+static int read_u64(struct text *text, const char *before, uint64_t *value)
 {
-	uint64_t value = 0;
+	int ret = expect(text, before);
 
-	skip_space(text);
+	*value = 0;
+	if (ret)
+		return ret;
 	if (!is_digit(peek(text)))
 		return malformed(text, "a whole number was expected");
 	if (*text->at == '0' && text->end - text->at > 1 && is_digit(text->at[1]))
 		return malformed(text, "a number begins with 0");
 	for (; is_digit(peek(text)); text->at++)
-		if (__builtin_mul_overflow(value, 10, &value) ||
-		    __builtin_add_overflow(value, (uint64_t)(*text->at - '0'), &value))
+		if (__builtin_mul_overflow(*value, 10, value) ||
+		    __builtin_add_overflow(*value, (uint64_t)(*text->at - '0'), value))
 			return malformed(text, "a number does not fit into 64 bits");
-	if (peek(text) && strchr(".eE", peek(text)))
-		return malformed(text, "a whole number was expected");
-	memcpy(into, &value, sizeof(value));
 	return 0;
 }
 
-static int read_i64(struct text *text, void *into)
+static int read_i64(struct text *text, const char *before, int64_t *value)
 {
-	const bool negative = take(text, '-');
 	uint64_t digits = 0;
-	int64_t value;
-	int ret = read_u64(text, &digits);
+	bool negative;
+	int ret = expect(text, before);
 
 	if (ret)
 		return ret;
-	if (digits > (uint64_t)INT64_MAX + negative)
-		return malformed(text, "a number does not fit into 64 bits");
-	value = (int64_t)(negative ? -digits : digits);
-	memcpy(into, &value, sizeof(value));
-	return 0;
-}
-
-static bool take_word(struct text *text, const char *word)
-{
-	const size_t bytes = strlen(word);
-
-	skip_space(text);
-	if ((size_t)(text->end - text->at) < bytes || memcmp(text->at, word, bytes) != 0)
-		return false;
-	text->at += bytes;
-	return true;
-}
-
-static int read_bool(struct text *text, void *into)
-{
-	bool *value = into;
-
-	*value = take_word(text, "true");
-	return *value || take_word(text, "false") ? 0 :
-						    malformed(text, "true or false was expected");
-}
-
-/* Skips any value, as for a member of a later version. It looks only at strings and brackets. */
-static int skip_value(struct text *text, void *into)
-{
-	const char *begin;
-	unsigned depth = 0;
-	bool in_string = false;
-
-	(void)into;
-	skip_space(text);
-	begin = text->at;
-	for (; text->at < text->end; text->at++) {
-		if (in_string && *text->at == '\\' && text->at + 1 < text->end)
-			text->at++;
-		else if (*text->at == '"')
-			in_string = !in_string;
-		else if (in_string)
-			continue;
-		else if (*text->at == '[' || *text->at == '{')
-			depth++;
-		else if (!depth && (*text->at == ',' || *text->at == ']' || *text->at == '}'))
-			return text->at > begin ? 0 : malformed(text, "a value was expected");
-		else if (*text->at == ']' || *text->at == '}')
-			depth--;
-	}
-	return malformed(text, "a value is not terminated");
-}
-
-/* Member of an object: `read` reads its value to this offset of the object's struct. */
-struct member {
-	const char *name;
-	int (*read)(struct text *text, void *into);
-	size_t offset;
-};
-
-static int read_member(struct text *text, const struct member *members, size_t count,
-		       unsigned *seen, void *into)
-{
-	char name[MOST_NAME_BYTES + 1];
-	int ret = read_string(text, name, sizeof(name));
-
-	if (!ret && !take(text, ':'))
-		ret = malformed(text, "a colon was expected");
-	for (size_t i = 0; !ret && i < count; i++) {
-		if (strcmp(name, members[i].name) != 0)
-			continue;
-		if (*seen & 1u << i)
-			return malformed(text, "an object has a member twice");
-		*seen |= 1u << i;
-		return members[i].read(text, (char *)into + members[i].offset);
-	}
-	return ret ? ret : skip_value(text, NULL);
-}
-
-/* Takes a comma or the closing bracket, and sets *more if it was a comma. */
-static int go_on(struct text *text, char bracket, bool *more)
-{
-	*more = take(text, ',');
-	return *more || take(text, bracket) ?
-		       0 :
-		       malformed(text, "a comma or a closing bracket was expected");
-}
-
-/* Reads an object. Of the known members, the first `needed` are required. */
-static int read_object(struct text *text, const struct member *members, size_t count, size_t needed,
-		       void *into)
-{
-	unsigned seen = 0;
-	bool more;
-	int ret = 0;
-
-	if (!take(text, '{'))
-		return malformed(text, "an object was expected");
-	more = !take(text, '}');
-	while (!ret && more) {
-		ret = read_member(text, members, count, &seen, into);
-		if (!ret)
-			ret = go_on(text, '}', &more);
-	}
-	for (size_t i = 0; !ret && i < needed; i++)
-		if (!(seen & 1u << i))
-			ret = malformed(text, "an object lacks a member");
+	negative = comes(text, "-");
+	ret = read_u64(text, negative ? "-" : "", &digits);
+	if (!ret && digits > (uint64_t)INT64_MAX + negative)
+		ret = malformed(text, "a number does not fit into 64 bits");
+	*value = (int64_t)(negative ? -digits : digits);
 	return ret;
 }
 
-static int read_array(struct text *text, int (*read)(struct text *text, void *into), void *into)
+/* Reads a string without escapes into `into`, in at most `room` bytes with the final 0, and its
+ * closing quote. */
+static int read_word(struct text *text, const char *before, char *into, size_t room)
 {
-	bool more;
-	int ret = 0;
+	size_t bytes = 0;
+	int ret = expect(text, before);
 
-	if (!take(text, '['))
-		return malformed(text, "an array was expected");
-	more = !take(text, ']');
-	while (!ret && more) {
-		ret = read(text, into);
-		if (!ret)
-			ret = go_on(text, ']', &more);
+	for (; !ret && peek(text) != '"'; text->at++) {
+		if ((unsigned char)peek(text) < 0x20)
+			return malformed(text,
+					 "a string is not terminated, or has a control character");
+		if (bytes + 1 == room)
+			return fail(text, IOSHAPE_E_LIMIT, "a string is too long");
+		into[bytes++] = *text->at;
 	}
-	return ret;
+	into[bytes] = '\0';
+	return ret ? ret : expect(text, "\"");
 }
 
-/* ---- Decoding -------------------------------------------------------------------------------- */
-
-/* State of the decoder. */
-struct decoding {
-	struct format_manifest manifest;
-	uint64_t version;
-	struct base_buffer files, parts; /* memory of manifest.files and manifest.parts */
-};
-
-/* ---- Values ---------------------------------------------------------------------------------- */
-
-static int read_crc32(struct text *text, void *into)
+static int read_crc32(struct text *text, const char *before, uint32_t *crc)
 {
-	uint32_t *crc = into;
 	char digits[CRC_BYTES];
-	int ret = read_string(text, digits, sizeof(digits));
+	int ret = read_word(text, before, digits, sizeof(digits));
 
 	if (ret)
 		return ret;
@@ -586,125 +415,94 @@ static int read_crc32(struct text *text, void *into)
 	return 0;
 }
 
-static int read_version(struct text *text, void *into)
-{
-	uint64_t *version = into;
-	int ret = read_u64(text, version);
-
-	if (!ret && *version != FORMAT_MANIFEST_VERSION &&
-	    *version != FORMAT_MANIFEST_REPEATS_VERSION)
-		ret = fail(text, -EOPNOTSUPP, "its version is not supported");
-	return ret;
-}
-
-static int read_mode(struct text *text, void *into)
-{
-	uint32_t *mode = into;
-	char word[16];
-	int ret = read_string(text, word, sizeof(word));
-
-	for (uint32_t i = 0; i < ARRAY_LENGTH(mode_words) && !ret; i++)
-		if (mode_words[i] && !strcmp(word, mode_words[i]))
-			*mode = i;
-	if (!ret && !*mode)
-		ret = malformed(text, "the mode is unknown");
-	return ret;
-}
-
-static int read_attempt(struct text *text, void *into)
-{
-	return read_string(text, into, sizeof(((struct format_manifest *)into)->attempt));
-}
-
-static int read_name(struct text *text, void *into)
-{
-	char read[FORMAT_MAX_FILE_NAME_BYTES + 1], **name = into;
-	int ret = read_string(text, read, sizeof(read));
-
-	if (ret)
-		return ret;
-	*name = strdup(read);
-	return *name ? 0 : -ENOMEM;
-}
-
 /* ---- Files and shards ------------------------------------------------------------------------ */
 
-static int read_file(struct text *text, void *user)
+/* State of the decoder. */
+struct decoding {
+	struct format_manifest manifest;
+	uint64_t version;
+	struct base_buffer files, parts; /* memory of manifest.files and manifest.parts */
+};
+
+#define LIST_END "\n  ],\n"
+
+static int read_file(struct decoding *decoding, struct text *text)
 {
-	static const struct member members[] = {
-		{ "name", read_name, offsetof(struct format_manifest_file, name) },
-		{ "bytes", read_u64, offsetof(struct format_manifest_file, bytes) },
-		{ "crc32", read_crc32, offsetof(struct format_manifest_file, crc32) },
-		{ "bundle", read_bool, offsetof(struct format_manifest_file, bundle) },
-	};
-	struct decoding *decoding = user;
 	struct format_manifest *manifest = &decoding->manifest;
-	const struct format_manifest_file none = { .name = NULL };
+	struct format_manifest_file file = { .name = NULL };
+	char name[FORMAT_MAX_FILE_NAME_BYTES + 1];
 	void *files;
+	int ret;
 
 	if (manifest->file_count == FORMAT_MAX_RANKS)
 		return fail(text, IOSHAPE_E_LIMIT, "it has too many files");
-	if (base_buffer_append(&decoding->files, &none, sizeof(none)))
+	ret = expect(text, manifest->file_count ? "," : "");
+	if (!ret)
+		ret = read_word(text, "\n    {\"name\": \"", name, sizeof(name));
+	if (!ret)
+		ret = read_u64(text, ", \"bytes\": ", &file.bytes);
+	if (!ret)
+		ret = read_crc32(text, ", \"crc32\": \"", &file.crc32);
+	if (!ret) {
+		file.bundle = comes(text, ", \"bundle\": true}");
+		ret = expect(text, file.bundle ? ", \"bundle\": true}" : ", \"bundle\": false}");
+	}
+	if (ret)
+		return ret;
+	file.name = strdup(name);
+	if (!file.name || base_buffer_append(&decoding->files, &file, sizeof(file))) {
+		free(file.name);
 		return -ENOMEM;
+	}
 	files = decoding->files.data;
 	manifest->files = files;
-	return read_object(text, members, ARRAY_LENGTH(members), ARRAY_LENGTH(members),
-			   &manifest->files[manifest->file_count++]);
+	manifest->file_count++;
+	return 0;
 }
 
-static int read_files(struct text *text, void *into)
+static int read_part(struct decoding *decoding, struct text *text)
 {
-	return read_array(text, read_file, into);
-}
-
-#define NO_RANK UINT64_MAX
-
-/* A shard with the numbers as JSON has them, in 64 bits. */
-struct wide_part {
-	struct format_manifest_part part;
-	uint64_t rank, file, same;
-};
-
-static int read_part(struct text *text, void *user)
-{
-	static const struct member members[] = {
-		{ "rank", read_u64, offsetof(struct wide_part, rank) },
-		{ "file", read_u64, offsetof(struct wide_part, file) },
-		{ "offset", read_u64, offsetof(struct wide_part, part.offset) },
-		{ "bytes", read_u64, offsetof(struct wide_part, part.bytes) },
-		{ "crc32", read_crc32, offsetof(struct wide_part, part.crc32) },
-		{ "same", read_u64, offsetof(struct wide_part, same) },
-	};
-	const size_t needed = ARRAY_LENGTH(members) - 1;
-	struct decoding *decoding = user;
 	struct format_manifest *manifest = &decoding->manifest;
-	struct wide_part wide = { .same = NO_RANK };
+	struct format_manifest_part part = { .file = 0 };
+	uint64_t rank, file, same;
 	void *parts;
 	int ret;
 
 	if (manifest->rank_count == FORMAT_MAX_RANKS)
 		return fail(text, IOSHAPE_E_LIMIT, "it has too many ranks");
-	ret = read_object(text, members, ARRAY_LENGTH(members), needed, &wide);
+	ret = expect(text, manifest->rank_count ? "," : "");
+	if (!ret)
+		ret = read_u64(text, "\n    {\"rank\": ", &rank);
+	/* This order ensures that each rank occurs exactly once. */
+	if (!ret && rank != manifest->rank_count)
+		ret = malformed(text, "a rank is missing, duplicate or out of order");
+	if (!ret)
+		ret = read_u64(text, ", \"file\": ", &file);
+	if (!ret)
+		ret = read_u64(text, ", \"offset\": ", &part.offset);
+	if (!ret)
+		ret = read_u64(text, ", \"bytes\": ", &part.bytes);
+	if (!ret)
+		ret = read_crc32(text, ", \"crc32\": \"", &part.crc32);
 	if (ret)
 		return ret;
-	/* This order ensures that each rank occurs exactly once. */
-	if (wide.rank != manifest->rank_count)
-		return malformed(text, "a rank is missing, duplicate or out of order");
 	/* check_manifest() compares it with the number of files, when all files are read. */
-	wide.part.file = (uint32_t)MIN(wide.file, UINT32_MAX);
-	wide.part.repeats = wide.same != NO_RANK;
-	wide.part.same = (uint32_t)MIN(wide.same, UINT32_MAX);
-	if (base_buffer_append(&decoding->parts, &wide.part, sizeof(wide.part)))
+	part.file = (uint32_t)MIN(file, UINT32_MAX);
+	part.repeats = comes(text, ", \"same\": ");
+	if (part.repeats) {
+		ret = read_u64(text, ", \"same\": ", &same);
+		part.same = (uint32_t)MIN(same, UINT32_MAX);
+	}
+	if (!ret)
+		ret = expect(text, "}");
+	if (ret)
+		return ret;
+	if (base_buffer_append(&decoding->parts, &part, sizeof(part)))
 		return -ENOMEM;
 	parts = decoding->parts.data;
 	manifest->parts = parts;
 	manifest->rank_count++;
 	return 0;
-}
-
-static int read_parts(struct text *text, void *into)
-{
-	return read_array(text, read_part, into);
 }
 
 /* ---- The whole manifest ---------------------------------------------------------------------- */
@@ -716,29 +514,68 @@ static void fill_serial(struct format_manifest *manifest)
 		manifest->serial = MIN((uint64_t)manifest->saved, FORMAT_MAX_SERIAL / 1000) * 1000;
 }
 
+/* Reads the numbers between the version and the mode. */
+static int read_numbers(struct format_manifest *manifest, struct text *text)
+{
+	int ret = read_u64(text, ",\n  \"step\": ", &manifest->step);
+
+	if (!ret)
+		ret = read_i64(text, ",\n  \"saved\": ", &manifest->saved);
+	/* Version 0.1 did not write it. */
+	if (!ret && comes(text, ",\n  \"serial\": "))
+		ret = read_u64(text, ",\n  \"serial\": ", &manifest->serial);
+	fill_serial(manifest);
+	return ret;
+}
+
+static int read_mode(struct format_manifest *manifest, struct text *text)
+{
+	char word[16];
+	int ret = read_word(text, ",\n  \"mode\": \"", word, sizeof(word));
+
+	for (uint32_t i = 0; i < ARRAY_LENGTH(mode_words) && !ret; i++)
+		if (mode_words[i] && !strcmp(word, mode_words[i]))
+			manifest->mode = i;
+	if (!ret && !manifest->mode)
+		ret = malformed(text, "the mode is unknown");
+	return ret;
+}
+
+/* Reads everything behind the version, up to the checksum, which check_frame() has verified. */
+static int read_rest(struct decoding *decoding, struct text *text)
+{
+	struct format_manifest *manifest = &decoding->manifest;
+	int ret = read_numbers(manifest, text);
+
+	if (!ret)
+		ret = read_mode(manifest, text);
+	if (!ret)
+		ret = read_word(text, ",\n  \"attempt\": \"", manifest->attempt,
+				sizeof(manifest->attempt));
+	if (!ret)
+		ret = expect(text, ",\n  \"files\": [");
+	while (!ret && !comes(text, LIST_END))
+		ret = read_file(decoding, text);
+	if (!ret)
+		ret = expect(text, LIST_END "  \"parts\": [");
+	while (!ret && !comes(text, LIST_END))
+		ret = read_part(decoding, text);
+	if (!ret)
+		ret = expect(text, LIST_END);
+	if (!ret && text->end - text->at != TAIL_BYTES)
+		ret = malformed(text, "it has extra text at its end");
+	return ret;
+}
+
 static int decode(struct decoding *decoding, struct text *text)
 {
-	/* check_frame() has verified the format and the checksum. */
-	static const struct member members[] = {
-		{ "format", skip_value, 0 },
-		{ "version", read_version, offsetof(struct decoding, version) },
-		{ "step", read_u64, offsetof(struct decoding, manifest.step) },
-		{ "saved", read_i64, offsetof(struct decoding, manifest.saved) },
-		{ "mode", read_mode, offsetof(struct decoding, manifest.mode) },
-		{ "attempt", read_attempt, offsetof(struct decoding, manifest.attempt) },
-		{ "files", read_files, 0 },
-		{ "parts", read_parts, 0 },
-		{ "crc32", skip_value, 0 },
-		{ "serial", read_u64, offsetof(struct decoding, manifest.serial) },
-	};
-	/* Version 0.1 did not write the last member. */
-	const size_t needed = ARRAY_LENGTH(members) - 1;
-	int ret = read_object(text, members, ARRAY_LENGTH(members), needed, decoding);
+	int ret = read_u64(text, HEAD, &decoding->version);
 
-	skip_space(text);
-	if (!ret && text->at < text->end)
-		ret = malformed(text, "it has extra text at its end");
-	fill_serial(&decoding->manifest);
+	if (!ret && decoding->version != FORMAT_MANIFEST_VERSION &&
+	    decoding->version != FORMAT_MANIFEST_REPEATS_VERSION)
+		ret = fail(text, -EOPNOTSUPP, "its version is not supported");
+	if (!ret)
+		ret = read_rest(decoding, text);
 	if (!ret && decoding->version != version_of(&decoding->manifest))
 		text->problem = "its version does not match its contents";
 	else if (!ret)
@@ -811,25 +648,14 @@ int format_manifest_decode(struct format_manifest *manifest, const char *text, s
 
 /* ---- The head of a manifest ------------------------------------------------------------------ */
 
-static int stop(struct text *text, void *into)
-{
-	(void)text;
-	(void)into;
-	return -ECANCELED;
-}
-
 uint64_t format_manifest_peek_serial(const char *text, size_t bytes)
 {
-	/* The encoder writes these numbers before the files. */
-	static const struct member members[] = {
-		{ "saved", read_i64, offsetof(struct format_manifest, saved) },
-		{ "serial", read_u64, offsetof(struct format_manifest, serial) },
-		{ "files", stop, 0 },
-	};
 	struct text rest = { text, text + bytes, NULL };
 	struct format_manifest head = { .serial = 0 };
-	int ret = read_object(&rest, members, ARRAY_LENGTH(members), 0, &head);
+	uint64_t version;
+	int ret = read_u64(&rest, HEAD, &version);
 
-	fill_serial(&head);
-	return ret == -ECANCELED ? head.serial : UINT64_MAX;
+	if (!ret)
+		ret = read_numbers(&head, &rest);
+	return ret ? UINT64_MAX : head.serial;
 }

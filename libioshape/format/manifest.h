@@ -24,7 +24,7 @@
 
 /* A file of the checkpoint. */
 struct format_manifest_file {
-	char *name; /* name in the checkpoint's directory: no '/', not "." or ".." */
+	char *name; /* name in the checkpoint's directory: letters, digits, '.', '_' and '-' */
 	uint64_t bytes;
 	uint32_t crc32; /* CRC-32 of the whole file */
 	/* true: a shard file, that is a zip of several shards; false: the shard of one rank */
@@ -63,8 +63,9 @@ struct format_manifest {
 };
 
 /* Appends the text: indented JSON with one line for each file and each shard, so that people can
- * read it. The last member "crc32" is a checksum over all bytes before its line. Returns 0,
- * -ENOMEM, IOSHAPE_E_LIMIT, or -EINVAL if the manifest is not consistent. */
+ * read it. The decoder accepts this layout only. The last member "crc32" is a checksum over all
+ * bytes before its line. Returns 0, -ENOMEM, IOSHAPE_E_LIMIT, or -EINVAL if the manifest is not
+ * consistent. */
 int format_manifest_encode(struct base_buffer *out, const struct format_manifest *manifest);
 
 /*

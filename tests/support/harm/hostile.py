@@ -6,6 +6,7 @@ import json
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 _MANY = 200_000
@@ -221,8 +222,18 @@ def _manifest(text: str) -> bytes:
     return f'{body}  "crc32": "{zlib.crc32(body.encode()):08x}"\n}}\n'.encode()
 
 
-def _lists(members: str) -> str:
-    return f'"step": 7, "saved": 1, "mode": "rank0", "attempt": "a", {members}\n'
+def _lists(members: str, step: str = "7", mode: str = "rank0", attempt: str = "a") -> str:
+    numbers = f'  "step": {step},\n  "saved": 1,\n'
+    return f'{numbers}  "mode": "{mode}",\n  "attempt": "{attempt}",\n{members}'
+
+
+def _list(name: str, entries: Iterable[str]) -> str:
+    """Return a list in the layout of manifests."""
+    return f'  "{name}": [{",".join(f"{chr(10)}    {one}" for one in entries)}\n  ],\n'
+
+
+def _file(name: str, n_bytes: int) -> str:
+    return json.dumps({"name": name, "bytes": n_bytes, "crc32": "00000000", "bundle": True})
 
 
 def _parts(count: int, n_bytes: int) -> str:
@@ -230,17 +241,16 @@ def _parts(count: int, n_bytes: int) -> str:
         json.dumps({"rank": i, "file": 0, "offset": i, "bytes": 1, "crc32": "00000000"})
         for i in range(count)
     )
-    file = json.dumps([{"name": "f", "bytes": n_bytes, "crc32": "00000000", "bundle": True}])
-    return f'"files": {file}, "parts": [{", ".join(each)}],'
+    return _list("files", [_file("f", n_bytes)]) + _list("parts", each)
 
 
 MANIFESTS = {
-    "deep": lambda: _lists(f'"more": {_MANY * "["}{_MANY * "]"},'),
-    "a long text": lambda: _lists(f'"more": "{10 * _MANY * "x"}",'),
-    "a long number": lambda: _lists(f'"more": {_MANY * "9"},'),
-    "long names": lambda: _lists(f'"{_MANY * "x"}": 1,'),
+    "deep": lambda: _lists(f'  "files": {_MANY * "["}{_MANY * "]"},\n'),
+    "a long text": lambda: _lists("", attempt=10 * _MANY * "a"),
+    "a long number": lambda: _lists("", step=_MANY * "9"),
+    "long names": lambda: _lists(_list("files", [_file(_MANY * "x", 1)])),
     "many parts": lambda: _lists(_parts(20_000, 20_000)),
-    "many of nothing": lambda: _lists(f'"files": [{", ".join(20_000 * ["{}"])}],'),
+    "many of nothing": lambda: _lists(_list("files", 20_000 * ["{}"])),
 }
 
 
@@ -258,10 +268,10 @@ def write_part(directory: Path, part: bytes) -> None:
     folder.mkdir(parents=True)
     (folder / "rank-00000.pt").write_bytes(part)
     sums = {"bytes": len(part), "crc32": f"{zlib.crc32(part):08x}"}
-    files_ = json.dumps([{"name": "rank-00000.pt", **sums, "bundle": False}])
-    parts = json.dumps([{"rank": 0, "file": 0, "offset": 0, **sums}])
-    text = f'"step": 7, "saved": 1, "mode": "each", "attempt": "a", "files": {files_}, '
-    (folder / "manifest.json").write_bytes(_manifest(f'{text}"parts": {parts},\n'))
+    file = json.dumps({"name": "rank-00000.pt", **sums, "bundle": False})
+    one = json.dumps({"rank": 0, "file": 0, "offset": 0, **sums})
+    lists = _list("files", [file]) + _list("parts", [one])
+    (folder / "manifest.json").write_bytes(_manifest(_lists(lists, mode="each")))
 
 
 # ---- Metadata of DCP -----------------------------------------------------------------------------
