@@ -1086,14 +1086,6 @@ struct ioshape_reader_info {
 	/** 1 if the file is read as a torch zip; 0 if it is read as a file in another format */
 	uint32_t torch_zip;
 	uint32_t checksums; /**< 1 if the file has checksums to verify what is read */
-	/**
-	 * Descriptor of the open file for direct reads (O_DIRECT), for callers that move bytes past
-	 * the CPU, such as by GPUDirect Storage. The reader closes it. -1 if the file cannot be
-	 * read directly.
-	 */
-	int32_t direct_fd;
-	uint32_t reserved;    /**< 0 */
-	uint64_t file_offset; /**< offset of the open part in the file of `direct_fd` */
 };
 
 /** Initializes a struct ioshape_reader_info. */
@@ -1108,9 +1100,6 @@ struct ioshape_record_info {
 	uint64_t file_offset;
 	uint32_t crc32;    /**< CRC-32 of the whole record */
 	uint32_t reserved; /**< 0 */
-	/** One CRC-32 for each `block_bytes` of the record; the last block may be shorter. NULL if
-	 * the file has none. Valid until the reader is freed. */
-	const uint32_t *block_crc32;
 };
 
 /** Initializes a struct ioshape_record_info. */

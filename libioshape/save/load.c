@@ -272,8 +272,6 @@ IOSHAPE_EXPORT int ioshape_reader_get_info(struct ioshape_reader *reader,
 	full.block_bytes = reader->zip.has_index ? (uint32_t)reader->zip.index.check_bytes : 0;
 	full.torch_zip = !reader->zip.plain;
 	full.checksums = !reader->zip.no_checksums;
-	full.direct_fd = reader->zip.input.direct_fd;
-	full.file_offset = reader->zip.input.base;
 	return leave(reader, base_give_struct(info, &full, sizeof(full), "ioshape_reader_info",
 					      &reader->error));
 }
@@ -296,8 +294,6 @@ IOSHAPE_EXPORT int ioshape_reader_get_record(struct ioshape_reader *reader, uint
 	full.bytes = entry->bytes;
 	full.file_offset = entry->data_offset;
 	full.crc32 = entry->crc32;
-	if (reader->zip.has_index)
-		full.block_crc32 = reader->zip.index.checks + reader->zip.index.first_check[index];
 	return leave(reader, base_give_struct(info, &full, sizeof(full), "ioshape_record_info",
 					      &reader->error));
 }

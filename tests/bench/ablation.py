@@ -455,9 +455,7 @@ def measure(setting: Setting) -> Outcome:
     found = measure_scenes(setting, names)
     outcome.facts["worth"] = [asdict(one) for one in found]
     measured = {one.mechanism for one in found}
-    outcome.figures.append(
-        Figure("ablation_rows", len(measured), ">=", 12, "mechanisms; GPUDirect takes a GPU")
-    )
+    outcome.figures.append(Figure("ablation_rows", len(measured), ">=", 12, "mechanisms"))
     outcome.figures += [
         worth_of([one for one in found if one.mechanism == mechanism.name])
         for mechanism in MECHANISMS

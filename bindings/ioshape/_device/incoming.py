@@ -8,16 +8,13 @@ are being copied to their destinations.
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from ioshape._core.log import logger
-from ioshape._device.direct import Direct, share_out
 from ioshape._device.exchange import DevicePiece
 from ioshape._device.stream import buffers_of, open_stream, ranks_exchange
-from ioshape._device.stretches import OpenFile, Stretch, Wanted, stretches, verify
+from ioshape._device.stretches import Stretch, Wanted, stretches, verify
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
@@ -25,13 +22,6 @@ if TYPE_CHECKING:
 
     from ioshape._device.exchange import Piece
     from ioshape._device.stream import CopyEvent, CopyStream
-
-# Below this size the comparison of the two ways costs more than it gains.
-_LEAST_DIRECT_BYTES = 1 << 30
-
-
-def _no_matter(_offset: int) -> None:
-    pass
 
 
 class Buffer:
@@ -56,9 +46,8 @@ class Buffer:
 class Incoming:
     """The bytes of a file that are wanted on devices; `n_bytes` is an upper bound of their size."""
 
-    def __init__(self, n_bytes: int, opened: OpenFile | None = None) -> None:
+    def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes
-        self._opened = opened
         self._streams: dict[torch.device, CopyStream | None] = {}
         self._buffers: list[Buffer] = []
         self._wanted: list[Wanted] = []
@@ -99,13 +88,12 @@ class Incoming:
         self,
         read: Callable[[int, memoryview], object],
         *,
-        tell: Callable[[int], object] = _no_matter,
         exchange: Callable[[], None] | None = None,
     ) -> None:
         """Read everything that was added. read(offset, into) reads and verifies bytes of the file.
 
-        tell(offset) is called with the offset up to which direct reads have come. If `exchange` is
-        given, it is called instead, and reads everything in the buffers of pieces().
+        If `exchange` is given, it is called instead, and reads everything in the buffers of
+        pieces().
         """
         wanted, self._wanted = self._wanted, []
         if not wanted or not self._buffers:
@@ -121,46 +109,10 @@ class Incoming:
                 for buffer in self._buffers:
                     buffer.wait()
             else:
-                self._bring(wanted, read, tell)
+                self._by_cpu(read, stretches(wanted, self._buffers[0].memory.numel()))
         finally:
             # Even after a failure, no copy may write to the destinations when this returns.
             self._abandon()
-
-    def _bring(
-        self,
-        wanted: list[Wanted],
-        read: Callable[[int, memoryview], object],
-        tell: Callable[[int], object],
-    ) -> None:
-        by_cpu = partial(self._by_cpu, read)
-        most = self._buffers[0].memory.numel()
-        direct = self._open_direct(wanted)
-        if direct is None:
-            by_cpu(stretches(wanted, most))
-            return
-        with direct:
-            for one in wanted:
-                if one.begins is not None:
-                    one.begins()
-            begun = [one._replace(begins=None) for one in wanted]
-            either, others = share_out(stretches(begun, most))
-            direct.bring(either, by_cpu, tell)
-            by_cpu(others)
-
-    def _open_direct(self, wanted: list[Wanted]) -> Direct | None:
-        """Return a reader by GPUDirect Storage; None if it is not available or does not pay."""
-        devices = {one.into.device for one in wanted if one.blocks is not None}
-        if self._opened is None or len(devices) != 1 or self._n_bytes < _LEAST_DIRECT_BYTES:
-            return None
-        (device,) = devices
-        stream = self._streams[device]
-        assert stream is not None
-        try:
-            return Direct(self._opened, stream, device)
-        except OSError as error:
-            path = self._opened.path
-            logger().info('loading "%s": no GPUDirect Storage: %s', path, error)
-            return None
 
     def _by_cpu(self, read: Callable[[int, memoryview], object], each: Iterable[Stretch]) -> None:
         crcs: dict[int, int] = {}

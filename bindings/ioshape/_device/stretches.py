@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ioshape._native import lib
 
@@ -16,16 +16,6 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 1 << 20
 # A gap of this size between two storages, such as headers, is read along with them.
 _GAP_BYTES = 64 << 10
-
-
-class OpenFile(NamedTuple):
-    """The file that a Reader has open, for direct reads. The Reader closes it."""
-
-    #: path, for messages
-    path: str
-    descriptor: int
-    #: offset in the opened file of the first byte, which is not 0 for a shard
-    base: int
 
 
 class Wanted(NamedTuple):
@@ -41,8 +31,6 @@ class Wanted(NamedTuple):
     crc32: int | None = None
     #: makes the error for a wrong checksum
     damaged: Callable[[], BaseException] | None = None
-    #: checksum of each block of BLOCK_BYTES, by index; None: only the reader knows them
-    blocks: Any = None
 
 
 class Part(NamedTuple):
@@ -88,14 +76,6 @@ class Stretch:
         self.parts.append(Part(wanted, done, n_bytes, at))
         self.n_bytes = max(self.n_bytes, at + n_bytes)
         return n_bytes
-
-    def cut(self, begin: int, end: int) -> Stretch:
-        """Return a range of a stretch that has one part, as a new stretch."""
-        wanted, first, _n_bytes, _at = self.parts[0]
-        same = Stretch(self.begin + begin)
-        same.parts = [Part(wanted, first + begin, end - begin, 0)]
-        same.n_bytes = end - begin
-        return same
 
     def unverified(self) -> list[Part]:
         """Return the parts that the reader could not verify, because they are pieces of a record.

@@ -11,7 +11,6 @@ from ioshape._core.context import current, encoded
 from ioshape._core.errors import Facts, StorageError, last_failure, raised_for
 from ioshape._core.job import started_together
 from ioshape._core.structs import Owner, said, sized
-from ioshape._device.stretches import BLOCK_BYTES, OpenFile
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ class RawRecord(NamedTuple):
     #: offset in the file of the first byte of data
     file_offset: int
     crc32: int
-    #: checksums of its blocks, in memory of the reader; None if there are none
-    blocks: Any = None
 
 
 class Request(NamedTuple):
@@ -148,20 +145,6 @@ class Reader(Owner):
         # torch's skip_data() leaves a checksum of 0, because another program writes the data.
         return record.crc32 or None
 
-    def blocks_of(self, record: RawRecord) -> Any:
-        """Return the checksums of a record's blocks of 1 MiB, by index.
-
-        Return None if there are none, or if nothing is to be verified.
-        """
-        return record.blocks if self._verify and self.block_bytes == BLOCK_BYTES else None
-
-    def opened(self) -> OpenFile | None:
-        """Return the open file for reads that bypass the CPU; None without direct I/O."""
-        info = self._info()
-        return (
-            OpenFile(self.path, info.direct_fd, info.file_offset) if info.direct_fd >= 0 else None
-        )
-
     def damaged(self, record: RawRecord) -> StorageError:
         """Return the error for a record whose checksum a caller has found to be wrong."""
         return raised_for(
@@ -187,10 +170,7 @@ class Reader(Owner):
         found = []
         for index in range(self._info().records):
             self._check(lib.ioshape_reader_get_record(self._pointer, index, info))
-            blocks = info.block_crc32 or None
-            found.append(
-                RawRecord(said(info.name), info.bytes, info.file_offset, info.crc32, blocks)
-            )
+            found.append(RawRecord(said(info.name), info.bytes, info.file_offset, info.crc32))
         return found
 
     def read_file(self, offset: int, into: memoryview) -> None:

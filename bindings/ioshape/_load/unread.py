@@ -151,7 +151,7 @@ class UnreadFile(Source):
         in_order = sorted(wanted, key=lambda one: one.record.file_offset)
         if self._together is None or not self._bring_together(self._together, in_order, incoming):
             self._bring(in_order)
-            incoming.bring(self.read_at, tell=self.tell_progress)
+            incoming.bring(self.read_at)
 
     def _bring(self, in_order: list[Unread]) -> None:
         if not in_order:
@@ -216,14 +216,11 @@ class UnreadFile(Source):
     ) -> Wanted:
         """Return the request to read a whole record into a tensor of bytes, on any device."""
         crc32 = self._reader.crc32_of_all(record)
-        blocks = self._reader.blocks_of(record)
-        return Wanted(
-            record.file_offset, into, begins, crc32, lambda: self._damaged(record), blocks
-        )
+        return Wanted(record.file_offset, into, begins, crc32, lambda: self._damaged(record))
 
     def incoming(self) -> Incoming:
         """Return the reader for records that are wanted on devices."""
-        return Incoming(self.n_bytes, self._reader.opened())
+        return Incoming(self.n_bytes)
 
     def _damaged(self, record: RawRecord) -> BaseException:
         self.failure = self._reader.damaged(record)

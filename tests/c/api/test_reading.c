@@ -283,44 +283,6 @@ START_TEST(records_are_listed_in_the_order_of_the_file)
 }
 END_TEST
 
-/* Computes the CRC-32 bit by bit, as the specification defines it. */
-static uint32_t crc32_of(const uint8_t *data, size_t bytes)
-{
-	uint32_t crc = ~0u;
-
-	for (size_t i = 0; i < bytes; i++) {
-		crc ^= data[i];
-		for (int bit = 0; bit < 8; bit++)
-			crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
-	}
-	return ~crc;
-}
-
-START_TEST(who_reads_past_the_library_can_verify)
-{
-	struct ioshape_reader_info info = info_of_reader(reader);
-	struct ioshape_record_info record = { .size = sizeof(record) };
-	uint64_t blocks = 0;
-
-	ck_assert_uint_eq(info.file_offset, 0);
-	for (uint64_t i = 0; i < info.records; i++) {
-		ck_assert_int_eq(ioshape_reader_get_record(reader, i, &record), 0);
-		ck_assert_ptr_nonnull(record.block_crc32);
-		for (uint64_t at = 0; at < record.bytes; at += info.block_bytes, blocks++) {
-			const uint64_t left = record.bytes - at;
-			const size_t bytes = left < info.block_bytes ? left : info.block_bytes;
-
-			ck_assert_int_eq(ioshape_reader_read(reader, i, at, into, bytes), 0);
-			ck_assert_uint_eq(record.block_crc32[at / info.block_bytes],
-					  crc32_of(into, bytes));
-		}
-	}
-	ck_assert_uint_gt(blocks, info.records);
-	if (info.direct_fd >= 0)
-		ck_assert_int_ne(fcntl(info.direct_fd, F_GETFL) & O_DIRECT, 0);
-}
-END_TEST
-
 START_TEST(files_without_a_table_have_records_only)
 {
 	struct ioshape_tensor_info tensor = { .size = sizeof(tensor) };
@@ -560,7 +522,6 @@ int main(void)
 	tcase_add_test(reading, what_lies_outside_is_refused_by_name);
 	tcase_add_test(reading, what_is_not_there_is_not_found);
 	tcase_add_test(reading, records_are_listed_in_the_order_of_the_file);
-	tcase_add_test(reading, who_reads_past_the_library_can_verify);
 	tcase_add_test(reading, files_without_a_table_have_records_only);
 	tcase_add_test(reading, the_callback_can_stop_reading_at_every_call);
 	tcase_add_test(reading, damage_is_found_and_named_wherever_it_is);
