@@ -54,10 +54,6 @@ def load_latest(
 
     If `pattern` is a directory of group checkpoints, this is load_group(directory, fallback=True).
 
-    If the directory has checkpoints of torch.distributed.checkpoint, torch loads the whole state
-    dict into the memory of this process. Arguments that torch cannot follow are errors.
-    ioshape.dcp.load_latest() instead fills an existing state dict, on all ranks together.
-
     Otherwise the newest file that matches the pattern is loaded, by modification time. If two files
     have the same time, the file with the higher numbers in its name is newer. Damaged files, and
     files in a format without checksums, are skipped; a FallbackWarning lists them with the reasons.
@@ -80,8 +76,8 @@ def load_latest(
             reason for each. This class does not derive from FileNotFoundError.
         StorageError: A checkpoint could not be read. It is an OSError with errno and path, such as
             a PermissionError for a directory that cannot be listed.
-        ValueError: The directory has checkpoints of torch.distributed.checkpoint, and an argument
-            does not apply to them.
+        ValueError: The newest checkpoint of the directory is one of torch.distributed.checkpoint.
+            Load it with ioshape.dcp.load_latest().
 
     Other errors of torch.load are raised unchanged.
     """
@@ -144,12 +140,10 @@ def _load_from_directory(where: str, tier: Any, **options: Any) -> Any:
         # and on the tiers of other nodes, so it may still find a usable checkpoint.
         newest, unusable = None, error
     if newest is not None and newest.mode == "dcp":
-        from ioshape._integrations.dcp.newest import (  # noqa: PLC0415 - DCP need not be there
-            load_whole,
+        raise ValueError(
+            f'cannot load "{where}": its newest checkpoint is one of torch.distributed.checkpoint; '
+            "fill a state dict with ioshape.dcp.load_latest(state_dict, directory)"
         )
-
-        _refuse_for_dcp(where, options)
-        return load_whole(where)
     try:
         return load_group(where, fallback=True, tier=tier, **options)
     except FileNotFoundError:
@@ -160,21 +154,6 @@ def _load_from_directory(where: str, tier: Any, **options: Any) -> Any:
         if unusable is None or error.passed_over:
             raise
         raise unusable from None
-
-
-def _refuse_for_dcp(where: str, options: dict[str, Any]) -> None:
-    """Raise ValueError for an argument that torch's own load of DCP checkpoints cannot follow.
-
-    This includes weights_only=True: torch unpickles everything that is not a tensor.
-    """
-    usual = {"weights_only": (None, False), "map_location": (None, "cpu"), "strict": (True,)}
-    for name, value in options.items():
-        if name != "progress" and not any(value is one for one in usual.get(name, (None,))):
-            raise ValueError(
-                f'cannot load "{where}" with {name}: it has checkpoints of '
-                "torch.distributed.checkpoint; fill a state dict with "
-                "ioshape.dcp.load_latest(state_dict, directory)"
-            )
 
 
 def _check_listed(pattern: str, where: str) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import default_planner, state_dict_loader
 
 from ioshape._core.errors import (
     PassedOver,
@@ -40,10 +39,8 @@ def _reason(error: dcp.CheckpointException) -> StorageError | None:
 Candidate = tuple[str, StorageError | None]
 
 
-def _first_intact(
-    candidates: list[Candidate], directory: str, load: Callable[[str], Any]
-) -> tuple[str, Any]:
-    """Return the first candidate that can be loaded, and what load() returned for it.
+def _first_intact(candidates: list[Candidate], directory: str, load: Callable[[str], None]) -> str:
+    """Load the first candidate that can be loaded, and return its path.
 
     A warning names the ones passed over. All ranks decide alike, because DCP sends the failures of
     all ranks to each of them.
@@ -56,7 +53,7 @@ def _first_intact(
             passed_over.append(PassedOver(path, incomplete))
             continue
         try:
-            loaded = load(path)
+            load(path)
         except dcp.CheckpointException as error:
             reason = _reason(error)
             if reason is None:
@@ -64,7 +61,7 @@ def _first_intact(
             passed_over.append(PassedOver(path, reason))
         else:
             warn_passed_over(path, passed_over)
-            return path, loaded
+            return path
     if passed_over:
         raise no_usable(directory, passed_over)
     refuse_others(directory, "dcp")
@@ -140,24 +137,4 @@ def load_latest(
         )
 
     candidates = _candidates(where, process_group, no_dist=no_dist)
-    return _first_intact(candidates, where, load)[0]
-
-
-def load_whole(directory: str) -> Any:
-    """Return the newest intact checkpoint as one new state dict, in this process alone."""
-
-    load_into = getattr(state_dict_loader, "_load_state_dict", None)
-    planner = getattr(default_planner, "_EmptyStateDictLoadPlanner", None)
-    if load_into is None or planner is None:
-        sentence = (
-            f'cannot load "{directory}" as a whole: this version of torch does not support that'
-        )
-        remedy = "call ioshape.dcp.load_latest() with a state dict to fill"
-        raise failure(-errno.ENOTSUP, sentence, directory, "load", remedy=remedy)
-
-    def load(path: str) -> Any:
-        loaded: dict[str, Any] = {}
-        load_into(loaded, Reader(path), no_dist=True, planner=planner())
-        return loaded
-
-    return _first_intact(_candidates(directory, None, no_dist=True), directory, load)[1]
+    return _first_intact(candidates, where, load)
