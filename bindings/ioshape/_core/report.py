@@ -127,9 +127,6 @@ class Report:
     stage_s: float = 0.0
     #: With `optimizer` or `lazy`: seconds that steps waited for the rest of the copying.
     hook_s: float = 0.0
-    #: With `optimizer` or `lazy`: the median time of steps during the save, divided by the median
-    #: time of steps without a save. None if there were too few steps.
-    step_slowdown: float | None = None
     #: Seconds of waiting for a slot.
     slot_s: float = 0.0
     #: Seconds of planning and of creating the file.
@@ -244,7 +241,6 @@ def from_struct(
     written_by: str = "ioshape",
     pickle_s: float = 0.0,
     hook_s: float = 0.0,
-    step_slowdown: float | None = None,
     downgrades: tuple[Downgrade, ...] = (),
     skipped: bool = False,
 ) -> Report:
@@ -263,7 +259,6 @@ def from_struct(
         written_by=written_by,
         pickle_s=pickle_s,
         hook_s=hook_s,
-        step_slowdown=step_slowdown,
         downgrades=(
             *downgrades,
             *(Downgrade(said(one.sentence), _CODES[one.code]) for one in told),

@@ -83,9 +83,7 @@ class SaveHandle:
         self._unwatched = [True]  # empty if a thread waits for the end of the save
         #: steps that wait until the storages are copied, and the cost of that wait: see lazy.py
         self._waiters: tuple[Steps, ...] = ()
-        self._steps: Steps | None = None
         self._hook_s = 0.0
-        self._step_s: list[float] = []
         self._background = True  # the caller does not wait for it at once
         self._asked = False  # the program has learned how the save ended
         #: the outcome once it is known, under the key "how": (report, error)
@@ -340,7 +338,6 @@ class SaveHandle:
             struct,
             pickle_s=self._pickle_s,
             hook_s=self._hook_s,
-            step_slowdown=self._steps.slowdown(self._step_s) if self._steps else None,
             downgrades=self._downgrades,
             skipped=code == lib.IOSHAPE_E_SKIPPED,
         )

@@ -7,15 +7,10 @@ later, and a hook before the step waits until they are copied.
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections import deque
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from ioshape._core import under_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +20,6 @@ if TYPE_CHECKING:
         """A save that may have data left to copy."""
 
         _waiters: tuple[Steps, ...]
-        _steps: Steps | None
 
         def _wait_copied(self) -> None: ...
 
@@ -33,9 +27,6 @@ if TYPE_CHECKING:
 # With lazy=True, storages below this size are copied at once. Waiting for them later would cost as
 # much.
 _LARGE_BYTES = 1 << 20
-# The most steps without a save that are kept for the comparison with steps during a save.
-_STEPS = 50
-_FEWEST_STEPS = 5
 
 #: saves that may have data left to copy
 _copying: list[Copying] = []
@@ -102,35 +93,11 @@ def steady(optimizer: Any) -> Callable[[torch.UntypedStorage], bool]:
 class Steps:
     """The sequence of steps of one optimizer, or of a loop that calls before_step()."""
 
-    def __init__(self) -> None:
-        self._last_s = 0.0
-        self._saving = False  # a save was in progress when the last step began
-        self._plain: deque[float] = deque(maxlen=_STEPS)
-
     def next(self) -> None:
         """Note that a step begins. Wait until the data that it changes is copied."""
-        took = time.perf_counter() - self._last_s
-        saves = [save for save in under_way.all_under_way() if save._steps is self]
-        if self._saving or saves:
-            for save in saves:
-                save._step_s.append(took)
-        elif self._last_s:
-            self._plain.append(took)
         for one in list(_copying):
             if self in one._waiters:
                 _wait(one)
-        self._saving = bool(saves)
-        self._last_s = time.perf_counter()
-
-    def slowdown(self, took: list[float]) -> float | None:
-        """Return the ratio of these step times to those without a save; None if too few are known.
-
-        Both are medians.
-        """
-        # The first step began before the save did, so it does not count.
-        if len(self._plain) < _FEWEST_STEPS or len(took) < 2:
-            return None
-        return median(took[1:]) / median(self._plain)
 
 
 def _wait(save: Copying) -> None:
@@ -183,5 +150,4 @@ def waiters_of(optimizer: Any) -> tuple[Steps, ...]:
 def watch(save: Copying, waiters: tuple[Steps, ...]) -> None:
     """Make these steps wait for a save from now on."""
     save._waiters = waiters
-    save._steps = waiters[0]
     _copying.append(save)

@@ -297,8 +297,6 @@ def test_a_child_does_not_wait_for_saves_of_its_parent(tmp_path: Path) -> None:
 def test_the_report_says_what_it_cost(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
-    first = ioshape.save_async(state_of(model), tmp_path / "a.pt", optimizer=optimizer).result()
-    assert first.step_slowdown is None
     for _ in range(10):
         go(model)
         optimizer.step()
@@ -315,5 +313,3 @@ def test_the_report_says_what_it_cost(tmp_path: Path) -> None:
     assert report.hook_s > 0
     assert report.stage_s > 0
     assert "hook" in str(report)
-    # If the save ends within one step, no slowdown can be measured.
-    assert report.step_slowdown is None or report.step_slowdown > 0

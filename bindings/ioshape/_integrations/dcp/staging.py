@@ -178,7 +178,6 @@ class _Later(_Copying):
         self._result: list[tuple[Future[Any], Any]] = []
         #: the step trackers that wait for this copy: see lazy.py
         self._waiters: tuple[Steps, ...] = ()
-        self._steps: Steps | None = None
 
     def start(self, copied: Any) -> Future[Any]:
         """Start copying in the background; return a future that gets `copied` as its result."""
