@@ -36,12 +36,6 @@ EXIT_SERIOUS = 4
 
 _MOST_RANKS = 1 << 20
 
-_DISKS = {
-    None: "",
-    True: "rotational, as the kernel reports",
-    False: "not rotational, as the kernel reports",
-}
-
 
 def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
     return [
@@ -54,24 +48,14 @@ def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _tier(tier: Near) -> list[tuple[str, str]]:
-    rows = [("folder", tier.folder)]
-    if tier.usable:
-        waiting = human_size(tier.waiting_bytes) if tier.waiting else "nothing"
-        now = ", being drained now" if tier.draining else ""
-        rows += [
-            ("space", f"{human_size(tier.free_bytes)} free"),
-            ("waiting", f"{waiting}{now}"),
-            ("drained", f"{human_size(tier.drained_bytes)}, removed when space is needed"),
-        ]
-    return rows
-
-
-def _disk(storage: Storage) -> str:
-    from ioshape._cli.doctor_findings import VIRTUAL_DISKS  # noqa: PLC0415
-
-    if storage.rotational and storage.source.startswith(VIRTUAL_DISKS):
-        return "rotational, as all virtual disks report"
-    return _DISKS[storage.rotational]
+    if not tier.usable:
+        return [("folder", f"{tier.folder}, which saves cannot use")]
+    waiting = human_size(tier.waiting_bytes) if tier.waiting else "nothing"
+    return [
+        ("folder", tier.folder),
+        ("space", f"{human_size(tier.free_bytes)} free"),
+        ("waiting", waiting + (", being drained now" if tier.draining else "")),
+    ]
 
 
 def _underneath(facts: Facts) -> list[tuple[str, str]]:
@@ -87,7 +71,6 @@ def _underneath(facts: Facts) -> list[tuple[str, str]]:
         ("space", _space(storage.total_bytes, storage.free_bytes)),
         ("inodes", f"{folder.inodes_free:,} of {folder.inodes:,} free" if folder.inodes else ""),
         ("shared", "with other hosts" if storage.remote else "no, local to this host"),
-        ("disk", _disk(storage)),
         ("direct I/O", _direct(storage)),
         ("targets", f"{storage.target_count:,}" if storage.target_count else ""),
         ("new files", _layout(storage.stripes, storage)),
@@ -147,7 +130,9 @@ def _asked(storage: Storage) -> str:
 def _slots(facts: Facts) -> list[tuple[str, str]]:
     storage, it = facts.storage, facts.coordination
     rows = [("coordinator", it.address), ("pool", storage.pool)]
-    if it.error:
+    if it.unasked:
+        rows.append(("not asked", "install the package redis: pip install 'ioshape[redis]'"))
+    elif it.error:
         rows.append(("unreachable", it.error))
     elif it.latency_s:
         rows[0] = ("coordinator", f"{it.address}, answered in {it.latency_s * 1000:,.1f} ms")
@@ -173,11 +158,10 @@ def _process(facts: Facts) -> list[tuple[str, str]]:
         ("container", host.container),
         ("system calls", "filtered (seccomp)" if host.seccomp else ""),
         ("locked memory", _most(host.memlock_bytes)),
-        ("open files", "no limit" if host.open_files is None else f"{host.open_files:,}"),
         ("/dev/shm", "not writable" if free is None else f"{human_size(free)} free"),
         ("Python", it.python),
         ("ioshape", it.ioshape),
-        ("torch", it.torch or ("broken" if it.torch_problem else "not installed")),
+        ("torch", it.torch or "not installed"),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -246,7 +230,7 @@ def command(
     """Diagnose this machine and PATH. Findings are sorted by impact.
 
     It examines PATH: its filesystem, and how a save would write there and why. It also examines
-    this process (limits, io_uring, memory, torch, versions) and the coordinator. If PATH is a tier,
+    this process (limits, io_uring, memory, versions) and the coordinator. If PATH is a tier,
     or the settings name one, it examines the tier, too.
 
     PATH is a directory or a file. If it does not exist, its directory must exist. Nothing is

@@ -3,64 +3,25 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import getpass
-import glob
 import os
 import platform
 import re
 import resource
-import shutil
 import stat
-import subprocess
-import sysconfig
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ioshape._cli.paths import ATTEMPT, lock_domain
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ioshape._probe import Storage
 
-#: entries of a directory that are examined at most, as in the library
-_MOST_ENTRIES = 100_000
 _MOST_HOLDERS = 3
-_MOST_NAMES = 4
-_DAY_S = 24 * 3600
 _SHARED = "/dev/shm"
-_ANSWER_S = 20
-
-_TEMPORARY = re.compile(r"\..*\.ioshape-tmp-([0-9a-f]{8})-[0-9a-f]{16}", re.DOTALL)
-_ASIDE = re.compile(r"\.(?:replaced|pruned)-step-\d{10,20}\.[0-9a-f]{16}")
-
 
 # ---- Facts --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Leftovers:
-    """Files or directories that dead processes left in the directory."""
-
-    #: leftovers that are certain to be dead: temporary files, or directories of checkpoints
-    count: int = 0
-    n_bytes: int = 0
-    #: leftovers that are not locked here, but may be in use through another host or mount
-    elsewhere_count: int = 0
-    elsewhere_bytes: int = 0
-    #: names of the first that are certain to be dead
-    names: tuple[str, ...] = ()
-
-    @property
-    def any(self) -> bool:
-        """True if there are leftovers."""
-        return self.count + self.elsewhere_count > 0
 
 
 @dataclass(frozen=True)
@@ -69,22 +30,12 @@ class Folder:
 
     #: absolute path
     path: str
-    #: absolute path that the user gave
-    asked: str
     writable: bool = True
     #: whether the mount is read-only
     read_only: bool = False
     #: number of inodes; 0 if the filesystem has no limit
     inodes: int = 0
     inodes_free: int = 0
-    #: seconds by which the directory's modification time is ahead of this host's clock
-    ahead_s: float = 0.0
-    #: leftover directories of checkpoints
-    leftovers: Leftovers = Leftovers()
-    #: leftover temporary files
-    temporary: Leftovers = Leftovers()
-    #: names of the pools of storage targets that this client knows
-    target_pools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +51,6 @@ class Host:
     #: kernel.io_uring_disabled; 0 if the kernel lacks that setting
     uring_disabled: int = 0
     memlock_bytes: int | None = None
-    open_files: int | None = None
     file_bytes: int | None = None
     #: memory limit of the control group
     memory_bytes: int | None = None
@@ -121,14 +71,8 @@ class Installation:
 
     python: str = ""
     ioshape: str = ""
-    #: versions of all packages named ioshape that this Python finds
-    found: tuple[str, ...] = ()
-    #: path and version of the command ioshape in PATH, if it is of another version
-    other_command: tuple[str, str] | None = None
-    #: version of torch; "" if there is none, or it cannot be imported
+    #: version of torch; "" if it is not installed
     torch: str = ""
-    #: why torch cannot be imported, or why ioshape does not know its pickling; "" if it does
-    torch_problem: str = ""
     #: file with the coordinator's password; "" if the settings name none
     password_file: str = ""
     #: permissions of that file; None if it does not exist
@@ -174,20 +118,14 @@ class Near:
     """The tier: a disk of this node that saves write to first."""
 
     folder: str
-    exists: bool = True
-    writable: bool = True
-    #: this user's folder on the tier
-    own: str = ""
-    #: number of the user who created that folder; None if it is this user, or there is none
-    owner: int | None = None
+    #: whether saves can write to the tier
+    usable: bool = True
     in_memory: bool = False
     #: whether the filesystem is shared with other hosts
     remote: bool = False
     #: whether the tier is on the same filesystem as the path
     is_destination: bool = False
     free_bytes: int = 0
-    #: bytes of drained copies, which are removed when space is needed
-    drained_bytes: int = 0
     #: number of checkpoints that wait to be drained
     waiting: int = 0
     #: their bytes
@@ -196,16 +134,6 @@ class Near:
     oldest_s: float = 0.0
     #: whether a process drains the tier now
     draining: bool = False
-
-    @property
-    def usable(self) -> bool:
-        """True if saves can write to the tier."""
-        return self.exists and self.writable and self.owner is None
-
-    @property
-    def room_bytes(self) -> int:
-        """Free bytes after the removal of drained copies."""
-        return self.free_bytes + self.drained_bytes
 
 
 @dataclass(frozen=True)
@@ -267,7 +195,7 @@ def look(
     storage = probe(path, nbytes=n_bytes, files=files if ranks > 1 else 0)
     return Facts(
         storage=storage,
-        folder=look_at_folder(storage, path),
+        folder=look_at_folder(storage),
         host=look_at_host(place.local_world_size),
         coordination=look_at_coordination(storage, coordinator),
         installation=look_at_installation(),
@@ -299,104 +227,19 @@ def _text(path: str) -> str:
 # ---- The directory ------------------------------------------------------------------------------
 
 
-def look_at_folder(storage: Storage, asked: str) -> Folder:
+def look_at_folder(storage: Storage) -> Folder:
     """Gather the facts about a directory that probe() does not report."""
     path = storage.directory
     system = os.statvfs(path)
-    ahead_s = os.stat(path).st_mtime - time.time()  # noqa: PTH116
-    temporary, aside = _leftovers(path)
     return Folder(
         path=path,
-        asked=os.path.abspath(asked),  # noqa: PTH100 - links stay as they are
         # os.access() also covers root and read-only mounts, which permissions do not show.
         writable=os.access(path, os.W_OK | os.X_OK, effective_ids=True),
         read_only=bool(system.f_flag & os.ST_RDONLY),
         # CephFS has no limit of inodes: it reports -1 as free.
         inodes=system.f_files if 0 <= system.f_favail <= system.f_files else 0,
         inodes_free=system.f_favail,
-        ahead_s=max(0.0, ahead_s),
-        temporary=temporary,
-        leftovers=aside,
-        target_pools=_target_pools(storage),
     )
-
-
-def _target_pools(storage: Storage) -> tuple[str, ...]:
-    """Return the names of the OST pools that this Lustre client knows."""
-    if storage.family != "lustre":
-        return ()
-    found = {storage.target_pool} - {""}
-    name = glob.escape(storage.source.rpartition("/")[2])
-    for root in ("/proc/fs/lustre", "/sys/kernel/debug/lustre"):
-        with suppress(OSError):
-            found.update(entry.name for entry in Path(root).glob(f"lov/{name}-clilov-*/pools/*"))
-    return tuple(sorted(found))
-
-
-def _entries(path: str) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(path) as entries:
-            for _ in range(_MOST_ENTRIES):
-                entry = next(entries, None)
-                if entry is None:
-                    return
-                if entry.name.startswith("."):
-                    yield entry
-    except OSError:  # the directory may be writable but not readable
-        return
-
-
-def _leftovers(path: str) -> tuple[Leftovers, Leftovers]:
-    """Return unlocked leftovers: temporary files, and directories of checkpoints.
-
-    A leftover is certain to be dead if this host sees the locks of its writer, or after a day.
-    """
-    files: list[tuple[str, int, bool]] = []
-    folders: list[tuple[str, int, bool]] = []
-    domain = lock_domain(path)
-    for entry in _entries(path):
-        match = _TEMPORARY.fullmatch(entry.name)
-        attempt = ATTEMPT.fullmatch(entry.name)
-        with suppress(OSError):  # the entry may be gone by now
-            status = entry.stat(follow_symlinks=False)
-            old = time.time() - status.st_mtime > _DAY_S
-            if match and entry.is_file(follow_symlinks=False) and _is_free(entry.path):
-                files.append((entry.name, status.st_size, old or match[1] == domain))
-            elif attempt and entry.is_dir(follow_symlinks=False) and _is_free(entry.path):
-                folders.append((entry.name, _size_of(entry.path), old or attempt[2] == domain))
-            elif _ASIDE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                folders.append((entry.name, _size_of(entry.path), True))
-    return _sum(files), _sum(folders)
-
-
-def _sum(found: list[tuple[str, int, bool]]) -> Leftovers:
-    dead = [n_bytes for _, n_bytes, certain in found if certain]
-    unsure = [n_bytes for _, n_bytes, certain in found if not certain]
-    names = sorted(name for name, _, certain in found if certain)
-    return Leftovers(len(dead), sum(dead), len(unsure), sum(unsure), tuple(names[:_MOST_NAMES]))
-
-
-def _size_of(path: str) -> int:
-    with os.scandir(path) as entries:
-        return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
-
-
-def _is_free(path: str) -> bool:
-    """Return whether no process holds a lock on a leftover, as far as this host can see."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags)
-    except PermissionError:
-        return False  # the file of another user, who has to remove it
-    try:
-        # The lock is shared and held for a moment. If it disturbs a writer that begins right now,
-        # that writer takes another name.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-    finally:
-        os.close(fd)
-    return True
 
 
 # ---- The host -----------------------------------------------------------------------------------
@@ -412,7 +255,6 @@ def look_at_host(local_ranks: int = 1) -> Host:
         seccomp=_is_filtered(_text("/proc/self/status")),
         uring_disabled=_number(_text("/proc/sys/kernel/io_uring_disabled")) or 0,
         memlock_bytes=_limit(resource.RLIMIT_MEMLOCK),
-        open_files=_limit(resource.RLIMIT_NOFILE),
         file_bytes=_limit(resource.RLIMIT_FSIZE),
         memory_bytes=memory,
         memory_used=used,
@@ -520,14 +362,11 @@ def look_at_tier(storage: Storage, asked: str) -> Near | None:
     folder = asked if itself else str(config.value_of("tier") or "")
     if not folder:
         return None
-    if not os.path.isdir(folder):  # noqa: PTH112
-        return Near(folder, exists=False)
-    if (owner := other_owner(folder)) is not None:
-        return Near(folder, own=own_folder(folder), owner=owner)
     # If an administrator has created the user's folder, only that one must be writable.
     places = (folder, own_folder(folder))
-    if not any(os.access(one, os.W_OK | os.X_OK, effective_ids=True) for one in places):
-        return Near(folder, writable=False)
+    writable = any(os.access(one, os.W_OK | os.X_OK, effective_ids=True) for one in places)
+    if not writable or other_owner(folder) is not None:
+        return Near(folder, usable=False)
     return _look_at_copies(folder, None if itself else storage)
 
 
@@ -537,11 +376,10 @@ def _look_at_copies(folder: str, destination: Storage | None) -> Near:
     from ioshape._tier.tier import Tier, is_draining, is_tier  # noqa: PLC0415
 
     disk = probe(folder)
-    copies = []
+    waiting = []
     if is_tier(folder):  # otherwise Tier() would create a tier there
         with closing(Tier(Context(), folder)) as tier:
-            copies = tier.copies()
-    waiting = [copy for copy in copies if copy.is_waiting]
+            waiting = [copy for copy in tier.copies() if copy.is_waiting]
     return Near(
         folder=folder,
         in_memory=disk.family == "tmpfs",
@@ -549,7 +387,6 @@ def _look_at_copies(folder: str, destination: Storage | None) -> Near:
         is_destination=destination is not None
         and os.stat(folder).st_dev == os.stat(destination.directory).st_dev,  # noqa: PTH116
         free_bytes=disk.free_bytes,
-        drained_bytes=sum(copy.n_bytes for copy in copies if not copy.is_waiting),
         waiting=len(waiting),
         waiting_bytes=sum(copy.n_bytes for copy in waiting),
         oldest_s=max((time.time() - copy.saved.timestamp() for copy in waiting), default=0.0),
@@ -566,54 +403,21 @@ def look_at_installation() -> Installation:
     from ioshape._core import config  # noqa: PLC0415
 
     password_file = str(config.value_of("password_file") or "")
-    version, problem = _torch()
     return Installation(
         python=platform.python_version(),
         ioshape=ioshape.__version__,
-        found=_packages(),
-        other_command=_other_command(ioshape.__version__),
-        torch=version,
-        torch_problem=problem,
+        torch=_torch(),
         password_file=password_file,
         password_mode=_mode(password_file),
         password_problem=_problem_of(password_file),
     )
 
 
-def _packages() -> tuple[str, ...]:
-    return tuple(sorted(one.version for one in metadata.distributions(name="ioshape")))
-
-
-def _other_command(version: str) -> tuple[str, str] | None:
-    """Return path and version of the command ioshape in PATH, if it is another version."""
-    path = shutil.which("ioshape")
-    if not path or os.path.dirname(path) == sysconfig.get_path("scripts"):  # noqa: PTH120
-        return None  # there is none, or it belongs to this Python
+def _torch() -> str:
     try:
-        done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_ANSWER_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return path, "of an unknown version"
-    told = done.stdout.strip().rpartition(" ")[2]
-    return (path, told) if told != version else None
-
-
-def _torch() -> tuple[str, str]:
-    """Return the version of torch, and the problem with it; "" for each that does not exist.
-
-    Without a version, the problem is why torch cannot be imported. With a version, it is why
-    ioshape does not know its pickling.
-    """
-    try:
-        import torch  # noqa: PLC0415 - takes seconds
-    except Exception as error:  # may come from any library that torch loads
-        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            return "", ""
-        return "", f"{type(error).__name__}: {error}"
-    from ioshape._save import pickling  # noqa: PLC0415
-
-    return str(torch.__version__), pickling.problem()
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _mode(path: str) -> int | None:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shlex
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -24,7 +22,7 @@ from ioshape._cli.output import human_seconds, human_size, plural
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ioshape._cli.doctor_facts import Coordination, Facts, Leftovers, Near
+    from ioshape._cli.doctor_facts import Facts, Near
 
 #: "serious": a save would fail, be lost, or be wrong. "warning": saves are slow, or it may become
 #: serious soon.
@@ -77,11 +75,7 @@ def _finding(row: Row, facts: Facts) -> Finding:
 # ---- Commands -----------------------------------------------------------------------------------
 
 _MIB = 1 << 20
-_GIB = 1 << 30
 
-#: (largest file size, number of targets): the default layout of FSx for Lustre
-_STEPS = ((100 * _MIB, 1), (10 * _GIB, 8), (100 * _GIB, 16), (None, 32))
-_STRIPE_BYTES = 4 * _MIB
 
 _SHOW_SPACE = {
     "lustre": ("lfs df -h {place}",),
@@ -90,17 +84,6 @@ _SHOW_SPACE = {
 }
 _SHOW_SPACE_ELSEWHERE = ("du -xh --max-depth=1 {place} | sort -h | tail",)
 
-#: commands that show the quota of a user, which statfs does not report
-_SHOW_QUOTA = {
-    "lustre": ("lfs quota -h -u {user} {place}",),
-    "beegfs": (
-        "beegfs quota list-usage --uids current",
-        "beegfs-ctl --getquota --uid {user}   # BeeGFS 7",
-    ),
-    "gpfs": ("mmlsquota -u {user}",),
-    "ceph": ("getfattr -n ceph.quota.max_bytes {folder}",),
-    "nfs": ("quota -s -u {user}",),
-}
 
 #: commands that move large files away from a full target
 _EMPTY_TARGET = {
@@ -115,18 +98,6 @@ _EMPTY_TARGET = {
     "ceph": ("ceph osd reweight-by-utilization",),
 }
 
-#: commands that set the layout of new files in a directory
-_SET_STRIPES = {
-    "lustre": ("lfs setstripe -c {count} -S {mib}M {folder}",),
-    "beegfs": (
-        "beegfs entry set --num-targets={count} --chunk-size={mib}MiB {folder}",
-        "beegfs-ctl --setpattern --numtargets={count} --chunksize={mib}m {folder}   # BeeGFS 7",
-    ),
-    "ceph": (
-        "setfattr -n ceph.dir.layout -v "
-        "'stripe_unit={n_bytes} stripe_count={count} object_size={n_bytes}' {folder}",
-    ),
-}
 
 #: NFS options that users set; mount rejects or ignores those that the kernel adds by itself
 _OPTIONS_OF_USERS = (
@@ -163,32 +134,6 @@ def _show_space(facts: Facts) -> Commands:
     return _of_family(_SHOW_SPACE, facts, _SHOW_SPACE_ELSEWHERE)
 
 
-def _set_stripes(facts: Facts, count: int) -> Commands:
-    mib = _STRIPE_BYTES // _MIB
-    return _of_family(_SET_STRIPES, facts, count=count, mib=mib, n_bytes=_STRIPE_BYTES)
-
-
-def _set_progressive(facts: Facts) -> Commands:
-    """Return the command for a progressive layout of Lustre.
-
-    It puts small files on one target and large files on many.
-    """
-    targets = facts.storage.target_count
-    words = ""
-    for most, count in _STEPS:
-        if most is None or (targets and count >= targets):
-            words += f" -E -1 -c {min(count, targets or count)}"
-            break
-        end = f"{most // _MIB}M" if most < _GIB else f"{most // _GIB}G"
-        words += f" -E {end} -c {count}"
-    return (f"lfs setstripe{words} {shlex.quote(facts.folder.path)}",)
-
-
-def _set_pool(facts: Facts, pool: str) -> Commands:
-    set_pool = {"lustre": ("lfs setstripe -p {pool} {folder}",)}
-    return _of_family(set_pool, facts, pool=shlex.quote(pool))
-
-
 def _empty_target(facts: Facts) -> Commands:
     name, _ = _targets(facts)[0]
     no_more = shlex.quote(f"osp.{name}-osc-MDT*.max_create_count=0")
@@ -223,23 +168,6 @@ def _volume(facts: Facts) -> Commands:
     return ("findmnt -o TARGET,SOURCE,FSTYPE,AVAIL -t notmpfs,nooverlay,noproc,nosysfs",)
 
 
-def _remove_stale(facts: Facts) -> Commands:
-    """Return commands that remove leftover temporary files, but never the file of a living writer.
-
-    They name files of dead writers, or match files that were not modified for a day.
-    """
-    stale, where = facts.folder.temporary, facts.folder.path
-    commands = []
-    if stale.names:
-        commands.append(shlex.join(("rm", "--", *(f"{where}/{name}" for name in stale.names))))
-    if stale.elsewhere_count or stale.count > len(stale.names):
-        commands.append(
-            f"find {shlex.quote(where)} -maxdepth 1 -type f -name '.*.ioshape-tmp-*' "
-            "-mmin +1440 -delete"
-        )
-    return tuple(commands)
-
-
 def _lock_memory(facts: Facts) -> Commands:
     kib = -(-_registered(facts) * max(facts.host.local_ranks, 1) * 2 // 1024)
     if facts.host.container and facts.host.container != "kubernetes":
@@ -271,8 +199,6 @@ def _ping(facts: Facts) -> Commands:
 #: used share of the space above which filesystems allocate slowly and unevenly
 _FULL = 0.85
 _VERY_FULL = 0.95
-#: difference between the fullest target and the median that makes the targets uneven
-_UNEVEN = 0.20
 _FEW_INODES = 1000
 
 
@@ -332,145 +258,9 @@ def _target_full_sentence(facts: Facts) -> str:
     )
 
 
-def _middle(facts: Facts) -> float:
-    return median(used for _, used in _targets(facts))
-
-
-def _targets_uneven(facts: Facts) -> bool:
-    targets = _targets(facts)
-    if len(targets) < 2 or _full_targets(facts):
-        return False
-    return targets[0][1] - _middle(facts) > _UNEVEN
-
-
-def _targets_uneven_sentence(facts: Facts) -> str:
-    name, used = _targets(facts)[0]
-    return (
-        f"{name} is {used:.0%} full, but half of the targets at most {_middle(facts):.0%}; large "
-        "files with one stripe cause this"
-    )
-
-
-# ---- Layout -------------------------------------------------------------------------------------
-
-_MANY_STRIPES = 64
-_MANY_OBJECTS = 4096
-#: disks of virtual machines, which always report that they spin
-VIRTUAL_DISKS = ("/dev/vd", "/dev/xvd")
-_FLASH = ("flash", "ssd", "nvme", "fast", "burst", "hot", "optane")
-_DISKS = ("hdd", "disk", "capacity", "archive", "cold", "slow", "sata", "nearline")
-#: families that stripe files over targets, and for which ioshape can request a layout
-_STRIPED = ("lustre", "beegfs", "ceph")
-
-
-def _stripes(facts: Facts) -> int:
-    """Return the number of targets that a new file is striped over; 0 if it is not known."""
-    storage = facts.storage
-    if storage.family not in _STRIPED or not storage.stripes:
-        return 0
-    return storage.target_count if storage.stripe_count < 0 else storage.stripe_count
-
-
-def _wanted_stripes(facts: Facts) -> int:
-    """Return the number of targets that a file should be striped over.
-
-    Files that are written at the same time share the targets.
-    """
-    n_bytes, targets = facts.storage.for_bytes, facts.storage.target_count
-    by_size = next(count for most, count in _STEPS if most is None or n_bytes <= most)
-    return max(1, min(by_size, targets // max(facts.files, 1) or 1, targets or by_size))
-
-
-def _few_stripes_sentence(facts: Facts) -> str:
-    storage = facts.storage
-    asks = f"; ioshape requests {storage.stripes_asked} for its files, other programs do not"
-    return (
-        f"a file of {human_size(storage.for_bytes)} would be striped over "
-        f"{plural(_stripes(facts), 'target')} ({storage.stripes}) of "
-        f"{storage.target_count or 'several'}, which limits its "
-        f"bandwidth{asks if storage.stripes_asked else ''}"
-    )
-
-
-def _file_has_few_stripes(facts: Facts) -> bool:
-    storage, wanted = facts.storage, _wanted_stripes(facts)
-    if storage.family != "lustre" or not storage.stripes or not storage.is_file:
-        return False
-    return 0 < storage.file_stripe_count < min(wanted, _stripes(facts) or wanted)
-
-
-def _stripes_of_many(facts: Facts) -> int:
-    """Return the number of targets of each file; 0 for a single file, or if it is not known."""
-    storage = facts.storage
-    count = storage.asked_stripe_count or storage.stripe_count
-    return (storage.target_count if count < 0 else count) if facts.files > 1 else 0
-
-
-def _at_a_time(facts: Facts) -> int:
-    """Return how many files slots allow to be written at a time; 0 if there is no limit."""
-    if facts.coordination.kind == "open":
-        return 0
-    count = facts.coordination.capacity or facts.storage.writers
-    # With the "local" coordinator, each host has its own slots.
-    return count * facts.hosts if facts.coordination.kind == "local" else count
-
-
-def _streams(facts: Facts) -> int:
-    return min(facts.files, _at_a_time(facts) or facts.files) * _stripes_of_many(facts)
-
-
-def _crowded_sentence(facts: Facts) -> str:
-    count, targets = _stripes_of_many(facts), facts.storage.target_count
-    return (
-        f"{_streams(facts) // count} writers at a time with {plural(count, 'stripe')} each are "
-        f"{_streams(facts) / targets:.0f} concurrent streams for each of "
-        f"{plural(targets, 'target')}, which must seek between them"
-    )
-
-
-def _uncrowd(facts: Facts) -> Commands:
-    if not _at_a_time(facts):
-        return ("export IOSHAPE_COORDINATOR=redis://HOST",)
-    most = max(1, facts.storage.target_count // _stripes_of_many(facts))
-    return (f"ioshape slots set {shlex.quote(facts.storage.pool)} --capacity {most} --new",)
-
-
-def _has(name: str, words: Commands) -> bool:
-    return any(part.startswith(words) for part in re.findall("[a-z]+", name.lower()))
-
-
-def _on_disks(facts: Facts) -> bool:
-    pool = facts.storage.target_pool
-    return _has(pool, _DISKS) and not _has(pool, _FLASH)
-
-
-def _flash_pools(facts: Facts) -> list[str]:
-    """Return the pools of flash targets that new files do not use."""
-    pool = facts.storage.target_pool
-    return [name for name in facts.folder.target_pools if _has(name, _FLASH) and name != pool]
-
-
-def _disk_pool_sentence(facts: Facts) -> str:
-    flash = _flash_pools(facts)
-    other = f", but there is the flash pool {flash[0]}" if flash else ""
-    return (
-        f"new files go to the pool {facts.storage.target_pool}, by its name a pool of disks{other}"
-    )
-
-
-def _leave_disks(facts: Facts) -> Commands:
-    flash = _flash_pools(facts)
-    if flash:
-        return _set_pool(facts, flash[0])
-    return _of_family({"lustre": ("lfs pool_list {place}",)}, facts)
-
-
 # ---- The mount and the directory ----------------------------------------------------------------
 
 _MEMORY_TYPES = ("tmpfs", "ramfs", "devtmpfs")
-_SMALL_WSIZE = 256 << 10
-_GOOD_WSIZE = 1 << 20
-_SKEW_S = 5.0
 
 
 def _options(facts: Facts) -> dict[str, str]:
@@ -491,34 +281,6 @@ def _in_layer(facts: Facts) -> bool:
 
 def _in_memory(facts: Facts) -> bool:
     return facts.storage.type in _MEMORY_TYPES or facts.storage.family == "tmpfs"
-
-
-def _lie(left: Leftovers, noun: str) -> tuple[str, str]:
-    """Return a phrase with the number of leftovers and their size, and the verb for it."""
-    count, n_bytes = left.count + left.elsewhere_count, left.n_bytes + left.elsewhere_bytes
-    return f"{plural(count, noun)} ({human_size(n_bytes)})", "is" if count == 1 else "are"
-
-
-def _stale_files_sentence(facts: Facts) -> str:
-    stale = facts.folder.temporary
-    many, lie = _lie(stale, "temporary file")
-    unsure = (
-        f"; {stale.elsewhere_count:,} of them may belong to a running writer on another host or "
-        "mount; after a day they count as leftovers"
-    )
-    return (
-        f"{many} of dead writers {lie} in "
-        f"{facts.folder.path}{unsure if stale.elsewhere_count else ''}; the next save removes "
-        "those of this host"
-    )
-
-
-def _stale_generations_sentence(facts: Facts) -> str:
-    many, lie = _lie(facts.folder.leftovers, "unfinished or replaced checkpoint")
-    return (
-        f"{many} without a running writer {lie} in {facts.folder.path}; the next save_group() "
-        "there removes them"
-    )
 
 
 def _nfs(
@@ -558,36 +320,11 @@ def _nfs(
 # ---- The tier -----------------------------------------------------------------------------------
 
 _LONG_S = 3600.0
-#: checkpoints that a tier should have space for: one is drained while the next is saved
-_CHECKPOINTS = 2
 
 
 def _tier(when: Callable[[Near, Facts], bool]) -> Callable[[Facts], bool]:
     """Return a condition that is true only if there is a usable tier and `when` is true."""
     return lambda facts: facts.tier is not None and facts.tier.usable and when(facts.tier, facts)
-
-
-def _tier_needs(facts: Facts) -> int:
-    return _CHECKPOINTS * facts.storage.for_bytes * max(facts.files_near, 1)
-
-
-def _tier_unusable_sentence(facts: Facts) -> str:
-    assert facts.tier is not None
-    user, why = facts.host.user or "this user", "does not exist"
-    if facts.tier.owner is not None:
-        why = f"has a folder for {user} that user {facts.tier.owner} has created"
-    elif facts.tier.exists:
-        why = f"is not writable for {user}"
-    return f"the tier {facts.tier.folder} {why}: saves go directly to their destinations"
-
-
-def _fix_tier(facts: Facts) -> Commands:
-    assert facts.tier is not None
-    if facts.tier.owner is not None:
-        own = shlex.quote(facts.tier.own)
-        return (f"ls -ld {own}", f"sudo rm -r {own}")
-    look = "ls -ld {tier}" if facts.tier.exists else "lsblk -o NAME,SIZE,FSTYPE,MOUNTPOINT"
-    return _filled((look, "sudo install -d -m 1777 {tier}"), facts)
 
 
 def _tier_not_local_sentence(facts: Facts) -> str:
@@ -596,15 +333,6 @@ def _tier_not_local_sentence(facts: Facts) -> str:
     return (
         f"the filesystem of the tier {facts.tier.folder} {where}: each save is written there "
         "twice, without any gain"
-    )
-
-
-def _tier_small_sentence(facts: Facts) -> str:
-    assert facts.tier is not None
-    return (
-        f"the tier {facts.tier.folder} has free space for {human_size(facts.tier.room_bytes)}, but "
-        f"two checkpoints of this host take {human_size(_tier_needs(facts))}: saves that do not "
-        "fit go directly to their destinations"
     )
 
 
@@ -621,7 +349,6 @@ def _tier_waits_sentence(facts: Facts) -> str:
 
 # ---- The host -----------------------------------------------------------------------------------
 
-_FEW_FILES = 256
 _LITTLE_SHARED = 16 * _MIB
 
 
@@ -664,16 +391,6 @@ def _no_uring(facts: Facts) -> tuple[str, Commands]:
         why = "the limit of locked memory (RLIMIT_MEMLOCK) is too low"
         return why, _lock_memory(facts)
     return os.strerror(code), ()
-
-
-def _memlock_sentence(facts: Facts) -> str:
-    limit = facts.host.memlock_bytes
-    allowed = "is not enough" if limit is None else f"is {human_size(limit)}"
-    return (
-        f"the limit of locked memory (RLIMIT_MEMLOCK) {allowed}, but the buffers of a save take "
-        f"{human_size(_registered(facts))}: they are not registered, so the kernel looks them up "
-        "for each request"
-    )
 
 
 def _file_limit_sentence(facts: Facts) -> str:
@@ -730,7 +447,6 @@ def _share_memory(facts: Facts) -> Commands:
 
 # ---- The coordinator, and what is installed -----------------------------------------------------
 
-_SLOW_S = 0.020
 
 #: phrases for what saves do while the coordinator is unreachable, by the setting "unreachable"
 _MEANWHILE = {
@@ -744,10 +460,6 @@ def _away_sentence(facts: Facts) -> str:
     it = facts.coordination
     then = _MEANWHILE.get(it.unreachable, _MEANWHILE["stagger"])
     return f"the coordinator {it.address} is unreachable: {it.error}; {then}"
-
-
-def _is_slow(it: Coordination) -> bool:
-    return not it.error and not it.unasked and it.kind == "redis" and it.latency_s > _SLOW_S
 
 
 def _is_spread(facts: Facts) -> bool:
@@ -773,16 +485,6 @@ def _password_unreadable(facts: Facts) -> bool:
 def _password_readable(facts: Facts) -> bool:
     mode = facts.installation.password_mode
     return mode is not None and bool(mode & stat.S_IROTH) and not _password_unreadable(facts)
-
-
-def _version_mix_sentence(facts: Facts) -> str:
-    it = facts.installation
-    if len(set(it.found)) > 1 or it.other_command is None:
-        what = f"this Python finds several ioshape packages ({', '.join(it.found)}), and uses"
-    else:
-        path, version = it.other_command
-        what = f'the command "ioshape" in PATH, {path}, is {version}, but this Python has'
-    return f"{what} {it.ioshape}: ranks of different versions cannot save together"
 
 
 # ---- The table ----------------------------------------------------------------------------------
@@ -934,78 +636,14 @@ ROWS: tuple[Row, ...] = (
         _staging_sentence,
         _stage_less,
     ),
-    Row(
-        "few-open-files",
-        "warning",
-        lambda facts: facts.host.open_files is not None and facts.host.open_files < _FEW_FILES,
-        "this process may open {host.open_files} files and sockets at a time (RLIMIT_NOFILE); a "
-        "job of many ranks needs hundreds",
-        ("ulimit -n 65536",),
-    ),
-    Row(
-        "version-mix",
-        "warning",
-        lambda facts: (
-            len(set(facts.installation.found)) > 1 or facts.installation.other_command is not None
-        ),
-        _version_mix_sentence,
-        ("python -m pip list --verbose | grep ioshape", "type -a ioshape"),
-    ),
-    Row(
-        "torch-broken",
-        "warning",
-        lambda facts: bool(facts.installation.torch_problem and not facts.installation.torch),
-        "this Python cannot import torch ({installation.torch_problem}): its programs cannot save",
-        ("python -c 'import torch'",),
-    ),
-    Row(
-        "clock",
-        "warning",
-        lambda facts: facts.folder.ahead_s > _SKEW_S,
-        "the directory's modification time is {folder.ahead_s:,.0f} s in the future: the clock of "
-        "this host or of the server is wrong, so leftovers cannot be recognised by their age",
-        ("chronyc tracking",),
-    ),
     # Saves, or neighbours on the filesystem, are several times slower than necessary.
     Row(
         "sync-mount",
         "warning",
-        lambda facts: "sync" in _options(facts) and facts.storage.family != "nfs",
+        lambda facts: "sync" in _options(facts),
         "the mount has the option sync: every write waits for the disk, but a save needs to wait "
         "only once, at its end",
         ("sudo mount -o remount,async {place}",),
-    ),
-    _nfs(
-        "nfs-sync",
-        "warning",
-        lambda options: "sync" in options,
-        "the mount has the option sync: every write waits for the server's disk, but a save needs "
-        "to wait only once, at its end",
-        drop=("sync",),
-        add=("async",),
-    ),
-    Row(
-        "crowded-targets",
-        "warning",
-        lambda facts: 0 < 2 * facts.storage.target_count < _streams(facts),
-        _crowded_sentence,
-        _uncrowd,
-    ),
-    Row(
-        "few-stripes",
-        lambda facts: "hint" if facts.storage.stripes_asked else "warning",
-        lambda facts: (
-            0 < _stripes(facts) < _wanted_stripes(facts) and facts.storage.for_bytes >= _GIB
-        ),
-        _few_stripes_sentence,
-        lambda facts: _set_stripes(facts, _wanted_stripes(facts)),
-    ),
-    Row(
-        "tier-unusable",
-        "warning",
-        lambda facts: facts.tier is not None and not facts.tier.usable,
-        _tier_unusable_sentence,
-        _fix_tier,
     ),
     Row(
         "tier-not-local",
@@ -1013,13 +651,6 @@ ROWS: tuple[Row, ...] = (
         _tier(lambda tier, _: tier.remote or tier.is_destination),
         _tier_not_local_sentence,
         ("findmnt -T {tier}",),
-    ),
-    Row(
-        "tier-small",
-        "warning",
-        _tier(lambda tier, facts: tier.room_bytes < _tier_needs(facts)),
-        _tier_small_sentence,
-        ("ioshape ls {tier}", "du -xh -d 2 {tier}"),
     ),
     Row(
         "password-unreadable",
@@ -1045,37 +676,6 @@ ROWS: tuple[Row, ...] = (
         ("export IOSHAPE_COORDINATOR=redis://HOST",),
     ),
     Row(
-        "torch-unknown",
-        "warning",
-        lambda facts: bool(facts.installation.torch_problem and facts.installation.torch),
-        "torch {installation.torch} pickles in a way that ioshape {installation.ioshape} does not "
-        "support ({installation.torch_problem}): torch serialises the files itself, in memory",
-        ("pip install --upgrade ioshape",),
-    ),
-    _nfs(
-        "nfs-udp",
-        "warning",
-        lambda options: options.get("proto", "").startswith("udp"),
-        "the mount uses UDP: one lost packet repeats a whole request, and fast networks can mix up "
-        "fragments",
-        drop=("proto",),
-        add=("proto=tcp",),
-    ),
-    _nfs(
-        "nfs-noac",
-        "warning",
-        lambda options: "noac" in options,
-        "the mount has the option noac, which makes every write wait for the server, as sync does",
-        drop=("noac",),
-    ),
-    Row(
-        "disk-pool",
-        lambda facts: "warning" if _flash_pools(facts) else "hint",
-        _on_disks,
-        _disk_pool_sentence,
-        _leave_disks,
-    ),
-    Row(
         "no-direct",
         lambda facts: "warning" if facts.storage.type.startswith("fuse") else "hint",
         lambda facts: facts.storage.direct is False,
@@ -1095,75 +695,6 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        "many-objects",
-        "warning",
-        lambda facts: (
-            facts.storage.target_count > 0
-            and facts.files * _stripes_of_many(facts) >= _MANY_OBJECTS
-        ),
-        lambda facts: (
-            f"{facts.files:,} files with {plural(_stripes_of_many(facts), 'stripe')} each create "
-            f"{facts.files * _stripes_of_many(facts):,} objects on the servers for every "
-            "checkpoint; save_group() with one writer per node creates far fewer"
-        ),
-        ("export IOSHAPE_MODE=node",),
-    ),
-    Row(
-        "many-stripes",
-        "warning",
-        lambda facts: (
-            _stripes(facts) >= _MANY_STRIPES
-            and facts.storage.for_bytes < _stripes(facts) * _MANY_STRIPES * _MIB
-        ),
-        lambda facts: (
-            f"a file of {human_size(facts.storage.for_bytes)} would be striped over "
-            f"{_stripes(facts)} targets ({facts.storage.stripes}): each save writes little to each "
-            "target, and waits for the slowest"
-        ),
-        lambda facts: (
-            _set_progressive(facts)
-            if facts.storage.family == "lustre"
-            else _set_stripes(facts, _wanted_stripes(facts))
-        ),
-    ),
-    Row(
-        "small-stripes",
-        "warning",
-        lambda facts: _stripes(facts) > 1 and 0 < facts.storage.stripe_bytes < _MIB,
-        lambda facts: (
-            f"stripes of {human_size(facts.storage.stripe_bytes)} are smaller than a client's "
-            "request (1 to 16 MiB), so each request is split"
-        ),
-        lambda facts: _set_stripes(facts, _stripes(facts)),
-    ),
-    Row(
-        "targets-uneven",
-        "warning",
-        _targets_uneven,
-        _targets_uneven_sentence,
-        _empty_target,
-    ),
-    # Saves are some tens of percent slower than necessary.
-    _nfs(
-        "nfs-wsize",
-        "warning",
-        lambda options: (
-            options.get("wsize", "").isdecimal() and int(options["wsize"]) < _SMALL_WSIZE
-        ),
-        f"a write request has less than {human_size(_SMALL_WSIZE)} (wsize), but "
-        f"{human_size(_GOOD_WSIZE)} is usual; the server may have to allow this, too",
-        drop=("wsize", "rsize"),
-        add=(f"rsize={_GOOD_WSIZE}", f"wsize={_GOOD_WSIZE}"),
-    ),
-    _nfs(
-        "nfs-one-connection",
-        "hint",
-        lambda options: options.get("proto", "").startswith("tcp") and "nconnect" not in options,
-        "all requests of this host share one TCP connection; several connections are faster (Linux "
-        "5.3 or newer)",
-        add=("nconnect=8",),
-    ),
-    Row(
         "no-io-uring",
         "warning",
         lambda facts: facts.storage.uring_errno != 0,
@@ -1173,63 +704,8 @@ ROWS: tuple[Row, ...] = (
         ),
         lambda facts: _no_uring(facts)[1],
     ),
-    Row(
-        "flash-unused",
-        "hint",
-        lambda facts: (
-            bool(_flash_pools(facts))
-            and not _on_disks(facts)
-            and not _has(facts.storage.target_pool, _FLASH)
-        ),
-        lambda facts: (
-            f"there is a pool {_flash_pools(facts)[0]}, by its name a flash pool, but new files do "
-            "not use it"
-        ),
-        lambda facts: _set_pool(facts, _flash_pools(facts)[0]),
-    ),
-    Row(
-        "file-few-stripes",
-        "hint",
-        _file_has_few_stripes,
-        lambda facts: (
-            f"the file itself is striped over {plural(facts.storage.file_stripe_count, 'target')} "
-            f"({facts.storage.file_stripes}): its layout was chosen when it was created; the next "
-            "save creates a new file"
-        ),
-        lambda facts: (
-            f"lfs migrate -c {_wanted_stripes(facts)} -S 4M {shlex.quote(facts.folder.asked)}",
-        ),
-    ),
-    Row(
-        "spinning-disk",
-        "hint",
-        lambda facts: (
-            bool(facts.storage.rotational) and not facts.storage.source.startswith(VIRTUAL_DISKS)
-        ),
-        lambda facts: (
-            f"{facts.storage.source or 'the disk'} is rotational: one writer at a time is fastest"
-        ),
-        ("export IOSHAPE_SLOTS=1",),
-    ),
-    Row(
-        "memlock",
-        "hint",
-        lambda facts: facts.storage.buffers_refused and not facts.storage.uring_errno,
-        _memlock_sentence,
-        _lock_memory,
-    ),
-    Row(
-        "coordinator-slow",
-        "hint",
-        lambda facts: _is_slow(facts.coordination),
-        lambda facts: (
-            f"the coordinator took {facts.coordination.latency_s * 1000:,.0f} ms to answer; in the "
-            "same data centre less than 1 ms is usual"
-        ),
-        _ping,
-    ),
     Row("no-shared-memory", "warning", _little_shared, _shared_sentence, _share_memory),
-    # Tidiness, and facts that cannot be seen from here.
+    # Tidiness.
     Row(
         "password-readable",
         "hint",
@@ -1238,45 +714,5 @@ ROWS: tuple[Row, ...] = (
         "{installation.password_mode:04o}), so they can take slots and set capacities; change the "
         "file's group to one with all users of the coordinator",
         _LIMIT_PASSWORD,
-    ),
-    Row(
-        "stale-generations",
-        "hint",
-        lambda facts: facts.folder.leftovers.any,
-        _stale_generations_sentence,
-        ("ioshape ls {folder}", "ioshape prune {folder} --keep-last 1000000 --yes"),
-    ),
-    Row(
-        "stale-files",
-        "hint",
-        lambda facts: facts.folder.temporary.any,
-        _stale_files_sentence,
-        _remove_stale,
-    ),
-    Row(
-        "no-torch",
-        "hint",
-        lambda facts: (
-            bool(facts.installation.python)
-            and not facts.installation.torch
-            and not facts.installation.torch_problem
-        ),
-        "this Python has no torch: ioshape's commands work, but programs cannot save",
-        ("pip install 'ioshape[torch]'",),
-    ),
-    Row(
-        "no-redis-package",
-        "hint",
-        lambda facts: facts.coordination.unasked,
-        "the coordinator {coordination.address} cannot be examined: the package redis, which "
-        "ioshape doctor, top and slots need, is not installed; saves do not need it",
-        ("pip install 'ioshape[redis]'",),
-    ),
-    Row(
-        "quota-unseen",
-        "hint",
-        lambda facts: facts.storage.family in _SHOW_QUOTA,
-        "a quota may leave less space than is shown as free; ioshape cannot see quotas",
-        lambda facts: _of_family(_SHOW_QUOTA, facts),
     ),
 )

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ioshape doctor` on real filesystems, under real limits, with real coordinators."""
 
-import fcntl
 import json
 import os
 import re
@@ -21,7 +20,6 @@ from coordinators import coordinator, running_redis, writers
 from ioshape._cli.doctor import EXIT_SERIOUS
 from ioshape._cli.doctor_facts import Coordination, Folder, Host, Installation, _is_filtered
 from ioshape._cli.doctor_findings import SEVERITIES, Finding
-from ioshape._cli.paths import lock_domain
 from processes import TIMEOUT_S, environment
 from striped import striped
 from tiers import saver
@@ -32,22 +30,13 @@ MIB = 1 << 20
 Done = subprocess.CompletedProcess[str]
 
 
-#: Start the command without torch: the import takes seconds, and few of these tests need it.
-WITHOUT_TORCH = (
-    "-c",
-    "import sys; sys.modules['torch'] = None; from ioshape._cli.app import run; run()",
-)
-WHOLE = ("-m", "ioshape")
-
-
 def call(
     *arguments: str | Path,
     prefix: Sequence[str] = (),
-    start: Sequence[str] = WITHOUT_TORCH,
     **variables: str,
 ) -> Done:
     return subprocess.run(
-        [*prefix, sys.executable, *start, "doctor", *arguments],
+        [*prefix, sys.executable, "-m", "ioshape", "doctor", *arguments],
         env=environment(**variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -60,11 +49,10 @@ def call(
 def probed(
     *arguments: str | Path,
     prefix: Sequence[str] = (),
-    start: Sequence[str] = WITHOUT_TORCH,
     **variables: str,
 ) -> dict[str, Any]:
     """Return the JSON report, with its findings in a dictionary by id."""
-    done = call("--json", *arguments, prefix=prefix, start=start, **variables)
+    done = call("--json", *arguments, prefix=prefix, **variables)
     found: dict[str, Any] = json.loads(done.stdout)
     serious = any(one["severity"] == "serious" for one in found["findings"])
     assert done.returncode == (EXIT_SERIOUS if serious else 0), done.stderr
@@ -80,7 +68,7 @@ def names(of: type) -> set[str]:
 
 
 def test_a_folder_is_described_and_left_alone(tmp_path: Path) -> None:
-    done = call("--json", tmp_path, start=WHOLE)
+    done = call("--json", tmp_path)
     assert not done.stderr
     found = json.loads(done.stdout)
     assert set(found) == {
@@ -103,7 +91,6 @@ def test_a_folder_is_described_and_left_alone(tmp_path: Path) -> None:
     assert set(found["installation"]) == names(Installation)
     assert found["installation"]["ioshape"] == ioshape.__version__
     assert found["installation"]["torch"] == torch.__version__
-    assert not found["installation"]["torch_problem"]
     for one in found["findings"]:
         assert set(one) == names(Finding)
         assert one["severity"] in SEVERITIES
@@ -153,13 +140,12 @@ def test_a_name_that_is_not_there_is_looked_at_where_it_would_be(tmp_path: Path)
 
 
 def test_people_get_tables_and_commands(tmp_path: Path) -> None:
-    (tmp_path / f".m.ioshape-tmp-{lock_domain(str(tmp_path))}-{'0' * 16}").write_bytes(b"x")
-    done = call(tmp_path, "--for", "2G")
+    done = call(tmp_path, "--for", "2G", prefix=["prlimit", f"--fsize={MIB}"])
     lines = done.stdout.splitlines()
     for title in ("storage", "a save of 2.00 GiB", "slots"):
         assert title in lines
-    at = next(i for i, line in enumerate(lines) if line.startswith("hint: 1 temporary file (1 B)"))
-    assert lines[at + 1] == f"    $ {shlex.join(['rm', '--', str(next(tmp_path.iterdir()))])}"
+    at = next(i for i, line in enumerate(lines) if line.startswith("serious: this process cannot"))
+    assert lines[at + 1] == "    $ ulimit -f unlimited"
     assert not any(letter < " " for line in lines for letter in line)  # no colours
 
 
@@ -208,14 +194,9 @@ def test_a_mount_may_be_read_only(tmp_path: Path) -> None:
 def test_stripes_and_targets_are_shown_and_judged() -> None:
     source = "10.0.0.1@tcp:/storm"
     with striped("ssd", targets=8, fsname=source, used=["3=63Gi"]) as mount:
-        # stripefs keeps what the client's module shows beside the mount. Bind it to the real path.
-        (mount.backing / "sys/kernel/debug/lustre/lov/storm-clilov-ff/pools/nvme").mkdir(
-            parents=True
-        )
-        prefix = apart('mount --bind "$0/sys" /sys', mount.backing)
-        found = probed(mount.path, prefix=prefix)
-        plain = probed(mount.path, prefix=prefix, IOSHAPE_LAYOUT="directory")
-        shown = call(mount.path, prefix=prefix).stdout
+        found = probed(mount.path)
+        plain = probed(mount.path, IOSHAPE_LAYOUT="directory")
+        shown = call(mount.path).stdout
         quoted = shlex.quote(str(mount.path))
     storage = found["storage"]
     assert (storage["family"], storage["source"]) == ("lustre", source)
@@ -225,18 +206,12 @@ def test_stripes_and_targets_are_shown_and_judged() -> None:
     assert storage["target_count"] == len(storage["targets"]) == 8
     free = {one["name"]: one["free_bytes"] >> 30 for one in storage["targets"]}
     assert free == {f"storm-OST000{i}": 1 if i == 3 else 64 for i in range(8)}
-    assert found["folder"]["target_pools"] == ["nvme"]
     findings = found["findings"]
     assert findings["target-full"]["severity"] == "serious"
     assert "storm-OST0003 98%" in findings["target-full"]["sentence"]
     assert f"lfs find {quoted} --ost storm-OST0003" in findings["target-full"]["commands"][1]
-    # This is only a hint, because ioshape requests more stripes by itself.
-    assert findings["few-stripes"]["severity"] == "hint"
-    assert findings["flash-unused"]["commands"] == [f"lfs setstripe -p nvme {quoted}"]
     assert plain["storage"]["stripes_asked"] == ""
     assert plain["storage"]["writers"] == 8
-    assert plain["findings"]["few-stripes"]["severity"] == "warning"
-    assert plain["findings"]["few-stripes"]["commands"] == [f"lfs setstripe -c 8 -S 4M {quoted}"]
     assert "storm-OST0003  64.0 GiB  1.00 GiB   98%" in shown.splitlines()
     rows = [line.split()[0] for line in shown.splitlines() if line.startswith("storm-OST")]
     assert rows == sorted(free)
@@ -254,14 +229,13 @@ def test_a_file_has_a_layout_of_its_own() -> None:
         "1 x 1M",
         1,
     )
-    assert found["findings"]["quota-unseen"]["commands"][0].startswith("beegfs quota ")
 
 
 # ---- Folders without permission ------------------------------------------------------------------
 
 #: Prefix of a command that drops the capabilities by which root ignores permissions.
 AS_OTHERS = (
-    ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search,-ipc_lock"]
+    ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"]
     if os.geteuid() == 0
     else []
 )
@@ -275,40 +249,6 @@ def test_a_folder_may_be_somebody_elses(tmp_path: Path) -> None:
     done = call(tmp_path, prefix=AS_OTHERS)
     tmp_path.chmod(0o755)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-
-
-# ---- Leftovers -----------------------------------------------------------------------------------
-
-
-def test_what_the_dead_left_is_counted_and_the_living_are_left_alone(tmp_path: Path) -> None:
-    random = "0123456789abcdef"
-    here = lock_domain(str(tmp_path))
-    dead = tmp_path / f".a b.pt.ioshape-tmp-{here}-{random}"
-    alive = tmp_path / f".c.pt.ioshape-tmp-{here}-{random}"
-    elsewhere = tmp_path / f".d.pt.ioshape-tmp-12345678-{random}"
-    for path in (dead, alive, elsewhere):
-        path.write_bytes(bytes(MIB))
-    (tmp_path / f".step-0000000007.87654321-{here}-{random}").mkdir()
-    (tmp_path / f".replaced-step-0000000007.{random}").mkdir()
-    (tmp_path / f".pruned-step-0000000008.{random}").mkdir()
-    with alive.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        found = probed(tmp_path)
-        commands = found["findings"]["stale-files"]["commands"]
-        for command in commands:
-            subprocess.run(command, shell=True, check=True)
-    assert found["folder"]["temporary"] == {
-        "count": 1,
-        "n_bytes": MIB,
-        "elsewhere_count": 1,
-        "elsewhere_bytes": MIB,
-        "names": [dead.name],
-    }
-    assert not dead.exists()
-    assert alive.exists()
-    assert elsewhere.exists()  # another host may still write it, until it is a day old
-    assert found["folder"]["leftovers"]["count"] == 3
-    assert len(found["findings"]["stale-generations"]["commands"]) == 2
 
 
 # ---- Limits --------------------------------------------------------------------------------------
@@ -333,8 +273,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 def test_the_tier_is_looked_at_and_left_alone(tmp_path: Path) -> None:
     fast = tmp_path / "fast"
-    found = probed(tmp_path, IOSHAPE_TIER=str(fast))
-    assert "tier-unusable" in found["findings"]
+    assert not probed(tmp_path, IOSHAPE_TIER=str(fast))["tier"]["usable"]
+    assert f"{fast}, which saves cannot use" in call(tmp_path, IOSHAPE_TIER=str(fast)).stdout
     fast.mkdir()
     found = probed(tmp_path, IOSHAPE_TIER=str(fast))
     assert "tier-not-local" in found["findings"]  # tier and destination are one filesystem
@@ -348,7 +288,7 @@ def test_the_tier_is_looked_at_and_left_alone(tmp_path: Path) -> None:
         found = probed(fast)  # the path is the tier itself
     tier = found["tier"]
     assert (tier["folder"], tier["waiting"], tier["waiting_bytes"]) == (str(fast), 1, 4)
-    assert (tier["drained_bytes"], tier["draining"]) == (5, False)
+    assert not tier["draining"]
     waits = found["findings"]["tier-waits"]
     assert waits["commands"] == [f"ioshape drain {fast}"]
     assert "tier-not-local" not in found["findings"]
@@ -363,21 +303,9 @@ def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:
     assert "io_uring_setup" in found["findings"]["no-io-uring"]["commands"][0]
 
 
-def test_memory_that_may_be_locked_is_named(tmp_path: Path) -> None:
-    prefix = [*AS_OTHERS, "prlimit", "--memlock=65536:65536"]
-    found = probed(tmp_path, prefix=prefix)
-    assert found["host"]["memlock_bytes"] == 65536
-    assert found["storage"]["engine"] == "uring"
-    finding = found["findings"]["memlock"]
-    assert "64.0 KiB" in finding["sentence"]
-    assert "ulimit" in finding["commands"][0]  # the advice is for the shell or for the container
-
-
-def test_short_files_and_few_of_them_are_named(tmp_path: Path) -> None:
-    prefix = ["prlimit", f"--fsize={MIB}", "--nofile=64"]
-    found = probed(tmp_path, prefix=prefix)["findings"]
+def test_a_limit_of_file_sizes_is_named(tmp_path: Path) -> None:
+    found = probed(tmp_path, prefix=["prlimit", f"--fsize={MIB}"])["findings"]
     assert found["file-size-limit"]["severity"] == "serious"
-    assert "64 files" in found["few-open-files"]["sentence"]
 
 
 @pytest.mark.parametrize(("line", "filtered"), [("0", False), ("1", True), ("2", True)])
@@ -460,56 +388,6 @@ def test_a_setting_that_cannot_be_used_is_told_first(tmp_path: Path) -> None:
     given = {"IOSHAPE_COORDINATOR": "redis://h", "IOSHAPE_PASSWORD_FILE": missing}
     finding = probed(tmp_path, **given)["findings"]["password-unreadable"]
     assert missing in finding["sentence"]
-
-
-def test_a_command_of_another_version_is_named(tmp_path: Path) -> None:
-    other = tmp_path / "ioshape"
-    other.write_text("#!/bin/sh\necho ioshape 0.0.7\n")
-    other.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    finding = probed(tmp_path, PATH=path)["findings"]["version-mix"]
-    assert str(other) in finding["sentence"]
-    assert "0.0.7" in finding["sentence"]
-    other.write_text(f"#!/bin/sh\necho ioshape {ioshape.__version__}\n")
-    assert "version-mix" not in probed(tmp_path, PATH=path)["findings"]
-
-
-def test_two_packages_are_named(tmp_path: Path) -> None:
-    info = tmp_path / "ioshape-0.0.7.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ioshape\nVersion: 0.0.7\n")
-    sentence = probed(tmp_path, PYTHONPATH=str(tmp_path))["findings"]["version-mix"]["sentence"]
-    assert "0.0.7" in sentence
-    assert ioshape.__version__ in sentence
-
-
-def test_a_torch_that_is_not_known_and_none_at_all_are_named(tmp_path: Path) -> None:
-    # Python runs this file first. It changes torch's way to pickle, or makes its import fail.
-    changed = tmp_path / "sitecustomize.py"
-    changed.write_text("""
-import torch.serialization as serialization
-def changed(obj, zip_file, *, pickler, options):
-    raise AssertionError("not for us")
-serialization._save = changed
-""")
-    found = probed(tmp_path, start=WHOLE, PYTHONPATH=str(tmp_path))["findings"]
-    assert torch.__version__ in found["torch-unknown"]["sentence"]
-    changed.write_text("import sys\nsys.modules['torch'] = None\n")
-    found = probed(tmp_path, start=WHOLE, PYTHONPATH=str(tmp_path))["findings"]
-    assert found["no-torch"]["severity"] == "hint"
-
-
-def test_a_torch_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
-    (tmp_path / "torch").mkdir()
-    fake = tmp_path / "torch" / "__init__.py"
-    for error in ("OSError('libcudart.so: cannot open')", "ImportError('libc10.so: cannot open')"):
-        fake.write_text(f"raise {error}\n")
-        found = probed(tmp_path, start=WHOLE, PYTHONPATH=str(tmp_path))
-        assert found["installation"]["torch"] == ""
-        broken = found["findings"]["torch-broken"]
-        assert broken["severity"] == "warning"
-        assert "cannot open" in broken["sentence"]
-        assert "no-torch" not in found["findings"]
 
 
 def test_shared_memory_that_is_full_or_read_only_is_named(tmp_path: Path) -> None:
