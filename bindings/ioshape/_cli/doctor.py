@@ -192,9 +192,7 @@ def _show(facts: Facts, findings: list[Finding]) -> None:
         _show_targets(facts.storage)
         say()
     for finding in findings:
-        say(f"{finding.severity}: {finding.sentence}")
-        for command in finding.commands:
-            say(f"    $ {command}")
+        say(f"{finding.severity}: {finding.sentence}; {finding.remedy}")
     if not findings:
         say("no findings")
 
@@ -234,8 +232,8 @@ def command(
     or the settings name one, it examines the tier, too.
 
     PATH is a directory or a file. If it does not exist, its directory must exist. Nothing is
-    written. Findings come with commands to copy: read a command before you run it. A finding is
-    "serious" if a save would fail, or be lost later.
+    written. Each finding has a remedy. A finding is "serious" if a save would fail, or be lost
+    later.
 
     The settings are those that "ioshape settings" shows. Limits and memory are those of this
     process. To diagnose a job, run the command where the job runs.

@@ -1,46 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Findings of "ioshape doctor": a table (ROWS), sorted by impact, and functions that it uses.
 
-Each row has a condition on the facts, a sentence, and commands to copy. Sentences and commands that
-only insert names are templates; others are functions of the facts. Names in commands come from
-mounts and files, so they are quoted for the shell.
+Each row has a condition on the facts, a sentence and a remedy. Texts that only insert facts are
+templates; others are functions of the facts.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import shlex
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 from ioshape._cli.output import human_seconds, human_size, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ioshape._cli.doctor_facts import Facts, Near
 
 #: "serious": a save would fail, be lost, or be wrong. "warning": saves are slow, or it may become
 #: serious soon.
 Severity = Literal["serious", "warning", "hint"]
 SEVERITIES: tuple[Severity, ...] = ("serious", "warning", "hint")
-Commands = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding with advice, as the user sees it."""
+    """A finding with its remedy, as the user sees it."""
 
     #: stable name for programs
     id: str
     severity: Severity
     sentence: str
-    #: shell commands to copy
-    commands: Commands = ()
+    #: what the user or an administrator can do
+    remedy: str
 
 
 class Row(NamedTuple):
@@ -49,10 +43,9 @@ class Row(NamedTuple):
     id: str
     severity: Severity | Callable[[Facts], Severity]
     when: Callable[[Facts], bool]
-    #: a template can use the members of Facts, "place" and "user"
+    #: templates can use the members of Facts, "place" and "user"
     sentence: str | Callable[[Facts], str]
-    #: templates can use the names of _filled()
-    commands: Commands | Callable[[Facts], Commands] = ()
+    remedy: str | Callable[[Facts], str]
 
 
 def triage(facts: Facts) -> list[Finding]:
@@ -62,137 +55,21 @@ def triage(facts: Facts) -> list[Finding]:
 
 
 def _finding(row: Row, facts: Facts) -> Finding:
-    severity, sentence, commands = row.severity, row.sentence, row.commands
     names = {**vars(facts), "place": _place(facts), "user": facts.host.user or "this user"}
-    return Finding(
-        row.id,
-        severity(facts) if callable(severity) else severity,
-        sentence(facts) if callable(sentence) else sentence.format(**names),
-        commands(facts) if callable(commands) else _filled(commands, facts),
-    )
 
+    def text(template: str | Callable[[Facts], str]) -> str:
+        return template(facts) if callable(template) else template.format(**names)
 
-# ---- Commands -----------------------------------------------------------------------------------
-
-_MIB = 1 << 20
-
-
-_SHOW_SPACE = {
-    "lustre": ("lfs df -h {place}",),
-    "beegfs": ("beegfs health capacity", "beegfs-df   # BeeGFS 7"),
-    "ceph": ("ceph osd df",),
-}
-_SHOW_SPACE_ELSEWHERE = ("du -xh --max-depth=1 {place} | sort -h | tail",)
-
-
-#: commands that move large files away from a full target
-_EMPTY_TARGET = {
-    "lustre": (
-        "lfs find {place} --ost {target} --type f --size +1G | lfs_migrate -y",
-        "lctl set_param {no_more}   # on the metadata server: no new files",
-    ),
-    "beegfs": (
-        "beegfs entry migrate --from-targets={target} {place}",
-        "beegfs-ctl --migrate --targetid={target} {place}   # BeeGFS 7",
-    ),
-    "ceph": ("ceph osd reweight-by-utilization",),
-}
-
-
-#: NFS options that users set; mount rejects or ignores those that the kernel adds by itself
-_OPTIONS_OF_USERS = (
-    *("ro", "nosuid", "nodev", "noexec", "vers", "rsize", "wsize"),
-    *("hard", "proto", "nconnect", "port", "sec"),
-)
-
-
-def _filled(templates: Commands, facts: Facts, **more: object) -> Commands:
-    """Return commands from templates, with quoted names inserted."""
-    names = {
-        "place": _place(facts),
-        "folder": shlex.quote(facts.folder.path),
-        "user": shlex.quote(facts.host.user),
-        "tier": shlex.quote(facts.tier.folder if facts.tier else ""),
-        "password": shlex.quote(facts.installation.password_file),
-        **more,
-    }
-    return tuple(template.format(**names) for template in templates)
-
-
-def _of_family(
-    commands: Mapping[str, Commands], facts: Facts, otherwise: Commands = (), **more: object
-) -> Commands:
-    return _filled(commands.get(facts.storage.family, otherwise), facts, **more)
+    severity = row.severity(facts) if callable(row.severity) else row.severity
+    return Finding(row.id, severity, text(row.sentence), text(row.remedy))
 
 
 def _place(facts: Facts) -> str:
-    """Return the quoted mount point; if it is unknown, the directory."""
-    return shlex.quote(facts.storage.mount_point or facts.folder.path)
+    """Return the mount point; if it is unknown, the directory."""
+    return facts.storage.mount_point or facts.folder.path
 
 
-def _show_space(facts: Facts) -> Commands:
-    return _of_family(_SHOW_SPACE, facts, _SHOW_SPACE_ELSEWHERE)
-
-
-def _empty_target(facts: Facts) -> Commands:
-    name, _ = _targets(facts)[0]
-    no_more = shlex.quote(f"osp.{name}-osc-MDT*.max_create_count=0")
-    return _of_family(_EMPTY_TARGET, facts, target=shlex.quote(name), no_more=no_more)
-
-
-def _container(facts: Facts, option: str, kubernetes: str = "") -> Commands:
-    """Return a command that starts the container with an option.
-
-    Args:
-        facts: the facts.
-        option: option of Docker and Podman.
-        kubernetes: command for Kubernetes; "" for none.
-    """
-    if facts.host.container == "kubernetes":
-        return (kubernetes,) if kubernetes else ()
-    program = facts.host.container if facts.host.container == "podman" else "docker"
-    return (f"{program} run {option} IMAGE",)
-
-
-def _volume(facts: Facts) -> Commands:
-    """Return a command that mounts, or lists, persistent storage."""
-    where = facts.folder.path
-    if where.startswith("/dev/"):
-        where = "/checkpoints"  # a volume must not be mounted over a folder of devices
-    if facts.host.container:
-        return _container(
-            facts,
-            shlex.join(("-v", f"/srv/checkpoints:{where}")),
-            "kubectl explain pod.spec.volumes.persistentVolumeClaim",
-        )
-    return ("findmnt -o TARGET,SOURCE,FSTYPE,AVAIL -t notmpfs,nooverlay,noproc,nosysfs",)
-
-
-def _lock_memory(facts: Facts) -> Commands:
-    kib = -(-_registered(facts) * max(facts.host.local_ranks, 1) * 2 // 1024)
-    if facts.host.container and facts.host.container != "kubernetes":
-        return _container(facts, "--ulimit memlock=-1:-1")
-    line = shlex.quote(f"{facts.host.user or '*'} - memlock unlimited")
-    return (
-        f"ulimit -l {kib}",
-        f"echo {line} | sudo tee /etc/security/limits.d/memlock.conf",
-    )
-
-
-def _ping(facts: Facts) -> Commands:
-    """Return a command that pings the Redis, without the password: it is masked in the address."""
-    parts = urlsplit(facts.coordination.address)
-    if parts.scheme == "unix":
-        return (shlex.join(("redis-cli", "-s", parts.path, "ping")),)
-    if parts.scheme not in ("redis", "rediss"):
-        return ("ioshape slots status",)
-    try:
-        host, port = parts.hostname or "127.0.0.1", parts.port or 6379
-    except ValueError:  # the address lists several hosts of a cluster
-        host, port = parts.netloc.rpartition("@")[2].partition(",")[0].partition(":")[0], 6379
-    tls = ("--tls",) if parts.scheme == "rediss" else ()
-    return (shlex.join(("redis-cli", "-h", host, "-p", str(port), *tls, "ping")),)
-
+_MIB = 1 << 20
 
 # ---- Space --------------------------------------------------------------------------------------
 
@@ -283,38 +160,9 @@ def _in_memory(facts: Facts) -> bool:
     return facts.storage.type in _MEMORY_TYPES or facts.storage.family == "tmpfs"
 
 
-def _nfs(
-    id: str,  # noqa: A002 - as in a row
-    severity: Severity,
-    found: Callable[[dict[str, str]], bool],
-    sentence: str,
-    *,
-    drop: Commands = (),
-    add: Commands = (),
-) -> Row:
-    """Return a row about mount options of NFS.
-
-    `found` is the condition on the mount options. The command of the row mounts without the options
-    `drop` and with the options `add`. It unmounts first, because a remount cannot change most
-    options.
-    """
-
-    def commands(facts: Facts) -> Commands:
-        kept = [
-            option
-            for option in facts.storage.options.split(",")
-            if option.partition("=")[0] in _OPTIONS_OF_USERS
-            and option.partition("=")[0] not in drop
-        ]
-        options = ",".join(dict.fromkeys([*kept, *add]))
-        kind = facts.storage.type or "nfs"
-        mount = shlex.join(("-t", kind, "-o", options, facts.storage.source))
-        return (f"sudo umount {_place(facts)} && sudo mount {mount} {_place(facts)}",)
-
-    def when(facts: Facts) -> bool:
-        return facts.storage.family == "nfs" and found(_options(facts))
-
-    return Row(id, severity, when, sentence, commands)
+def _nfs(found: Callable[[dict[str, str]], bool]) -> Callable[[Facts], bool]:
+    """Return a condition that is true only on NFS and if `found` is true of the mount options."""
+    return lambda facts: facts.storage.family == "nfs" and found(_options(facts))
 
 
 # ---- The tier -----------------------------------------------------------------------------------
@@ -352,13 +200,8 @@ def _tier_waits_sentence(facts: Facts) -> str:
 _LITTLE_SHARED = 16 * _MIB
 
 
-def _registered(facts: Facts) -> int:
-    """Return the bytes of the buffers of a save, which io_uring registers."""
-    return facts.storage.block_bytes * facts.storage.queue_depth
-
-
-def _no_uring(facts: Facts) -> tuple[str, Commands]:
-    """Return the reason why io_uring is refused, and commands that allow it."""
+def _no_uring(facts: Facts) -> tuple[str, str]:
+    """Return the reason why io_uring is refused, and the remedy."""
     code, host = facts.storage.uring_errno, facts.host
     if code in (errno.EPERM, errno.EACCES) and host.uring_disabled:
         who = (
@@ -368,29 +211,22 @@ def _no_uring(facts: Facts) -> tuple[str, Commands]:
         )
         return (
             f"the sysctl kernel.io_uring_disabled={host.uring_disabled} denies it {who}",
-            ("sudo sysctl kernel.io_uring_disabled=0",),
+            "ask the administrator to set it to 0",
         )
     if host.seccomp and code in (errno.EPERM, errno.EACCES, errno.ENOSYS):
         return (
             "the seccomp profile of this process denies it",
-            (
-                'jq \'.syscalls += [{names: ["io_uring_setup", "io_uring_enter", '
-                '"io_uring_register"], action: "SCMP_ACT_ALLOW"}]\' default.json > io_uring.json'
-                "   # the runtime's own profile",
-                *_container(
-                    facts,
-                    "--security-opt seccomp=io_uring.json",
-                    "kubectl explain pod.spec.securityContext.seccompProfile.localhostProfile",
-                ),
-            ),
+            "allow io_uring_setup, io_uring_enter and io_uring_register in the profile",
         )
     if code == errno.ENOSYS:
         kernel = host.kernel or "of an unknown version"
-        return f"the kernel ({kernel}) does not support it", ("uname -r",)
+        return f"the kernel ({kernel}) does not support it", "use Linux 5.10 or newer"
     if code == errno.ENOMEM:
-        why = "the limit of locked memory (RLIMIT_MEMLOCK) is too low"
-        return why, _lock_memory(facts)
-    return os.strerror(code), ()
+        return (
+            "the limit of locked memory (RLIMIT_MEMLOCK) is too low",
+            "raise it with ulimit -l, or start the container with --ulimit memlock=-1",
+        )
+    return os.strerror(code), "ask the administrator of this host"
 
 
 def _file_limit_sentence(facts: Facts) -> str:
@@ -419,9 +255,9 @@ def _staging_sentence(facts: Facts) -> str:
     )
 
 
-def _stage_less(facts: Facts) -> Commands:
+def _stage_less(facts: Facts) -> str:
     share = _memory_left(facts) // 2 // max(facts.host.local_ranks, 1)
-    return (f"export IOSHAPE_STAGING_BYTES={max(64, share // _MIB)}M",)
+    return f"set IOSHAPE_STAGING_BYTES={max(64, share // _MIB)}M, or raise the container's limit"
 
 
 def _little_shared(facts: Facts) -> bool:
@@ -435,14 +271,6 @@ def _shared_sentence(facts: Facts) -> str:
     if free is not None:
         why = f"/dev/shm has {human_size(free)} left"
     return f"{why}: ranks of this host exchange messages and slots through files elsewhere"
-
-
-def _share_memory(facts: Facts) -> Commands:
-    if facts.host.shared_bytes is not None:
-        return ("du -sh /dev/shm/* | sort -h | tail",)
-    if facts.host.container:
-        return _container(facts, "--ipc=host")
-    return ("sudo mount -t tmpfs tmpfs /dev/shm",)
 
 
 # ---- The coordinator, and what is installed -----------------------------------------------------
@@ -474,8 +302,9 @@ def _unordered_sentence(facts: Facts) -> str:
     return f"other hosts also write to this filesystem, but {who}"
 
 
-#: The order matters: between the two commands, every user who could read the file still can.
-_LIMIT_PASSWORD = ("chgrp GROUP {password}", "chmod 440 {password}")
+_LIMIT_PASSWORD = (
+    "change the file's group to one with all users of the coordinator, then its mode to 440"
+)
 
 
 def _password_unreadable(facts: Facts) -> bool:
@@ -496,25 +325,21 @@ ROWS: tuple[Row, ...] = (
         "serious",
         lambda facts: facts.folder.read_only,
         "{place} is mounted read-only; the kernel does this after disk errors",
-        ("dmesg | tail", "sudo mount -o remount,rw {place}"),
+        "look for errors in the kernel log, and mount it writable",
     ),
     Row(
         "not-writable",
         "serious",
         lambda facts: not facts.folder.writable and not facts.folder.read_only,
         "{user} cannot create files in {folder.path}",
-        ("ls -ld {folder}", "sudo setfacl -m u:{user}:rwx {folder}"),
+        "choose another directory, or ask its owner for permission",
     ),
     Row(
         "no-room",
         "serious",
         _no_room,
         _no_room_sentence,
-        lambda facts: (
-            *_show_space(facts),
-            # The alternative, if no space can be freed now.
-            "export IOSHAPE_FULL=skip   # skips that checkpoint",
-        ),
+        "remove files, or set IOSHAPE_FULL=skip to skip checkpoints that do not fit",
     ),
     Row(
         "few-inodes",
@@ -522,7 +347,7 @@ ROWS: tuple[Row, ...] = (
         _few_inodes,
         "{folder.inodes_free:,} of {folder.inodes:,} inodes are free; without a free inode no file "
         "can be created, even if there is free space",
-        ("df -i {place}", "du --inodes -x --max-depth=2 {place} | sort -n | tail"),
+        "remove small files",
     ),
     Row(
         "file-size-limit",
@@ -531,14 +356,14 @@ ROWS: tuple[Row, ...] = (
             facts.host.file_bytes is not None and facts.host.file_bytes < facts.storage.for_bytes
         ),
         _file_limit_sentence,
-        ("ulimit -f unlimited",),
+        "raise the limit with ulimit -f unlimited",
     ),
     Row(
         "target-full",
         lambda facts: "serious" if _targets(facts)[0][1] > _VERY_FULL else "warning",
         lambda facts: _full_targets(facts) > 0,
         _target_full_sentence,
-        lambda facts: (*_show_space(facts), *_empty_target(facts)),
+        "move large files away from full targets",
     ),
     Row(
         "in-memory",
@@ -548,7 +373,7 @@ ROWS: tuple[Row, ...] = (
             f"{_place(facts)} is a {facts.storage.type or 'tmpfs'}: files there are in memory, and "
             "are lost when the machine or the container stops"
         ),
-        _volume,
+        "use a directory on a disk or a shared filesystem; mount one into a container",
     ),
     Row(
         "container-layer",
@@ -559,9 +384,7 @@ ROWS: tuple[Row, ...] = (
             if _in_layer(facts)
             else f"{_place(facts)} is an overlay: files are stored in its upper directory"
         ),
-        lambda facts: (
-            _volume(facts) if _in_layer(facts) else _filled(("findmnt -no OPTIONS {place}",), facts)
-        ),
+        "mount a shared filesystem or a disk into the container, and save there",
     ),
     Row(
         "not-shared",
@@ -569,7 +392,7 @@ ROWS: tuple[Row, ...] = (
         lambda facts: not facts.storage.remote and _is_spread(facts),
         "{ranks:,} ranks save together, {host.local_ranks:,} of them on this host, but the "
         "filesystem is local to this host: a checkpoint would be spread over all hosts",
-        ("findmnt -t lustre,nfs,nfs4,beegfs,ceph,gpfs,wekafs,fuse",),
+        "use a directory on a shared filesystem",
     ),
     Row(
         "no-barrier",
@@ -577,29 +400,23 @@ ROWS: tuple[Row, ...] = (
         _no_barrier,
         "the mount has no write barriers: a power failure may lose a checkpoint that was reported "
         "as durable",
-        lambda facts: _of_family(
-            {"ext": ("sudo mount -o remount,barrier=1 {place}",)},
-            facts,
-            ("sudo mount -o remount,barrier {place}",),
-        ),
+        "mount it with barriers",
     ),
-    _nfs(
+    Row(
         "nfs-soft",
         "serious",
-        lambda options: "soft" in options or "softerr" in options,
+        _nfs(lambda options: "soft" in options or "softerr" in options),
         "the mount is soft: if the server is slow for a moment, writes fail, and programs that "
         "ignore errors lose data; a hard mount waits",
-        drop=("soft", "softerr"),
-        add=("hard",),
+        "unmount it, and mount it with hard",
     ),
-    _nfs(
+    Row(
         "nfs-nolock",
         "hint",
-        lambda options: "nolock" in options or options.get("local_lock") in ("all", "flock"),
+        _nfs(lambda options: "nolock" in options or options.get("local_lock") in ("all", "flock")),
         "file locks are local to this host (nolock or local_lock): leftovers of dead writers on "
         "other hosts are detected only after a day",
-        drop=("nolock", "local_lock"),
-        add=("local_lock=none",),
+        "unmount it, and mount it with local_lock=none",
     ),
     Row(
         "tier-in-memory",
@@ -607,7 +424,7 @@ ROWS: tuple[Row, ...] = (
         _tier(lambda tier, _: tier.in_memory),
         "the tier {tier.folder} is in memory: a power failure loses checkpoints that are not "
         "drained, although their saves reported them as durable",
-        ("findmnt -T {tier}",),
+        "use a folder on a local disk",
     ),
     Row(
         "tier-waits",
@@ -616,7 +433,7 @@ ROWS: tuple[Row, ...] = (
             facts.tier is not None and not facts.tier.draining and facts.tier.oldest_s >= _LONG_S
         ),
         _tier_waits_sentence,
-        ("ioshape drain {tier}",),
+        "run ioshape drain {tier.folder}",
     ),
     Row(
         "full",
@@ -627,7 +444,7 @@ ROWS: tuple[Row, ...] = (
             f"({human_size(facts.storage.free_bytes)} free); above {_FULL:.0%} writes become "
             "slower and less even"
         ),
-        _show_space,
+        "remove old files",
     ),
     Row(
         "staging-memory",
@@ -643,22 +460,21 @@ ROWS: tuple[Row, ...] = (
         lambda facts: "sync" in _options(facts),
         "the mount has the option sync: every write waits for the disk, but a save needs to wait "
         "only once, at its end",
-        ("sudo mount -o remount,async {place}",),
+        "mount it with async; unmount NFS before, because a remount cannot change this",
     ),
     Row(
         "tier-not-local",
         "warning",
         _tier(lambda tier, _: tier.remote or tier.is_destination),
         _tier_not_local_sentence,
-        ("findmnt -T {tier}",),
+        "use a folder on a local disk of each node",
     ),
     Row(
         "password-unreadable",
         lambda facts: "serious" if facts.coordination.unreachable == "fail" else "warning",
         _password_unreadable,
         "this user cannot read the coordinator's password in {installation.password_file} "
-        "({installation.password_problem}), so the coordinator is unreachable; change the file's "
-        "group to one with all users of the coordinator",
+        "({installation.password_problem}), so the coordinator is unreachable",
         _LIMIT_PASSWORD,
     ),
     Row(
@@ -666,32 +482,25 @@ ROWS: tuple[Row, ...] = (
         lambda facts: "warning" if facts.coordination.unreachable == "stagger" else "serious",
         lambda facts: bool(facts.coordination.error),
         _away_sentence,
-        _ping,
+        "check that the Redis runs, and that this host can reach it",
     ),
     Row(
         "no-shared-coordinator",
         lambda facts: "warning" if _is_spread(facts) else "hint",
         lambda facts: facts.storage.remote and facts.coordination.kind in ("local", "open"),
         _unordered_sentence,
-        ("export IOSHAPE_COORDINATOR=redis://HOST",),
+        "set IOSHAPE_COORDINATOR to the address of a Redis, such as redis://HOST",
     ),
     Row(
         "no-direct",
         lambda facts: "warning" if facts.storage.type.startswith("fuse") else "hint",
         lambda facts: facts.storage.direct is False,
+        "direct I/O is not supported here: data passes through the page cache, which costs memory "
+        "and CPU time",
         lambda facts: (
-            "direct I/O is not supported here: data passes through the page cache, which costs "
-            "memory and CPU time"
-            + (
-                "; most FUSE filesystems support it if they are mounted with direct_io"
-                if facts.storage.type.startswith("fuse")
-                else ""
-            )
-        ),
-        lambda facts: (
-            _filled(("findmnt -no OPTIONS {place}",), facts)
+            "mount it with direct_io, which most FUSE filesystems support"
             if facts.storage.type.startswith("fuse")
-            else ()
+            else "use another filesystem if saves are too slow"
         ),
     ),
     Row(
@@ -704,15 +513,20 @@ ROWS: tuple[Row, ...] = (
         ),
         lambda facts: _no_uring(facts)[1],
     ),
-    Row("no-shared-memory", "warning", _little_shared, _shared_sentence, _share_memory),
+    Row(
+        "no-shared-memory",
+        "warning",
+        _little_shared,
+        _shared_sentence,
+        "free space there, or mount it; start a container with --ipc=host",
+    ),
     # Tidiness.
     Row(
         "password-readable",
         "hint",
         _password_readable,
         "all users can read the coordinator's password in {installation.password_file} (mode "
-        "{installation.password_mode:04o}), so they can take slots and set capacities; change the "
-        "file's group to one with all users of the coordinator",
+        "{installation.password_mode:04o}), so they can take slots and set capacities",
         _LIMIT_PASSWORD,
     ),
 )

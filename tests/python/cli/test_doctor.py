@@ -4,7 +4,6 @@
 import json
 import os
 import re
-import shlex
 import socket
 import subprocess
 import sys
@@ -139,13 +138,13 @@ def test_a_name_that_is_not_there_is_looked_at_where_it_would_be(tmp_path: Path)
     assert done.stderr.count("\n") == 1
 
 
-def test_people_get_tables_and_commands(tmp_path: Path) -> None:
+def test_people_get_tables_and_remedies(tmp_path: Path) -> None:
     done = call(tmp_path, "--for", "2G", prefix=["prlimit", f"--fsize={MIB}"])
     lines = done.stdout.splitlines()
     for title in ("storage", "a save of 2.00 GiB", "slots"):
         assert title in lines
-    at = next(i for i, line in enumerate(lines) if line.startswith("serious: this process cannot"))
-    assert lines[at + 1] == "    $ ulimit -f unlimited"
+    finding = next(line for line in lines if line.startswith("serious: this process cannot"))
+    assert finding.endswith("; raise the limit with ulimit -f unlimited")
     assert not any(letter < " " for line in lines for letter in line)  # no colours
 
 
@@ -197,7 +196,6 @@ def test_stripes_and_targets_are_shown_and_judged() -> None:
         found = probed(mount.path)
         plain = probed(mount.path, IOSHAPE_LAYOUT="directory")
         shown = call(mount.path).stdout
-        quoted = shlex.quote(str(mount.path))
     storage = found["storage"]
     assert (storage["family"], storage["source"]) == ("lustre", source)
     assert (storage["stripes"], storage["stripe_count"]) == ("1 x 1M", 1)
@@ -209,7 +207,6 @@ def test_stripes_and_targets_are_shown_and_judged() -> None:
     findings = found["findings"]
     assert findings["target-full"]["severity"] == "serious"
     assert "storm-OST0003 98%" in findings["target-full"]["sentence"]
-    assert f"lfs find {quoted} --ost storm-OST0003" in findings["target-full"]["commands"][1]
     assert plain["storage"]["stripes_asked"] == ""
     assert plain["storage"]["writers"] == 8
     assert "storm-OST0003  64.0 GiB  1.00 GiB   98%" in shown.splitlines()
@@ -289,8 +286,7 @@ def test_the_tier_is_looked_at_and_left_alone(tmp_path: Path) -> None:
     tier = found["tier"]
     assert (tier["folder"], tier["waiting"], tier["waiting_bytes"]) == (str(fast), 1, 4)
     assert not tier["draining"]
-    waits = found["findings"]["tier-waits"]
-    assert waits["commands"] == [f"ioshape drain {fast}"]
+    assert found["findings"]["tier-waits"]["remedy"] == f"run ioshape drain {fast}"
     assert "tier-not-local" not in found["findings"]
     text = call(fast).stdout
     assert re.search(r"^the tier\n  folder +.*fast$", text, re.MULTILINE)
@@ -300,7 +296,7 @@ def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:
     found = probed(tmp_path, prefix=[sys.executable, "-c", REFUSED])
     assert found["storage"]["engine"] == "threads"
     assert "seccomp" in found["findings"]["no-io-uring"]["sentence"]
-    assert "io_uring_setup" in found["findings"]["no-io-uring"]["commands"][0]
+    assert "io_uring_setup" in found["findings"]["no-io-uring"]["remedy"]
 
 
 def test_a_limit_of_file_sizes_is_named(tmp_path: Path) -> None:
@@ -323,10 +319,8 @@ def test_a_coordinator_out_of_reach_is_a_finding_without_its_password(tmp_path: 
         address = f"redis://:{SECRET}@127.0.0.1:{port.getsockname()[1]}"
         done = call("--json", tmp_path, IOSHAPE_COORDINATOR=address)
         shown = call(tmp_path, IOSHAPE_COORDINATOR=address, IOSHAPE_UNREACHABLE="fail")
-        number = str(port.getsockname()[1])
     found = {one["id"]: one for one in json.loads(done.stdout)["findings"]}
     assert found["coordinator-away"]["severity"] == "warning"
-    assert found["coordinator-away"]["commands"] == [f"redis-cli -h 127.0.0.1 -p {number} ping"]
     assert shown.returncode == EXIT_SERIOUS
     assert "unreachable=fail" in shown.stdout
     for text in (done.stdout, done.stderr, shown.stdout, shown.stderr):
@@ -340,9 +334,7 @@ def test_a_redis_is_asked(tmp_path: Path) -> None:
     assert not found["coordination"]["error"]
     assert 0 < found["coordination"]["latency_s"] < 1
     assert "coordinator-away" not in found["findings"]
-    assert refused["findings"]["coordinator-away"]["commands"] == [
-        f"redis-cli -s {redis.socket} ping"
-    ]
+    assert "coordinator-away" in refused["findings"]
     assert "wr0ng" not in json.dumps(refused)
 
 
@@ -368,10 +360,7 @@ def test_a_password_that_others_can_read_is_named_and_not_shown(tmp_path: Path) 
         given = {"IOSHAPE_COORDINATOR": redis.address, "IOSHAPE_PASSWORD_FILE": str(file)}
         found = probed(tmp_path, **given)
         finding = found["findings"]["password-readable"]
-        for command in finding["commands"]:
-            own = command.replace("GROUP", str(os.getegid()))
-            subprocess.run(own, shell=True, check=True)
-        assert file.stat().st_mode & 0o777 == 0o440
+        file.chmod(0o440)
         mended = probed(tmp_path, **given)
     assert not found["coordination"]["error"]
     assert "all users" in finding["sentence"]

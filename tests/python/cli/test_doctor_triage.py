@@ -2,7 +2,6 @@
 """The rules by which `ioshape doctor` turns facts into findings, as tables of cases."""
 
 import errno
-import shlex
 from dataclasses import fields, replace
 from typing import Any
 
@@ -172,11 +171,14 @@ FINE: dict[str, Facts] = {
 }
 
 TRIAGE: list[tuple[Facts, str]] = [
-    # facts; id and severity of the only finding, and what its first command contains
-    (lustre(free_bytes=112 * TIB // 10), "full warning lfs df -h /scratch"),
-    (lustre(free_bytes=32 * TIB // 10), "full serious lfs df -h /scratch"),
-    (lustre(free_bytes=3 * GIB), "no-room serious lfs df"),
-    (lustre(ranks=256, for_bytes=8 * GIB, free_bytes=2 * TIB - 1), "no-room serious lfs df"),
+    # facts; id and severity of the only finding, and words of its remedy
+    (lustre(free_bytes=112 * TIB // 10), "full warning remove old files"),
+    (lustre(free_bytes=32 * TIB // 10), "full serious remove old files"),
+    (lustre(free_bytes=3 * GIB), "no-room serious IOSHAPE_FULL=skip"),
+    (
+        lustre(ranks=256, for_bytes=8 * GIB, free_bytes=2 * TIB - 1),
+        "no-room serious IOSHAPE_FULL=skip",
+    ),
     (
         local(
             ranks=256,
@@ -186,91 +188,91 @@ TRIAGE: list[tuple[Facts, str]] = [
             total_bytes=100 * GIB,
             coordination=REDIS,
         ),
-        "not-shared warning findmnt",
+        "not-shared warning shared filesystem",
     ),
     (
         local(
             ranks=8, local_ranks=8, for_bytes=8 * GIB, free_bytes=63 * GIB, total_bytes=100 * GIB
         ),
-        "no-room serious du -xh",
+        "no-room serious IOSHAPE_FULL=skip",
     ),
-    (local(free_bytes=4 * GIB), "full serious du -xh"),
-    (lustre(inodes=10**6, inodes_free=40000), "few-inodes warning df -i /scratch"),
-    (lustre(inodes=10**6, inodes_free=12), "few-inodes serious df -i /scratch"),
-    (lustre(targets=full(86, others=80)), "target-full warning lfs df"),
-    (lustre(targets=full(99)), "target-full serious lfs df"),
-    (local(family="tmpfs", type="tmpfs"), "in-memory serious findmnt"),
+    (local(free_bytes=4 * GIB), "full serious remove old files"),
+    (lustre(inodes=10**6, inodes_free=40000), "few-inodes warning small files"),
+    (lustre(inodes=10**6, inodes_free=12), "few-inodes serious small files"),
+    (lustre(targets=full(86, others=80)), "target-full warning move large files"),
+    (lustre(targets=full(99)), "target-full serious move large files"),
+    (local(family="tmpfs", type="tmpfs"), "in-memory serious on a disk"),
     (
         local(family="tmpfs", type="tmpfs", container="podman"),
-        "in-memory serious podman run -v '/srv/checkpoints:/scratch/run 7' IMAGE",
+        "in-memory serious on a disk",
     ),
     (
         local(directory="/dev/shm/run", family="tmpfs", type="tmpfs", container="docker"),
-        "in-memory serious docker run -v /srv/checkpoints:/checkpoints IMAGE",
+        "in-memory serious on a disk",
     ),
     (
         local(family="overlay", type="overlay", container="docker"),
-        "container-layer serious docker run -v ",
+        "container-layer serious into the container",
     ),
     (
         local(family="overlay", type="overlay", mount_point="/merged"),
-        "container-layer warning findmnt -no OPTIONS /merged",
+        "container-layer warning into the container",
     ),
-    (lustre(read_only=True, writable=False), "read-only serious dmesg"),
-    (lustre(writable=False), "not-writable serious ls -ld '/scratch/run 7'"),
-    (near(in_memory=True), "tier-in-memory warning findmnt -T '/local nvme'"),
-    (near(remote=True), "tier-not-local warning findmnt -T '/local nvme'"),
-    (near(is_destination=True), "tier-not-local warning findmnt"),
+    (lustre(read_only=True, writable=False), "read-only serious writable"),
+    (lustre(writable=False), "not-writable serious another directory"),
+    (near(in_memory=True), "tier-in-memory warning local disk"),
+    (near(remote=True), "tier-not-local warning local disk"),
+    (near(is_destination=True), "tier-not-local warning local disk"),
     (
         near(waiting=1, waiting_bytes=GIB, oldest_s=3600.0),
-        "tier-waits warning ioshape drain '/local nvme'",
+        "tier-waits warning ioshape drain /local nvme",
     ),
-    (local(options="rw,sync"), "sync-mount warning sudo mount -o remount,async /"),
-    (nfs(options="rw,sync,proto=tcp"), "sync-mount warning sudo mount -o remount,async /mnt/nfs"),
-    (local(options="rw,nobarrier"), "no-barrier serious sudo mount -o remount,barrier /"),
+    (local(options="rw,sync"), "sync-mount warning async"),
+    (nfs(options="rw,sync,proto=tcp"), "sync-mount warning async"),
+    (local(options="rw,nobarrier"), "no-barrier serious barriers"),
     (
         nfs(options="rw,vers=3,soft,proto=tcp,addr=10.0.0.9"),
-        (
-            "nfs-soft serious sudo umount /mnt/nfs && sudo mount -t nfs4 -o "
-            "vers=3,proto=tcp,hard server:/export /mnt/nfs"
-        ),
+        ("nfs-soft serious hard"),
     ),
     (nfs(options="rw,nolock,proto=tcp"), "nfs-nolock hint local_lock=none"),
     (nfs(options="rw,local_lock=all,proto=tcp"), "nfs-nolock hint local_lock=none"),
-    (local(direct=False), "no-direct hint"),
+    (local(direct=False), "no-direct hint another filesystem"),
     (
         nfs(family="fuse", type="fuse.sshfs", options="rw", direct=False),
-        "no-direct warning findmnt -no OPTIONS",
+        "no-direct warning direct_io",
     ),
-    (lustre(uring_errno=errno.EPERM, seccomp=True, container="docker"), "no-io-uring warning jq "),
+    (
+        lustre(uring_errno=errno.EPERM, seccomp=True, container="docker"),
+        "no-io-uring warning allow io_uring_setup",
+    ),
     (
         lustre(uring_errno=errno.EPERM, seccomp=True, uring_disabled=2),
-        "no-io-uring warning sudo sysctl kernel.io_uring_disabled=0",
+        "no-io-uring warning set it to 0",
     ),
-    (lustre(uring_errno=errno.ENOSYS), "no-io-uring warning uname -r"),
+    (lustre(uring_errno=errno.ENOSYS), "no-io-uring warning newer"),
     (lustre(file_bytes=GIB), "file-size-limit serious ulimit -f unlimited"),
     (
         lustre(memory_bytes=4 * GIB, memory_used=2 * GIB, staging_bytes=8 * GIB),
-        "staging-memory warning export IOSHAPE_STAGING_BYTES=1024M",
+        "staging-memory warning IOSHAPE_STAGING_BYTES=1024M",
     ),
     (
         lustre(coordination=replace(REDIS, error="refused")),
-        "coordinator-away warning redis-cli -h coordinator -p 6379 ping",
+        "coordinator-away warning Redis",
     ),
     (
         lustre(coordination=replace(REDIS, error="refused", unreachable="fail")),
-        "coordinator-away serious redis-cli",
+        "coordinator-away serious Redis",
     ),
     (
         lustre(coordination=Coordination()),
-        "no-shared-coordinator hint export IOSHAPE_COORDINATOR=redis://HOST",
+        "no-shared-coordinator hint IOSHAPE_COORDINATOR",
     ),
-    (local(ranks=16, local_ranks=8, coordination=REDIS), "not-shared warning findmnt"),
-    (installed(password_mode=0o644), "password-readable hint chgrp GROUP /etc/ioshape/password"),
-    (installed(password_problem="no"), "password-unreadable warning chgrp GROUP /etc/ioshape/pass"),
-    (lustre(shared_bytes=None), "no-shared-memory warning sudo mount -t tmpfs tmpfs /dev/shm"),
-    (lustre(shared_bytes=None, container="podman"), "no-shared-memory warning podman run --ipc"),
-    (lustre(shared_bytes=MIB), "no-shared-memory warning du -sh"),
+    (local(ranks=16, local_ranks=8, coordination=REDIS), "not-shared warning shared filesystem"),
+    (installed(password_mode=0o644), "password-readable hint group"),
+    (installed(password_problem="no"), "password-unreadable warning group"),
+    (lustre(shared_bytes=None), "no-shared-memory warning --ipc=host"),
+    (lustre(shared_bytes=None, container="podman"), "no-shared-memory warning --ipc=host"),
+    (lustre(shared_bytes=MIB), "no-shared-memory warning --ipc=host"),
 ]
 
 
@@ -281,12 +283,10 @@ def test_nothing_is_said_of_a_healthy_system(some: Facts) -> None:
 
 @pytest.mark.parametrize(("some", "expected"), TRIAGE, ids=[row[1].split()[0] for row in TRIAGE])
 def test_the_triage_finds_what_is_wrong_and_nothing_else(some: Facts, expected: str) -> None:
-    name, severity, *command = expected.split(maxsplit=2)
+    name, severity, remedy = expected.split(maxsplit=2)
     finding = one(some)
     assert (finding.id, finding.severity) == (name, severity)
-    assert command[0] in finding.commands[0] if command else not finding.commands
-    for each in finding.commands:
-        assert shlex.split(each, comments=True)  # a shell can parse the command
+    assert remedy in finding.remedy
 
 
 def test_each_finding_has_a_case_and_is_described() -> None:
@@ -322,9 +322,3 @@ def test_of_equals_what_gains_most_comes_first() -> None:
     )
     names = [finding.id for finding in many if finding.severity == "warning"]
     assert names == ["sync-mount", "coordinator-away", "no-io-uring", "no-shared-memory"]
-
-
-def test_what_lies_in_names_is_no_command() -> None:
-    evil = "/scratch/$(reboot); rm -rf ~"
-    command = one(facts(replace(LUSTRE, directory=evil), writable=False)).commands[0]
-    assert shlex.split(command) == ["ls", "-ld", evil]
