@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the reports of a run, which the setting "trace" and C programs write as JSON lines.
 
-The files are untrusted: every line is checked before it is used.
+The files are untrusted: values are converted, and lines that are no reports are counted.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ioshape._cli.output import SentenceError, note
+from ioshape._cli.output import SentenceError, note, plural
 
-_MOST_FILES = 100_000
 _MOST_LINE_BYTES = 64 << 10
-_MOST_SAVES = 2_000_000
-_MOST_BAD_LINES = 1000  # bad lines after which the rest of a file is not read
-_MOST_PROBLEMS = 20  # problems that are printed on stderr
-_MOST_SECONDS = 1e9
-_LATEST_S = 1e11
+_MOST_LINES = 2_000_000  # of all files
+_MOST_SECONDS = 1e11
 #: gap between saves that ends a storm
 _APART_S = 1.0
 
@@ -53,10 +50,6 @@ _DETAILS = (
 )
 
 
-class BadLineError(ValueError):
-    """A line of a file is not a valid report. The message says why."""
-
-
 @dataclass(frozen=True)
 class Recorded:
     """One save of a run. Times are in seconds, points in time are since 1970."""
@@ -85,66 +78,42 @@ class Recorded:
         return self.parts["pickle_s"] + self.parts["stage_s"]
 
 
-def parse(line: bytes) -> Recorded:
-    """Parse one line.
-
-    Raises:
-        BadLineError: it is not a valid report of a save.
-    """
+def parse(line: bytes) -> Recorded | None:
+    """Return the report in a line; None if it is not a valid report of a save."""
+    if len(line) > _MOST_LINE_BYTES:
+        return None
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError):
-        raise BadLineError("it is not JSON") from None
-    if not isinstance(found, dict) or found.get("ioshape") != "save":
-        raise BadLineError('it has no "ioshape": "save"')
-    return Recorded(
-        host=_text(found, "host"),
-        rank=_number(found, "rank"),
-        pid=_number(found, "pid"),
-        started_s=_seconds(found, "started_s", most=_LATEST_S),
-        total_s=_seconds(found, "total_s"),
-        parts={name: _seconds(found, name, 0.0) for name, _ in PARTS},
-        path=_text(found, "path", ""),
-        file_bytes=_number(found, "file_bytes", 0),
-        background=found.get("background") is True,
-        error=_text(found, "error", "") or None,
-        details={
-            name: found[name]
-            for name in _DETAILS
-            if isinstance(found.get(name), (str, int, float))
-            and found[name] != ""
-            and found[name] is not False
-        },
-    )
+        if found["ioshape"] != "save":
+            return None
+        return Recorded(
+            host=str(found["host"]),
+            rank=int(found["rank"]),
+            pid=int(found["pid"]),
+            started_s=_seconds(found["started_s"]),
+            total_s=_seconds(found["total_s"]),
+            parts={name: _seconds(found.get(name)) for name, _ in PARTS},
+            path=str(found.get("path") or ""),
+            file_bytes=int(found.get("file_bytes") or 0),
+            background=found.get("background") is True,
+            error=str(found.get("error") or "") or None,
+            details={
+                name: found[name]
+                for name in _DETAILS
+                if isinstance(found.get(name), (str, int, float))
+                and found[name] != ""
+                and found[name] is not False
+            },
+        )
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return None
 
 
-def _value(found: dict[str, Any], name: str, otherwise: Any) -> Any:
-    """Return a member of a report; `otherwise` if it is missing or null."""
-    value = found.get(name)
-    return otherwise if value is None else value
-
-
-def _seconds(
-    found: dict[str, Any], name: str, otherwise: float | None = None, most: float = _MOST_SECONDS
-) -> float:
-    value = _value(found, name, otherwise)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-        raise BadLineError(f'its "{name}" is not a number of seconds')  # the range excludes NaN
-    return float(value)
-
-
-def _number(found: dict[str, Any], name: str, otherwise: int | None = None) -> int:
-    value = _value(found, name, otherwise)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise BadLineError(f'its "{name}" is not a whole number')
-    return value
-
-
-def _text(found: dict[str, Any], name: str, otherwise: str | None = None) -> str:
-    value = _value(found, name, otherwise)
-    if not isinstance(value, str):
-        raise BadLineError(f'its "{name}" is not a string')
-    return value
+def _seconds(value: Any) -> float:
+    seconds = float(value or 0)
+    if not 0 <= seconds <= _MOST_SECONDS:  # excludes NaN, too
+        raise ValueError
+    return seconds
 
 
 @dataclass
@@ -152,7 +121,7 @@ class Run:
     """All saves of a run, in the order in which they began, and problems with its files."""
 
     saves: list[Recorded] = field(default_factory=list)
-    #: messages, each about a line or a file
+    #: messages, each about a file
     problems: list[str] = field(default_factory=list)
 
 
@@ -163,50 +132,38 @@ def read(folder: Path) -> Run:
         OSError: the folder cannot be read.
     """
     run = Run()
-    names = sorted(path for path in folder.iterdir() if path.suffix == ".jsonl" and path.is_file())
-    if len(names) > _MOST_FILES:
-        run.problems.append(f"{folder} has {len(names):,} files; only {_MOST_FILES:,} are read")
-    for path in names[:_MOST_FILES]:
+    lines = 0
+    for path in sorted(path for path in folder.iterdir() if path.suffix == ".jsonl"):
+        if not path.is_file():
+            continue
+        bad = 0
         try:
-            bad = 0
-            for number, line in _lines(path):
-                bad += not _take(run, path, number, line)
-                if bad >= _MOST_BAD_LINES:
-                    run.problems.append(f"{path}: too many bad lines; the rest is not read")
-                    break
-                if len(run.saves) >= _MOST_SAVES:
-                    break
+            for line in islice(_lines(path), _MOST_LINES - lines):
+                lines += 1
+                save = parse(line)
+                if save is None:
+                    bad += 1
+                else:
+                    run.saves.append(save)
         except OSError as error:
             run.problems.append(f"{path}: {error.strerror}")
-        if len(run.saves) >= _MOST_SAVES:
-            run.problems.append(f"only the first {_MOST_SAVES:,} saves are read")
+        if bad:
+            run.problems.append(f"{path}: {plural(bad, 'line')} without a report of a save")
+        if lines == _MOST_LINES:
+            run.problems.append(f"only the first {_MOST_LINES:,} lines are read")
             break
     run.saves.sort(key=lambda save: save.started_s)
     return run
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers. A line that is too long is cut."""
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file. A line that is too long is cut."""
     with path.open("rb") as file:
-        number = 0
         while line := file.readline(_MOST_LINE_BYTES + 1):
-            number += 1
             rest = line
             while not rest.endswith(b"\n") and (rest := file.readline(1 << 20)):
                 pass
-            yield number, line
-
-
-def _take(run: Run, path: Path, number: int, line: bytes) -> bool:
-    """Add the report in a line to the run. Return False, and add a problem, if it is bad."""
-    try:
-        if len(line) > _MOST_LINE_BYTES:
-            raise BadLineError(f"it has more than {_MOST_LINE_BYTES:,} bytes")
-        run.saves.append(parse(line))
-    except BadLineError as error:
-        run.problems.append(f"{path}, line {number}: {error}")
-        return False
-    return True
+            yield line
 
 
 def read_run(folder: str) -> Run:
@@ -222,10 +179,8 @@ def read_run(folder: str) -> Run:
             f"cannot read the reports in {folder}: {error.strerror}; name the folder that "
             "IOSHAPE_TRACE had"
         ) from None
-    for problem in run.problems[:_MOST_PROBLEMS]:
+    for problem in run.problems:
         note(f"ioshape: {problem}")
-    if len(run.problems) > _MOST_PROBLEMS:
-        note(f"ioshape: and {len(run.problems) - _MOST_PROBLEMS:,} more such problems")
     if not run.saves:
         raise SentenceError(
             f"{folder} has no reports of saves; run the program with IOSHAPE_TRACE={folder} to "

@@ -253,7 +253,7 @@ def command(
     ioshape trace /scratch/reports
     ioshape trace /scratch/reports --chrome storm.json
 
-    Exit code: 0; 1 if a line is not a report (the line is named on stderr).
+    Exit code: 0; 1 if a file has lines that are no reports (counted on stderr).
     """
     run = read_run(folder)
     found = gusts(run.saves)
