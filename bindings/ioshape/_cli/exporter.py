@@ -6,10 +6,9 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
@@ -30,33 +29,10 @@ if TYPE_CHECKING:
 
     from ioshape._slots.pools import Member, Operator, PoolsLook, PoolStatus
 
-# Age up to which an answer is reused, so that several Prometheus servers cost one question.
-_CACHE_S = 1.0
-# Most jobs of a pool with their own label, because Prometheus keeps labels for ever. The others
-# share one label.
+# Most jobs of a pool with their own label, because Prometheus keeps labels for ever.
 _MOST_JOBS = 50
-_OTHERS = "(others)"
 # Socket timeout, for clients that send no request or read no answer.
 _TIMEOUT_S = 10
-
-
-def _jobs(pool: PoolStatus) -> dict[str, tuple[int, int, int]]:
-    """Return slots, bytes and waiters of each job. Jobs beyond the limit count together."""
-    slots: Counter[str] = Counter()
-    passed: Counter[str] = Counter()
-    waiters: Counter[str] = Counter()
-    for one in pool.holders:
-        slots[one.job] += one.weight
-        passed[one.job] += one.passed
-    for one in pool.waiters:
-        waiters[one.job] += 1
-    jobs: dict[str, tuple[int, int, int]] = {}
-    for job in [*slots, *(job for job in waiters if job not in slots)]:
-        name = job if len(jobs) < _MOST_JOBS else _OTHERS
-        before = jobs.get(name, (0, 0, 0))
-        mine = (slots[job], passed[job], waiters[job])
-        jobs[name] = (before[0] + mine[0], before[1] + mine[1], before[2] + mine[2])
-    return jobs
 
 
 class _Metric(NamedTuple):
@@ -106,11 +82,6 @@ def _longest(members: Sequence[Member]) -> float:
 
 _OF_POOLS = (
     _Metric("pool_capacity_slots", "number of slots of the pool", "capacity"),
-    _Metric(
-        "pool_capacity_by_operator",
-        "1 if the operator has set the capacity",
-        lambda pool: pool.capacity_by == "operator",
-    ),
     _Metric("pool_used_slots", "slots in use, by weight", "used"),
     _Metric("pool_holders", "writers that hold slots", "holder_count"),
     _Metric("pool_waiters", "writers in the queue", "waiter_count"),
@@ -123,21 +94,6 @@ _OF_POOLS = (
         "pool_oldest_wait_seconds",
         "seconds for which the oldest writer in the queue has waited",
         lambda pool: _longest(pool.waiters),
-    ),
-    _Metric(
-        "pool_shortest_lease_seconds",
-        "seconds until the first lease ends",
-        lambda pool: min((one.lease_s for one in pool.holders), default=0),
-    ),
-    _Metric(
-        "pool_rate_limit_bytes_per_second",
-        "bandwidth limit of the pool, set by the operator; 0: no limit",
-        "pool_bytes_per_s",
-    ),
-    _Metric(
-        "pool_job_rate_limit_bytes_per_second",
-        "bandwidth limit of each job, set by the operator; 0: no limit",
-        "job_bytes_per_s",
     ),
     _Metric(
         "pool_settings", "number of settings by the operator: capacity, rates and limits", _settings
@@ -156,21 +112,8 @@ _GROWING_OF_POOLS = (
     _Metric("pool_waited_seconds", "total seconds for which writers waited for slots", "waited_s"),
 )
 
-#: metrics of the values of _jobs()
-_OF_JOBS = (
-    _Metric("job_slots", "slots that the job's writers hold, by weight", lambda now: now[0]),
-    _Metric(
-        "job_passed_bytes",
-        "bytes written so far in the slots that the job holds",
-        lambda now: now[1],
-    ),
-    _Metric("job_waiters", "writers of the job among the first in the queue", lambda now: now[2]),
-)
-
 _GROWING_OF_JOBS = (
     _Metric("job_written_bytes", "bytes that the job wrote in its slots", "written_bytes"),
-    _Metric("job_writes", "slots granted to the job", "writes"),
-    _Metric("job_held_seconds", "total seconds for which the job held slots", "held_s"),
     _Metric("job_waited_seconds", "total seconds for which the job waited for slots", "waited_s"),
 )
 
@@ -192,7 +135,7 @@ _OF_TIERS = (
 
 
 class PoolCollector:
-    """A Prometheus collector for pools. Each request asks the coordinator, at most once a second.
+    """A Prometheus collector for pools. Each request asks the coordinator.
 
     Args:
         operator: connection to the coordinator.
@@ -202,18 +145,14 @@ class PoolCollector:
     def __init__(self, operator: Operator, wanted: Sequence[str] = ()) -> None:
         self._operator = operator
         self._wanted = wanted
-        self._lock = threading.Lock()
-        self._asked = float("-inf")
-        #: None: the coordinator does not answer
-        self._look: PoolsLook | None = None
-        self._took = 0.0
 
     def collect(self) -> Iterable[Any]:
         """Yield the metrics of pools and jobs. prometheus_client calls it."""
-        with self._lock:
-            if time.monotonic() - self._asked >= _CACHE_S:
-                self._ask()
-            look, took = self._look, self._took
+        begin = time.monotonic()
+        look: PoolsLook | None = None  # the coordinator does not answer
+        with suppress(OSError):
+            look = self._operator.look(self._wanted)
+        took = time.monotonic() - begin
         pools = look.pools if look else ()
         failed = look.failed if look else ()
         own = (
@@ -236,21 +175,10 @@ class PoolCollector:
         of_pools = [((one.pool,), one) for one in pools]
         yield from _families("gauge", _OF_POOLS, ["pool"], of_pools)
         yield from _families("counter", _GROWING_OF_POOLS, ["pool"], of_pools)
-        now = [((one.pool, job), count) for one in pools for job, count in _jobs(one).items()]
-        yield from _families("gauge", _OF_JOBS, ["pool", "job"], now)
         so_far = [
             ((one.pool, job.job, job.user), job) for one in pools for job in one.jobs[:_MOST_JOBS]
         ]
         yield from _families("counter", _GROWING_OF_JOBS, ["pool", "job", "user"], so_far)
-
-    def _ask(self) -> None:
-        begin = time.monotonic()
-        try:
-            self._look = self._operator.look(self._wanted)
-        except OSError:
-            self._look = None
-        self._asked = time.monotonic()
-        self._took = self._asked - begin
 
 
 class TierCollector:
@@ -321,9 +249,9 @@ def command(
     ioshape exporter --address 0.0.0.0 --coordinator redis://redis.cluster
     ioshape exporter --address 0.0.0.0 --tier /local/nvme
 
-    Each request asks the coordinator, at most once a second. While the coordinator
-    is unreachable, ioshape_up is 0. While it does not answer for one pool, the
-    ioshape_pool_up of that pool is 0. Without names it serves the first 128 pools
+    Each request asks the coordinator. While the coordinator is unreachable,
+    ioshape_up is 0. While it does not answer for one pool, the ioshape_pool_up of
+    that pool is 0. Without names it serves the first 128 pools
     by name, and ioshape_pools_left_out counts the others.
 
     With --tier it serves the checkpoints that wait on that tier of this node, and
