@@ -13,7 +13,6 @@ from typing import NoReturn
 import click
 
 from ioshape._cli.output import explain
-from ioshape._cli.suggest import Group
 from ioshape._core.text import harmless
 
 # Each name is a module of this package that has a click command named "command".
@@ -34,10 +33,9 @@ COMMANDS = (
     "top",
     "exporter",
     "settings",
-    "completion",
 )
 
-COMPLETE_VARIABLE = "_IOSHAPE_COMPLETE"
+_COMPLETE_VARIABLE = "_IOSHAPE_COMPLETE"
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -45,7 +43,7 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141  # the status that shells report for a program ended by SIGPIPE
 
 
-class _Commands(Group):
+class _Commands(click.Group):
     """A click group that imports the module of a command only when the command is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -142,11 +140,11 @@ def _call() -> int:
 
     This replaces click's own main(), which would handle Ctrl-C and closed pipes in another way.
     """
-    instruction = os.environ.get(COMPLETE_VARIABLE)
+    instruction = os.environ.get(_COMPLETE_VARIABLE)
     if instruction:
         from click.shell_completion import shell_complete  # noqa: PLC0415 - for shells only
 
-        return shell_complete(commands, {}, "ioshape", COMPLETE_VARIABLE, instruction)
+        return shell_complete(commands, {}, "ioshape", _COMPLETE_VARIABLE, instruction)
     try:
         with commands.make_context("ioshape", sys.argv[1:]) as context:
             code = commands.invoke(context)

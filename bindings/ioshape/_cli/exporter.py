@@ -15,7 +15,6 @@ import click
 
 from ioshape._cli.output import SentenceError, note
 from ioshape._cli.pools import (
-    completed_pool,
     coordinator_option,
     operator_of,
     pool_argument,
@@ -215,9 +214,7 @@ def _terminate(_signal: int, _frame: object) -> None:
 
 
 @click.command(short_help="Serve the state of pools or tiers to Prometheus.")
-@click.argument(
-    "pools", metavar="[POOL]...", nargs=-1, callback=pool_argument, shell_complete=completed_pool
-)
+@click.argument("pools", metavar="[POOL]...", nargs=-1, callback=pool_argument)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import pwd
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,12 +19,9 @@ from ioshape._cli.output import (
     human_size,
     plural,
 )
-from ioshape._cli.suggest import MISTYPED, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from click.shell_completion import CompletionItem
 
     from ioshape._cli.output import Option
     from ioshape._slots.pools import (
@@ -48,19 +46,6 @@ class AwayError(SentenceError):
     """The coordinator is unreachable. The error has its own exit code for scripts."""
 
     exit_code = 3
-
-
-def completed_pool(
-    context: click.Context, _argument: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the pools that the coordinator knows, for the completion of a shell."""
-    from click.shell_completion import CompletionItem  # noqa: PLC0415
-
-    try:
-        names = operator_of(context.params.get("coordinator")).names()
-    except Exception:  # a completion cannot show errors
-        return []
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def _coordinator(
@@ -95,7 +80,6 @@ coordinator_option: Option = click.option(
     "--coordinator",
     metavar="ADDRESS",
     callback=_coordinator,
-    is_eager=True,  # the completion of pool names needs it
     help="Address of the coordinator, such as redis://host.  [default: from the settings]",
 )
 
@@ -172,20 +156,11 @@ def existing(operator: Operator, pools: Sequence[str]) -> list[str]:
     known = operator.names()
     for pool in pools:
         if not _knows(operator, known, pool):
-            there = f"; it has {', '.join(known)}" if known else "; it has no pools yet"
-            near = did_you_mean(pool, known) or there
-            raise SentenceError(f'the coordinator has no pool "{pool}"{near}')
+            near = difflib.get_close_matches(pool, known, n=1)
+            there = f"it has {', '.join(known)}" if known else "it has no pools yet"
+            remedy = f'did you mean "{near[0]}"?' if near else there
+            raise SentenceError(f'the coordinator has no pool "{pool}"; {remedy}')
     return list(pools) or known
-
-
-def check_spelling(operator: Operator, pool: str) -> None:
-    """Raise SentenceError for an unknown pool whose name is almost that of a known one."""
-    known = operator.names()
-    near = did_you_mean(pool, known, MISTYPED)
-    if near and not _knows(operator, known, pool):
-        raise SentenceError(
-            f'the coordinator has no pool "{pool}"{near} (to set "{pool}" anyway, add --new)'
-        )
 
 
 # ---- Output -------------------------------------------------------------------------------------

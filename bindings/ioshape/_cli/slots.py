@@ -23,8 +23,6 @@ from ioshape._cli.output import (
 from ioshape._cli.pools import (
     USUAL_SHARE,
     check_answers,
-    check_spelling,
-    completed_pool,
     coordinator_option,
     existing,
     headline,
@@ -39,7 +37,6 @@ from ioshape._cli.pools import (
     table_of,
     who,
 )
-from ioshape._cli.suggest import Group
 from ioshape._core.text import one_line
 
 if TYPE_CHECKING:
@@ -48,9 +45,7 @@ if TYPE_CHECKING:
 
 _MOST = 65536
 
-_pool_argument: Option = click.argument(
-    "pool", callback=pool_argument, shell_complete=completed_pool
-)
+_pool_argument: Option = click.argument("pool", callback=pool_argument)
 
 
 def _show_settings(status: PoolStatus) -> None:
@@ -78,7 +73,7 @@ def _show(status: PoolStatus) -> None:
         say(rest)
 
 
-@click.group(cls=Group, short_help="Show and set pools of slots.", no_args_is_help=False)
+@click.group(short_help="Show and set pools of slots.", no_args_is_help=False)
 def command() -> None:
     """Show the pools of slots that writers wait for, and set how many may write.
 
@@ -96,7 +91,7 @@ def command() -> None:
 
 
 @command.command(short_help="Show pools: capacity, slot holders and waiting writers.")
-@click.argument("pool", required=False, callback=pool_argument, shell_complete=completed_pool)
+@click.argument("pool", required=False, callback=pool_argument)
 @click.option("--path", type=click.Path(), help="Show the pool of the filesystem of this path.")
 @json_option
 @coordinator_option
@@ -180,9 +175,6 @@ def status(pool: str | None, path: str | None, as_json: bool, coordinator: str |
     metavar="FACTOR",
     help="Share of that job or user: 0.5 is half of the usual share.",
 )
-@click.option(
-    "--new", is_flag=True, help="Set the pool even if its name is almost that of a known pool."
-)
 @coordinator_option
 def set_(
     pool: str,
@@ -194,7 +186,6 @@ def set_(
     job: str,
     user: str,
     share: float | None,
-    new: bool,
     coordinator: str | None,
 ) -> None:
     """Set the named values for current and future jobs. Other values stay unchanged.
@@ -208,10 +199,8 @@ def set_(
 
     They override values of jobs. They stay until "ioshape slots clear". Holders keep
     their slots. You can set a pool before the first job uses it: "ioshape slots
-    status --path DIRECTORY" names the pool of a directory. If the name is almost that
-    of a known pool, it may be mistyped: the command fails, unless you give --new.
-    Sizes are bytes, such as 500M. This needs a Redis: with "local", each job sets its
-    capacity (IOSHAPE_SLOTS).
+    status --path DIRECTORY" names the pool of a directory. Sizes are bytes, such as
+    500M. This needs a Redis: with "local", each job sets its capacity (IOSHAPE_SLOTS).
 
     With --job or --user it limits the share and the rate of that job or user,
     whatever the job sets itself. All jobs of a user share the user's rate. Limits
@@ -227,8 +216,6 @@ def set_(
         pool_bytes_per_s, job_bytes_per_s = 0, pool_bytes_per_s
     with sentences():
         operator = operator_of(coordinator)
-        if not new:
-            check_spelling(operator, pool)
         operator.set(
             pool,
             capacity=capacity or 0,

@@ -20,7 +20,6 @@ from ioshape._cli.output import explain, human_seconds, human_size, note, plural
 from ioshape._cli.pools import (
     AwayError,
     check_answers,
-    completed_pool,
     coordinator_option,
     existing,
     headline,
@@ -355,9 +354,7 @@ def _watch_in_lines(view: _View, interval: float, show: Callable[[_View], None])
 
 
 @click.command(short_help="Show current and waiting writers, live.")
-@click.argument(
-    "pools", metavar="[POOL]...", nargs=-1, callback=pool_argument, shell_complete=completed_pool
-)
+@click.argument("pools", metavar="[POOL]...", nargs=-1, callback=pool_argument)
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),

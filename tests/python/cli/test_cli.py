@@ -34,7 +34,6 @@ COMMANDS = [
     "top",
     "exporter",
     "settings",
-    "completion",
 ]
 
 # ---- The program ---------------------------------------------------------------------------------
@@ -72,7 +71,6 @@ def test_commands_import_only_what_they_need(model: Path) -> None:
         ["exporter", "--help"],
         ["drain", "--help"],
         ["settings"],
-        ["completion", "zsh"],
     ):
         imports = imports_of(*arguments)
         assert "ioshape._cli" in imports
@@ -116,7 +114,6 @@ def test_no_command_shows_help_and_fails() -> None:
         ["--frobnicate"],
         ["verify"],
         ["inspect", "--json"],
-        ["completion", "csh"],
         ["bench", "--size", "much"],
         ["bench", "--size", "1K"],
         ["bench", "--rounds", "0"],
@@ -127,9 +124,7 @@ def test_wrong_usage(arguments: list[str]) -> None:
     fail(call(*arguments), 2)
 
 
-def test_mistyped_words_get_a_suggestion() -> None:
-    assert 'did you mean "inspect"?' in fail(call("inspct"), 2)
-    assert 'did you mean "status"?' in fail(call("slots", "stats"), 2)
+def test_mistyped_options_get_a_suggestion() -> None:
     assert "--json" in fail(call("ls", "--jsn", "."), 2)
 
 
@@ -516,7 +511,7 @@ def test_completion_in_bash(tmp_path: Path) -> None:
     bin_folder.mkdir()
     (bin_folder / "ioshape").symlink_to(IOSHAPE)
     text = """
-eval "$(ioshape completion bash)"
+eval "$(_IOSHAPE_COMPLETE=bash_source ioshape)"
 COMP_WORDS=(ioshape ver) COMP_CWORD=1
 _ioshape_completion ioshape; echo "${COMPREPLY[@]}"
 COMPREPLY=() COMP_WORDS=(ioshape verify --quie) COMP_CWORD=2
@@ -542,4 +537,3 @@ def test_completion_offers_commands_options_and_files() -> None:
     assert "plain,--records" in complete("bash", "ioshape inspect --", 2)
     assert complete("bash", "ioshape verify mod", 2)[0].startswith("file,")
     assert complete("bash", "ioshape bench scr", 2)[0].startswith("dir,")
-    assert "plain,bash" in complete("bash", "ioshape completion ", 2)

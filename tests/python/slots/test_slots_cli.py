@@ -260,7 +260,6 @@ def test_without_pools_there_is_nothing_to_show(address: str) -> None:
 def test_a_pool_that_does_not_exist_is_not_made_by_asking(address: str) -> None:
     for arguments in (
         ["slots", "status", "test:shred"],
-        ["slots", "set", "test:shred", "--capacity", "3"],
         ["slots", "clear", "test:shred"],
         ["slots", "kick", "test:shred", "0123456789abcdef-1"],
         ["top", "test:shred", "--once"],
@@ -296,18 +295,12 @@ def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["redis"], indirect=True)
-def test_a_pool_can_be_set_before_it_is_used_unless_it_looks_mistyped(address: str) -> None:
+def test_a_pool_can_be_set_before_it_is_used(address: str) -> None:
     at = ("--coordinator", address)
     out = succeed("slots", "set", POOL, "--capacity", "7", *at)
     assert "saves of up to 16.0 MiB bypass the queue, 1 at a time" in out
-    mistyped = POOL[:-1]
-    sentence = fail(1, "slots", "set", mistyped, "--capacity", "2", *at)
-    assert f'did you mean "{POOL}"?' in sentence
-    assert "--new" in sentence
-    succeed("slots", "set", mistyped, "--capacity", "2", "--new", *at)
-    succeed("slots", "set", mistyped, "--capacity", "3", *at)
     succeed("slots", "set", "lustre:project", "--capacity", "4", *at)
-    assert (state(address)["capacity"], state(address, mistyped)["capacity"]) == (7, 3)
+    assert (state(address)["capacity"], state(address, "lustre:project")["capacity"]) == (7, 4)
 
 
 @pytest.mark.parametrize(
