@@ -554,16 +554,13 @@ def trace_tells_and_draws(recorded: Path, tmp_path: Path) -> None:
     trace = tmp_path / "a.json"
     done = call("trace", recorded, "--chrome", trace)
     assert (done.returncode, done.stderr) == (0, "")
-    assert ioshape.job().node in done.stdout
     found = json.loads(call("trace", recorded, "--json").stdout)
     assert found["saves"] == sum(storm["saves"] for storm in found["storms"]) == 7
     assert sum(storm["failed"] for storm in found["storms"]) == 1
     for storm in found["storms"]:
         assert storm["makespan_s"] >= storm["p99_s"] >= storm["mean_s"] > 0
-        assert list(storm["hosts"]) == [ioshape.job().node]
     saves = [one for one in slices(json.loads(trace.read_text())) if "path" in one["args"]]
     assert len(saves) == 7
-    assert call("trace", recorded, "--storm", 99).returncode == 1
     assert call("trace", recorded, "--chrome", "/proc/a").returncode == 1
 
 

@@ -257,13 +257,6 @@ class Gust:
     def ranks(self) -> int:
         return len(by_process(self.saves))
 
-    def by_host(self) -> dict[str, Gust]:
-        """Return the saves of each host, by the name of the host."""
-        found: dict[str, list[Recorded]] = {}
-        for save in self.saves:
-            found.setdefault(save.host, []).append(save)
-        return {host: Gust(found[host]) for host in sorted(found)}
-
 
 def gusts(saves: Iterable[Recorded]) -> list[Gust]:
     """Return the storms of a run, in the order in which they began.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ioshape._cli.output import (
-    SentenceError,
     Table,
     columns,
     human_size,
@@ -49,7 +48,7 @@ def _cells(gust: Gust) -> list[str]:
     ]
 
 
-def _show(found: list[Gust], chosen: int) -> None:
+def _show(found: list[Gust]) -> None:
     table = Table(*columns(">storm", "<began", ">ranks", *_FIGURES, *_WAITS))
     first = max(0, len(found) - _MOST_ROWS)
     for number, gust in enumerate(found[first:], start=first + 1):
@@ -57,15 +56,6 @@ def _show(found: list[Gust], chosen: int) -> None:
     if first:
         say(f"The last {_MOST_ROWS} of {plural(len(found), 'storm')}; --json has all.")
     table.show()
-    hosts = found[chosen].by_host()
-    say()
-    say(f"Storm {chosen + 1}, by host:")
-    table = Table(*columns("<host", ">ranks", *_FIGURES, *_WAITS))
-    for host, gust in list(hosts.items())[:_MOST_ROWS]:
-        table.add(host, f"{gust.ranks:,}", *_cells(gust))
-    table.show()
-    if len(hosts) > _MOST_ROWS:
-        say(f"and {len(hosts) - _MOST_ROWS} more")
 
 
 def _gust_json(gust: Gust) -> dict[str, Any]:
@@ -89,13 +79,7 @@ def _as_json(run: Run, found: list[Gust]) -> dict[str, Any]:
     return {
         "saves": len(run.saves),
         "problems": run.problems,
-        "storms": [
-            {
-                **_gust_json(gust),
-                "hosts": {host: _gust_json(one) for host, one in gust.by_host().items()},
-            }
-            for gust in found
-        ],
+        "storms": [_gust_json(gust) for gust in found],
     }
 
 
@@ -220,13 +204,6 @@ def _slices(save: Recorded, base_s: int, common: dict[str, Any]) -> Iterator[dic
 @click.command(short_help="Summarise the saves of a run from their reports.")
 @click.argument("folder", type=click.Path())
 @click.option(
-    "--storm",
-    "chosen",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Storm that is shown by host.  [default: the longest]",
-)
-@click.option(
     "--chrome",
     "chrome_path",
     metavar="FILE",
@@ -236,7 +213,6 @@ def _slices(save: Recorded, base_s: int, common: dict[str, Any]) -> Iterator[dic
 @json_option
 def command(
     folder: str,
-    chosen: int | None,
     chrome_path: str | None,
     as_json: bool,
 ) -> None:
@@ -245,8 +221,9 @@ def command(
     A program writes reports if it runs with IOSHAPE_TRACE=FOLDER, or has called
     ioshape.configure(trace=FOLDER). Each process writes a line for each save.
 
-    A storm begins with a save, and ends when no save has run for a second. Times of each host are
-    those of its own clock.
+    A storm begins with a save, and ends when no save has run for a second.
+
+    Examples:
 
     \b
     IOSHAPE_TRACE=/scratch/reports torchrun train.py
@@ -257,17 +234,10 @@ def command(
     """
     run = read_run(folder)
     found = gusts(run.saves)
-    if chosen is None:
-        chosen = max(range(len(found)), key=lambda i: found[i].makespan_s) + 1
-    if chosen > len(found):
-        raise SentenceError(
-            f"there {'is 1 storm' if len(found) == 1 else f'are {len(found):,} storms'}, but no "
-            f"storm {chosen}; the table without --storm has their numbers"
-        )
     if as_json:
         say_json(_as_json(run, found))
     else:
-        _show(found, chosen - 1)
+        _show(found)
     if chrome_path is not None:
         Path(chrome_path).write_text(chrome(run.saves), encoding="utf-8")
     click.get_current_context().exit(int(bool(run.problems)))
