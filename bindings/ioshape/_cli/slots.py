@@ -13,10 +13,8 @@ from ioshape._cli.output import (
     SentenceError,
     UsageSentenceError,
     bytes_option,
-    human_seconds,
     json_option,
     note,
-    plural,
     say,
     say_json,
 )
@@ -35,13 +33,12 @@ from ioshape._cli.pools import (
     pool_argument,
     sentences,
     table_of,
-    who,
 )
 from ioshape._core.text import one_line
 
 if TYPE_CHECKING:
     from ioshape._cli.output import Option
-    from ioshape._slots.pools import Operator, PoolStatus
+    from ioshape._slots.pools import PoolStatus
 
 _MOST = 65536
 
@@ -257,29 +254,6 @@ def clear(pool: str, job: str, user: str, coordinator: str | None) -> None:
     _show_settings(now)
 
 
-_GOES_ON = "continues without a slot"
-_ASKS_AGAIN = "asks again, and goes to the end of the queue"
-
-
-def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
-    """Return phrases for a kick: the member's name, what it holds, and what happens to its save.
-
-    Name and holding are "" if the status does not list the member.
-    """
-    state = operator.status(pool)
-    for one in state.holders:
-        if one.id == member:
-            slots = plural(one.weight, "slot")
-            held = f"has held {slots} of {pool} for {human_seconds(one.since_s)}"
-            return who(one), held, _GOES_ON
-    for one in state.waiters:
-        if one.id == member:
-            waits = f"has waited for a slot of {pool} for {human_seconds(one.since_s)}"
-            return who(one), waits, _ASKS_AGAIN
-    # It may wait further back in the queue than the status lists.
-    return "", "", _ASKS_AGAIN
-
-
 @command.command(short_help="Revoke the slot of a writer.")
 @_pool_argument
 @click.argument("member", metavar="ID")
@@ -303,14 +277,12 @@ def kick(pool: str, member: str, yes: bool, coordinator: str | None) -> None:
     with sentences():
         operator = operator_of(coordinator)
         existing(operator, [pool])
-        whom, what, then = _find(operator, pool, member)
-        if whom and not yes:
+        if not yes:
             if not sys.stdin.isatty():
                 raise UsageSentenceError(
                     "cannot ask for confirmation: there is no terminal; add --yes"
                 )
-            question = f"{whom} {what}. Revoke it? Its save {then}."
-            if not click.confirm(one_line(question), err=True):
+            if not click.confirm(one_line(f"Revoke {member} in {pool}?"), err=True):
                 raise SentenceError("nothing was revoked")
         operator.kick(pool, member)
-    say(f"{whom or member}: revoked; its save {then}")
+    say(f"{member}: revoked; its save continues without a slot, or asks again if it waited")
