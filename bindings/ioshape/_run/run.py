@@ -24,16 +24,8 @@ STARTUP = Path(__file__).resolve().parent / "startup"
 #: Environment variable: "1", "no-load" (torch.load stays), or "0" (a child that is not patched).
 VARIABLE = "IOSHAPE_RUN"
 
-# Programs that launch training scripts, with the right command for each. They are not Python
-# scripts, so "ioshape run torchrun" cannot work.
-_LAUNCHERS = {
-    "torchrun": "torchrun … -m ioshape run train.py",
-    "accelerate": "ioshape run -m accelerate.commands.launch … train.py",
-    "deepspeed": "ioshape run -m deepspeed.launcher.runner … train.py",
-    "srun": "srun … ioshape run train.py",
-    "mpirun": "mpirun … ioshape run train.py",
-    "mpiexec": "mpiexec … ioshape run train.py",
-}
+# Programs that launch training scripts, and are no Python scripts.
+_LAUNCHERS = ("torchrun", "accelerate", "srun")
 
 
 class CannotRun(Exception):
@@ -126,30 +118,6 @@ def _check_package() -> None:
         raise CannotRun(f"the package ioshape is incomplete ({error}); reinstall it") from None
 
 
-def check_script(script: str) -> None:
-    """Raise CannotRun, with advice, if a script does not exist."""
-    if script == "-" or os.path.lexists(script):
-        return
-    sentence = f"there is no script {script!r} in {Path.cwd()}"
-    if Path(script).is_absolute():
-        sentence = f"there is no script {script!r}"
-    name = Path(script).name
-    folder = Path(script).parent
-    scripts = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
-    from difflib import get_close_matches  # noqa: PLC0415 - only for those who mistyped
-
-    similar = get_close_matches(name, scripts, 1)
-    if name in _LAUNCHERS:
-        remedy = f"with {name}, run: {_LAUNCHERS[name]}"
-    elif name.startswith("python"):
-        remedy = "leave out the word python: ioshape run train.py"
-    elif similar:
-        remedy = f"did you mean {str(folder / similar[0])!r}?"
-    else:
-        remedy = "check the path, or use -m for a module: ioshape run -m package.module"
-    raise CannotRun(f"{sentence}; {remedy}")
-
-
 def run(program: str, arguments: Sequence[str], *, is_module: bool, load: bool) -> NoReturn:
     """Replace this process by the program.
 
@@ -166,7 +134,12 @@ def run(program: str, arguments: Sequence[str], *, is_module: bool, load: bool) 
     if is_module:
         what = ["-m", program]
     else:
-        check_script(program)
+        if program in _LAUNCHERS and not Path(program).exists():
+            raise CannotRun(
+                f"{program} is not a Python script; write torchrun … -m ioshape run train.py, "
+                "ioshape run -m accelerate.commands.launch … train.py, or srun … ioshape run "
+                "train.py"
+            )
         # Python would take a name that begins with a dash as an option.
         what = [f"./{program}" if program.startswith("-") and program != "-" else program]
     command = [sys.executable, *_options(), *what, *arguments]
