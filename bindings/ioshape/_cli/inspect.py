@@ -18,48 +18,12 @@ if TYPE_CHECKING:
     from ioshape._load.contents import Contents
     from ioshape._load.pickled import Tensor
 
-_INDEX = ".ioshape/index"
-_ALIGNMENT_LIMIT = 4096
-# Bytes to read behind the data of the last record to find the name of the next zip member: the data
-# descriptor of the record, the header of the member, and its name.
-_REACH = 24 + 30 + 256
-
-CHECKSUMS = {
-    "blocks": "written by ioshape, with a checksum for each block",
-    "records": "a checksum for each record, as torch.save writes it",
-    "beside": "checksums in a file beside it",
-    "none": "without checksums",
-}
-
 
 def tensor_bytes(tensor: Tensor) -> int | None:
     """Return the bytes of all elements of a tensor; None if its item size is not known."""
     each = item_bytes(tensor.dtype)
     n_bytes = None if each is None else math.prod(tensor.shape) * each
     return None if n_bytes is None or n_bytes >> 63 else n_bytes
-
-
-def _checksums(contents: Contents) -> str:
-    """Return the kind of checksums that a file has: a key of CHECKSUMS."""
-    from ioshape._load.contents import is_safetensors  # noqa: PLC0415
-    from ioshape._load.verified import VerifiedFile  # noqa: PLC0415
-
-    if is_safetensors(contents.path):
-        with VerifiedFile(contents.path) as opened:
-            return "beside" if opened.has_checksums else "none"
-    if not any(record.crc32 for record in contents.records if record.n_bytes):
-        return "none"
-    # The library does not list a valid index of block checksums. If it is listed, it is invalid.
-    if any(record.name == _INDEX for record in contents.records):
-        return "records"
-    end = max(record.file_offset + record.n_bytes for record in contents.records)
-    with Path(contents.path).open("rb") as file:
-        file.seek(end)
-        return "blocks" if f"/{_INDEX}".encode() in file.read(_REACH) else "records"
-
-
-def _aligned(offset: int) -> int:
-    return min(offset & -offset or _ALIGNMENT_LIMIT, _ALIGNMENT_LIMIT)
 
 
 def describe(contents: Contents) -> dict[str, Any]:
@@ -72,8 +36,7 @@ def describe(contents: Contents) -> dict[str, Any]:
         within = told.pop("storage_offset")
         del told["is_plain"]
         offset = None if base is None else base + within
-        alignment = None if offset is None else _aligned(offset)
-        told |= {"bytes": tensor_bytes(tensor), "file_offset": offset, "alignment": alignment}
+        told |= {"bytes": tensor_bytes(tensor), "file_offset": offset}
         tensors.append(told)
     records = [asdict(record) for record in contents.records]
     for record in records:
@@ -84,7 +47,6 @@ def describe(contents: Contents) -> dict[str, Any]:
         "file_bytes": contents.file_bytes,
         "record_bytes": sum(record["bytes"] for record in records),
         "tensor_bytes": sum(tensor["bytes"] or 0 for tensor in tensors),
-        "checksums": _checksums(contents),
         "problem": contents.problem or None,
         "tensors": tensors,
         "records": records,
@@ -97,7 +59,7 @@ def _or_dash(value: object) -> str:
 
 def _tensor_table(tensors: list[dict[str, Any]]) -> Table:
     elsewhere = any(tensor["location"] != "cpu" for tensor in tensors)
-    titles = ["<tensor", "<dtype", "<shape", ">bytes", "<record", ">offset", ">aligned"]
+    titles = ["<tensor", "<dtype", "<shape", ">bytes", "<record", ">offset"]
     table = Table(*columns(*titles, *(["<from"] if elsewhere else [])))
     for tensor in tensors:
         # A shape has no spaces, so that it is one column for awk.
@@ -109,32 +71,20 @@ def _tensor_table(tensors: list[dict[str, Any]]) -> Table:
             _or_dash(tensor["bytes"]),
             tensor["record"],
             _or_dash(tensor["file_offset"]),
-            _or_dash(tensor["alignment"]),
             *([tensor["location"]] if elsewhere else []),
         )
     return table
 
 
-def _record_table(records: list[dict[str, Any]]) -> Table:
-    table = Table(*columns("<record", ">bytes", ">offset", ">aligned", "<crc32"))
-    for record in records:
-        cells = ("name", "bytes", "file_offset", "alignment", "crc32")
-        table.add(*(str(record[name]) for name in cells))
-    return table
-
-
-def _show(found: dict[str, Any], with_records: bool) -> None:
+def _show(found: dict[str, Any]) -> None:
     tensors, records = found["tensors"], found["records"]
-    say(f"{found['path']}: {human_size(found['file_bytes'])}, {CHECKSUMS[found['checksums']]}")
+    say(f"{found['path']}: {human_size(found['file_bytes'])}")
     if tensors:
         say()
         _tensor_table(tensors).show()
     if found["problem"]:
         say()
         say(f"Its tensors cannot be listed: {found['problem']}.")
-    if with_records:
-        say()
-        _record_table(records).show()
     say()
     say(
         f"{plural(len(tensors), 'tensor')} of {human_size(found['tensor_bytes'])} in "
@@ -192,11 +142,8 @@ def _show_checkpoint(found: dict[str, Any]) -> None:
 
 @click.command(short_help="List the tensors in files with their offsets.")
 @files_argument
-@click.option(
-    "--records", "with_records", is_flag=True, help="Also list the records of the archive."
-)
 @json_option
-def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
+def command(files: tuple[str, ...], as_json: bool) -> int:
     """List the tensors in files of torch.save or ioshape: type, shape, size and offset.
 
     A file whose name ends in .safetensors is read as safetensors. If a path is a checkpoint
@@ -205,7 +152,6 @@ def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
 
     Only the zip directory and the pickle are read, and the pickle is not executed. So the command
     is safe for untrusted files and fast for large ones. Views of one storage have the same record.
-    "aligned" is the largest power of two, up to 4096, that divides the offset in the file.
 
     Examples:
 
@@ -238,7 +184,7 @@ def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
             if is_directory:
                 _show_checkpoint(found)
             else:
-                _show(found, with_records)
+                _show(found)
     if as_json:
         say_json(listed)
     return int(failed)

@@ -50,7 +50,7 @@ ways = {
     "load": ioshape.load,
     "check": lambda path: command("verify", path),
     "trace": lambda path: command("trace", path),
-    "list": lambda path: command("inspect", "--json", "--records", path),
+    "list": lambda path: command("inspect", "--json", path),
     "table": lambda path: command("inspect", path),
     "extract": extract,
     "generation": generation,
