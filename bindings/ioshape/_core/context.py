@@ -169,8 +169,11 @@ def ioshape_py_on_log(_user: Any, level: int, message: Any) -> None:
     log = imported_logger()
     text = said(message)
     if log is not None and log.hasHandlers():
+        _terminal.clear()  # a handler may write to the terminal
         log.log(_LEVELS.get(level, 20), "%s", text)
-    elif level in (lib.IOSHAPE_LOG_WARNING, lib.IOSHAPE_LOG_NOTICE):
+    elif level == lib.IOSHAPE_LOG_WARNING or (
+        level == lib.IOSHAPE_LOG_NOTICE and not _terminal.is_waiting()
+    ):
         # A program without logging still learns why a save waits. Errors need no line here, because
         # they are raised.
         _terminal.say(text)

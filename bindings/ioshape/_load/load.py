@@ -14,6 +14,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, cast
 
 from ioshape import _torch as original
+from ioshape._core import terminal as _terminal
 from ioshape._core.errors import StorageError, failure
 from ioshape._load import unpickle
 from ioshape._load.contents import verify as verify_file
@@ -218,7 +219,7 @@ def load_through(
 
     `is_plain` says that the file must contain only what weights_only=True allows.
     """
-    with reader:
+    with reader, _terminal.shown("loading ", reader.path, progress) as progress:  # noqa: PLR1704
         if into is not None:
             return load_into(reader, torch_load, progress, part, into, together)
         if only is not None:

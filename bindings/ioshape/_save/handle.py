@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ioshape._core import terminal as _terminal
 from ioshape._core import trace, under_way
 from ioshape._core.errors import SkippedWarning, StorageError, failure, last_failure, warn_skipped
 from ioshape._core.report import PHASES, Downgrade, Progress, Report, from_struct
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 # Milliseconds of one wait in the library. Python handles signals such as Ctrl-C between two waits.
 _SLICE_MS = 50
+
+# Seconds of waiting for a slot after which the library logs the wait and a terminal shows it.
+_LONG_S = 5.0
 
 _UNDER_WAY = -errno.EINPROGRESS
 
@@ -292,15 +296,22 @@ class SaveHandle:
             return True
         self._check_owner()
         end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left_ms = _SLICE_MS
-            if end is not None:
-                left_ms = max(0, min(_SLICE_MS, int((end - time.monotonic()) * 1000) + 1))
-            code = lib.ioshape_save_wait(self._pointer, left_ms)
-            if code != _UNDER_WAY:
-                break
-            if end is not None and time.monotonic() >= end:
-                return False
+        shows = not under_way.is_ending() and _terminal.can_show()
+        try:
+            while True:
+                left_ms = _SLICE_MS
+                if end is not None:
+                    left_ms = max(0, min(_SLICE_MS, int((end - time.monotonic()) * 1000) + 1))
+                code = lib.ioshape_save_wait(self._pointer, left_ms)
+                if code != _UNDER_WAY:
+                    break
+                if end is not None and time.monotonic() >= end:
+                    return False
+                if shows:
+                    self._show_waiting()
+        finally:
+            if shows:
+                _terminal.set_waiting(False)
         if not code and not self._is_carried(None if end is None else end - time.monotonic()):
             return False
         self._settle()
@@ -324,6 +335,16 @@ class SaveHandle:
         begin = time.perf_counter()
         lib.save_wait_copied(self._pointer)
         self._hook_s += time.perf_counter() - begin
+
+    def _show_waiting(self) -> None:
+        """Show a long wait for a slot on the terminal."""
+        now = self.progress
+        _terminal.set_waiting(now.phase == "wait")
+        if now.phase == "wait" and now.waited_s >= _LONG_S:
+            place = f"{now.position} ahead" if now.position else "the next"
+            _terminal.show(
+                "waiting for a slot to write ", self.path, f": {place}, {now.waited_s:.0f} s"
+            )
 
     def _settle(self) -> None:
         """Record how the save ended, once. The caller makes sure that it has ended."""

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long wait for a slot is reported on stderr, in one line."""
+"""Long waits for a slot are shown: on a terminal in a line that disappears, elsewhere once.
+
+Terminals also show the progress of long loads.
+"""
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -10,7 +14,9 @@ from pathlib import Path
 
 import ioshape
 import pytest
+import torch
 from checkpoints import wait_until
+from command import on_terminal
 from processes import TIMEOUT_S, environment
 
 POOL = "long-waits"
@@ -32,9 +38,9 @@ SAVES = {
 class Waiting:
     """A program that saves, and the content of its stderr, which may be a terminal."""
 
-    def __init__(self, folder: Path, how: str, *, terminal: bool) -> None:
+    def __init__(self, folder: Path, how: str, *, terminal: bool, **more: str) -> None:
         # A folder of its own keeps leftovers of other saves from being removed and reported.
-        place = folder / f"{how}-{terminal}"
+        place = folder / f"{how}-{terminal}-{len(more)}"
         place.mkdir()
         self.path, program = place / f"{place.name}.pt", place / "program.py"
         program.write_text(f"{BEGINNING}{SAVES[how]}\n")
@@ -42,7 +48,7 @@ class Waiting:
         reader, writer = pty.openpty() if terminal else os.pipe()
         self._process = subprocess.Popen(
             [sys.executable, *run, program, self.path],
-            env=environment(IOSHAPE_POOL=POOL),
+            env=environment(IOSHAPE_POOL=POOL, **more),
             stdin=subprocess.DEVNULL,
             stderr=writer,
         )
@@ -60,8 +66,12 @@ class Waiting:
         os.close(reader)
 
     def wait_for_word(self) -> None:
-        """Wait until the program has reported its wait."""
-        wait_until(lambda: b"\n" in self._seen, f"{self.path.name}: {self._seen!r}")
+        """Wait until the program has reported its wait twice in a line, or once with a newline."""
+        name = self.path.name.encode()
+        wait_until(
+            lambda: self._seen.count(name) > 1 or b"\n" in self._seen,
+            f"{self.path.name}: {self._seen!r}",
+        )
 
     def end(self) -> str:
         """Wait for the end of the program, and return everything from its stderr."""
@@ -70,16 +80,58 @@ class Waiting:
         return self._seen.decode()
 
 
+def left_on(screen: str) -> str:
+    """Return the text that the screen shows in the end."""
+    lines = []
+    for line in screen.split("\n"):
+        shown = ""
+        for part in line.split("\r"):
+            shown = part + shown[len(part) :]
+        lines.append(shown.rstrip())
+    return "\n".join(lines)
+
+
 @pytest.mark.slow
-def test_a_long_wait_is_reported_once(tmp_path: Path) -> None:
+def test_a_long_wait_is_shown_where_somebody_looks(tmp_path: Path) -> None:
+    second = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     with ioshape.slot(pool=POOL, weight=100):  # the weight excludes all other writers
+        shown = [Waiting(tmp_path, how, terminal=True) for how in ("wait", "run")]
+        # If another rank owns the terminal, or there is none, one line reports the wait and stays.
         told = [
-            *(Waiting(tmp_path, how, terminal=True) for how in SAVES),
+            Waiting(tmp_path, "save", terminal=True, **second),
             Waiting(tmp_path, "save", terminal=False),
         ]
-        for one in told:
+        for one in (*shown, *told):
             one.wait_for_word()
+    for one in shown:
+        screen = one.end()
+        assert len(re.findall(rf"\r[^\r\n]*{one.path.name}: [^\r\n]*, \d+ s", screen)) > 1, screen
+        assert left_on(screen) == ""
     for one in told:
         screen = one.end()
         assert screen.count(one.path.name) == 1, screen
-        assert screen.count("\n") == 1, screen
+        assert left_on(screen).count("\n") == 1, screen
+
+
+LOADING = """
+import sys
+import ioshape
+from ioshape._core import terminal as _terminal
+
+_terminal.LONG_S = float(sys.argv[2])
+ioshape.load(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("many", [False, True])
+def test_a_long_load_shows_how_far_it_has_come(tmp_path: Path, many: bool) -> None:
+    program, path = tmp_path / "program.py", tmp_path / "model.pt"
+    program.write_text(LOADING)
+    state = [torch.zeros(1000) for _ in range(100)] if many else torch.zeros(1 << 20)
+    torch.save(state, path)
+    for seconds, shown in (("0", True), ("1e9", False)):
+        code, screen = on_terminal("run", program, path, seconds)
+        assert code == 0, screen
+        assert bool(re.search(r"\rioshape: loading [^\r\n]*model.pt: \d+%", screen)) is shown
+        assert left_on(screen) == ""
