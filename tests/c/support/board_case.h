@@ -43,7 +43,7 @@ static inline void board_case_begin(struct board_case *boards, int kind, uint32_
 	boards->ranks = ranks;
 	snprintf(boards->name, sizeof(boards->name), "%x%llx", (unsigned)getpid(),
 		 (unsigned long long)base_now_ns());
-	boards->coordinator = (struct slots_config){ .pool = "scratch" };
+	boards->coordinator = (struct slots_config){ .pool = "scratch", .lease_ms = 15000 };
 	if (!board_case_is(boards, "redis"))
 		return;
 	redis_server_init(&boards->server);
