@@ -392,11 +392,17 @@ static void stage_to_file(void *user, struct io_writer *file)
  * Some records may be copied after the call has returned, because the caller keeps them unchanged
  * until it waits for the copying. A thread of the lowest priority copies slice by slice, and rests
  * as long as it has copied. A thread that waits for the copying helps. Slices are small, so that it
- * does not wait long for a copying thread that the kernel does not schedule.
+ * does not wait long for a copying thread that the kernel does not schedule. If it takes
+ * long, the save's own thread copies the rest: busy processors may never schedule the other one.
  */
 
 #define SLICE_BYTES (256 * KIB)
 #define NS_PER_MS 1000000
+/* The time for copying at leisure: longer than most steps, and than any copying but by a thread
+ * that hardly runs. */
+#define LEISURE_NS (10000ull * NS_PER_MS)
+#define LEISURE_NS_PER_BYTE 10
+#define LEISURE_CHECK_MS 1000
 /* Limit of a rest. If a slice seems to have taken longer, the thread did not run all the time. */
 #define LONGEST_REST_MS 10
 /* Sample of each record. */
@@ -583,11 +589,19 @@ static void *copy_at_leisure(void *argument)
  * caller may change its memory, or the save fails. */
 static int await_copied(struct ioshape_save *save, struct base_error *error)
 {
+	const uint64_t until_ns =
+		base_now_ns() + LEISURE_NS + save->request.plan.staged_bytes * LEISURE_NS_PER_BYTE;
 	struct save_stage *stage = &save->stage;
 	int ret;
 
 	pthread_mutex_lock(&save->lock);
-	while (stage->copiers || is_left(save))
+	while (is_left(save) && base_now_ns() < until_ns)
+		base_cond_wait_ms(&save->change, &save->lock, LEISURE_CHECK_MS);
+	pthread_mutex_unlock(&save->lock);
+	while (copy_next(save))
+		;
+	pthread_mutex_lock(&save->lock);
+	while (stage->copiers)
 		pthread_cond_wait(&save->change, &save->lock);
 	*error = stage->failure;
 	ret = error->code;

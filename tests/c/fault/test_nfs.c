@@ -344,7 +344,8 @@ static bool fill_up(uint64_t leave_bytes)
 		if (well && room > leave_bytes) {
 			calm = 0;
 			ret = posix_fallocate(fd, end, (off_t)(room - leave_bytes));
-			well = !ret || ret == ENOSPC;
+			/* A busy machine interrupts it. */
+			well = !ret || ret == ENOSPC || ret == EINTR;
 			end += ret ? 0 : (off_t)(room - leave_bytes);
 		}
 		usleep(100000);
