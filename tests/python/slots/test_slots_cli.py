@@ -896,26 +896,3 @@ def test_redis_takes_the_documented_configuration() -> None:
         finally:
             server.terminate()
             server.wait(TIMEOUT_S)
-
-
-# ---- Completion ----------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("busy")
-@pytest.mark.slow
-def test_the_shell_completes_names_of_pools(address: str) -> None:
-    for words, expected in (("ioshape slots status te", POOL), ("ioshape top x", "")):
-        out = succeed(
-            IOSHAPE_COORDINATOR=address,
-            _IOSHAPE_COMPLETE="bash_complete",
-            COMP_WORDS=words,
-            COMP_CWORD=str(len(words.split()) - 1),
-        )
-        assert out.strip() == (f"plain,{expected}" if expected else "")
-    silent = call(
-        IOSHAPE_COORDINATOR="unix:///none.sock",
-        _IOSHAPE_COMPLETE="bash_complete",
-        COMP_WORDS="ioshape slots status te",
-        COMP_CWORD="3",
-    )
-    assert (silent.returncode, silent.stdout.strip(), silent.stderr) == (0, "", "")
