@@ -14,6 +14,7 @@ import ioshape
 import pytest
 import torch
 from checkpoints import left_clean
+from processes import run_program
 
 WIDTH = 700
 LARGE = 1 << 20
@@ -228,6 +229,33 @@ def test_who_is_to_be_called_does_not_wait(tmp_path: Path) -> None:
     handle.add_done_callback(lambda _: ended.set())
     assert ended.wait(120)
     assert handle.result().hook_s == 0
+
+
+#: Saves on one processor beside programs that never sleep.
+ON_A_BUSY_PROCESSOR = f"""
+import os
+import threading
+import ioshape
+import torch
+
+os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+saver = os.getpid()
+for _ in range(8):
+    if not os.fork():
+        while os.getppid() == saver:
+            pass
+        os._exit(0)
+ended = threading.Event()
+handle = ioshape.save_async({{"weight": torch.zeros(64, {LARGE})}}, "a.pt", lazy=True)
+handle.add_done_callback(lambda _: ended.set())
+assert ended.wait(120)
+"""
+
+
+@pytest.mark.long  # the copying has some seconds before it is helped
+def test_busy_processors_do_not_keep_a_save_from_ending(tmp_path: Path) -> None:
+    """Check that the thread of the lowest priority is helped if it hardly ever runs."""
+    run_program(tmp_path, ON_A_BUSY_PROCESSOR)
 
 
 # ---- Failures ------------------------------------------------------------------------------------
