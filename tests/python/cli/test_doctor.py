@@ -19,6 +19,7 @@ from coordinators import coordinator, running_redis, writers
 from ioshape._cli.doctor import EXIT_SERIOUS
 from ioshape._cli.doctor_facts import Coordination, Folder, Host, Installation, _is_filtered
 from ioshape._cli.doctor_findings import SEVERITIES, Finding
+from mounts import client_of
 from processes import TIMEOUT_S, environment
 from striped import striped
 from tiers import saver
@@ -193,9 +194,10 @@ def test_a_mount_may_be_read_only(tmp_path: Path) -> None:
 def test_stripes_and_targets_are_shown_and_judged() -> None:
     source = "10.0.0.1@tcp:/storm"
     with striped("ssd", targets=8, fsname=source, used=["3=63Gi"]) as mount:
-        found = probed(mount.path)
-        plain = probed(mount.path, IOSHAPE_LAYOUT="directory")
-        shown = call(mount.path).stdout
+        prefix = client_of(mount.backing)
+        found = probed(mount.path, prefix=prefix)
+        plain = probed(mount.path, prefix=prefix, IOSHAPE_LAYOUT="directory")
+        shown = call(mount.path, prefix=prefix).stdout
     storage = found["storage"]
     assert (storage["family"], storage["source"]) == ("lustre", source)
     assert (storage["stripes"], storage["stripe_count"]) == ("1 x 1M", 1)
