@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import crowd, faults, files, frameworks, fuzz, kills, ledger, page, power, tier
+from . import crowd, faults, files, frameworks, fuzz, kills, ledger, page, power
 from .ledger import Slice
 from .trial import CannotTry, Trial
 
@@ -46,7 +46,6 @@ KINDS = {
     "fuzz": Kind(fuzz.trials, fuzz.short, len(fuzz.names())),
     "kills": Kind(kills.trials),
     "power": Kind(power.trials),
-    "tier": Kind(tier.trials),
 }
 
 WORK = Path("build/campaign").resolve()

@@ -11,7 +11,7 @@ from pathlib import Path
 import hostile
 import pytest
 
-from tests.campaign import crowd_judge, files, files_process, files_tried, fuzz, tier_process
+from tests.campaign import crowd_judge, files, files_process, files_tried, fuzz
 from tests.campaign.files_tried import Base, Damaged
 from tests.campaign.trial import Trial
 
@@ -164,60 +164,3 @@ def test_a_job_begins_again_where_it_was(tmp_path: Path) -> None:
             f"40 50.2-grou latest step={latest}",
         )
         assert (len(story.findings), story.newest(3)) == (wrong, 6)
-
-
-# ---- The kind "tier" ----------------------------------------------------------------------------
-
-
-def judged(folder: Path, *versions: int | bytes, safe: int = 0) -> dict[str, int]:
-    """Return the findings for a path that gets these versions in turn."""
-    (folder / "tier").mkdir()
-    work = tier_process.Work(1, folder, folder / "tier")
-    work.noted["a.bin"].end(safe)
-    judge = tier_process.Judge(work)
-    for one in versions:
-        data = one if isinstance(one, bytes) else tier_process.content(one, 800)
-        (folder / "a.bin").write_bytes(data)
-        judge.look_at_all()
-    judge.look_at_the_nearest()
-    assert len(judge.findings) == judge.counts.total()
-    return {name: count for name, count in judge.counts.items() if count}
-
-
-def test_versions_that_go_on_are_right(tmp_path: Path) -> None:
-    assert judged(tmp_path, 1, 1, 3, safe=3) == {}
-
-
-def test_an_older_version_that_comes_back_is_found(tmp_path: Path) -> None:
-    assert judged(tmp_path, 3, 2) == {"tier_older_over_newer": 1}
-
-
-def test_a_version_that_was_safe_and_is_not_there_is_found(tmp_path: Path) -> None:
-    assert judged(tmp_path, 2, safe=3) == {"tier_lost": 1}
-    assert version_in(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    "data", [b"", tier_process.content(1, 80) + tier_process.content(2, 8), b"x" * 9]
-)
-def test_half_a_version_is_found(data: bytes, tmp_path: Path) -> None:
-    assert set(judged(tmp_path, data)) == {"tier_torn"}
-
-
-def version_in(path: Path) -> int | None:
-    return tier_process.version_at(str(path))
-
-
-def test_a_directory_has_one_version(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    (folder / "inner").mkdir(parents=True)
-    for name in tier_process.FILES:
-        (folder / name).write_bytes(tier_process.content(7, 800))
-    assert version_in(folder) == 7
-    last = folder / tier_process.FILES[-1]
-    last.write_bytes(tier_process.content(8, 8))
-    with pytest.raises(tier_process.Torn, match="versions"):
-        version_in(folder)
-    last.unlink()
-    with pytest.raises(tier_process.Torn, match="missing"):
-        version_in(folder)

@@ -10,6 +10,7 @@
 #include "support/tier_calls.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -41,6 +42,14 @@ static void setup(void)
 }
 
 static struct test_case tests = { .name = "tier", .setup = setup, .teardown = tier_calls_teardown };
+
+/* Puts the tier on a filesystem in memory, so that a drain cannot rename. */
+static void move_tier_to_memory(char *folder)
+{
+	ck_assert_int_eq(rmdir("tier"), 0);
+	ck_assert_ptr_nonnull(mkdtemp(folder));
+	ck_assert_int_eq(symlink(folder, "tier"), 0);
+}
 
 /* ---- In a process of its own ----------------------------------------------------------------- */
 
@@ -132,16 +141,35 @@ static uint32_t version_of_file(const char *path, size_t bytes)
 	return version;
 }
 
-static uint32_t version_of_folder(const char *folder)
+/* Returns the version in an open directory, which its successor may replace and remove. */
+static uint32_t version_of_open_folder(int fd)
 {
-	char path[8192];
+	char path[64];
 	uint32_t versions[2];
 
 	for (int i = 0; i < 2; i++) {
-		snprintf(path, sizeof(path), "%s/%s", folder, names_in_folder[i]);
+		snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", fd, names_in_folder[i]);
 		versions[i] = version_of_file(path, bytes_of[FOLDER]);
 	}
 	return versions[0] == versions[1] ? versions[0] : UINT32_MAX;
+}
+
+static uint32_t version_of_folder(const char *folder)
+{
+	struct stat then, now;
+	uint32_t version;
+	int fd;
+
+	do {
+		fd = open(folder, O_RDONLY | O_DIRECTORY);
+		if (fd < 0)
+			return 0;
+		ck_assert_int_eq(fstat(fd, &then), 0);
+		version = version_of_open_folder(fd);
+		close(fd);
+		/* What was replaced meanwhile may be half removed. */
+	} while (version == UINT32_MAX && (stat(folder, &now) || now.st_ino != then.st_ino));
+	return version;
 }
 
 static uint32_t version_there(unsigned which)
@@ -507,9 +535,9 @@ static pid_t begin_process(int (*body)(void *), struct process *process, uint64_
 }
 
 /* Reads the versions of all files, also while processes work on them. */
-static void look(uint32_t seen[PATHS], unsigned paths)
+static void look(uint32_t seen[PATHS])
 {
-	for (unsigned i = 0; i < paths; i++) {
+	for (unsigned i = 0; i < PATHS; i++) {
 		const uint32_t found = version_there(i);
 
 		ck_assert_msg(found != UINT32_MAX && found >= seen[i], "%s: %u after %u",
@@ -521,10 +549,12 @@ static void look(uint32_t seen[PATHS], unsigned paths)
 TEST(tests, whoever_dies_anywhere_nothing_older_comes_back)
 {
 	const int rounds = scratch_long() ? LONG_ROUNDS : ROUNDS;
+	char memory[] = "/dev/shm/ioshape-tier-XXXXXX";
 	uint32_t seen[PATHS] = { 0 };
 	uint64_t random = 17;
 	unsigned killed = 0;
 
+	move_tier_to_memory(memory);
 	for (int round = 0; round < rounds; round++) {
 		struct process processes[2];
 		pid_t children[2];
@@ -533,7 +563,7 @@ TEST(tests, whoever_dies_anywhere_nothing_older_comes_back)
 		children[0] = begin_process(save_until_death, &processes[0], &random);
 		children[1] = begin_process(drain_until_death, &processes[1], &random);
 		while (left) {
-			look(seen, FOLDER);
+			look(seen);
 			for (int i = 0; i < 2; i++) {
 				if (!children[i] || waitpid(children[i], &status, WNOHANG) <= 0)
 					continue;
@@ -546,19 +576,20 @@ TEST(tests, whoever_dies_anywhere_nothing_older_comes_back)
 				left--;
 			}
 		}
-		look(seen, PATHS);
+		look(seen);
 		if (round % 3 == 1)
 			ck_assert_int_eq(scratch_in_child(save_directly, NULL), 0);
 		if (round % 3 == 1)
-			look(seen, PATHS);
+			look(seen);
 		if (round % 4 != 3)
 			continue;
 		must_be_drained();
-		look(seen, PATHS);
+		look(seen);
 		for (unsigned i = 0; i < PATHS; i++)
 			ck_assert_uint_ge(seen[i], shared->kept[i]);
 		ck_assert_uint_ge(seen[0], shared->direct);
 	}
+	scratch_remove(memory);
 	/* The others had ended before. */
 	ck_assert_uint_gt(killed, (unsigned)rounds / 4);
 }
