@@ -33,6 +33,7 @@ static struct test_case tests = { .name = "tiers of nodes",
 struct scene {
 	enum ioshape_parity parity;
 	bool no_comm;
+	bool one_tier; /* both nodes use the same folder */
 	/* Messages fail from this one on; 0: none fails. */
 	unsigned break_at;
 };
@@ -100,7 +101,7 @@ static void start(const struct scene *scene, void (*body)(const struct rank *))
 	struct rank rank = { .rank = 1 };
 
 	rank.context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	rank.tier = tier_of_scene(scene, rank.context, "tier-1");
+	rank.tier = tier_of_scene(scene, rank.context, scene->one_tier ? "tier" : "tier-1");
 	open_rank(scene, &rank);
 	body(&rank);
 	ioshape_group_free(rank.group);
@@ -408,13 +409,32 @@ LOOP_TEST(tests, a_node_whose_records_disagree_leads_nobody_astray, 0, 2)
 	run(&partners, is_forged_first() ? find_nothing : find_on_tiers);
 }
 
-TEST(tests, files_of_both_are_in_place_when_both_are_drained)
+TEST(tests, nodes_on_one_tier_need_no_copies_of_each_other)
+{
+	const struct scene scene = { .parity = IOSHAPE_PARITY_1_OF_2, .one_tier = true };
+
+	run(&scene, save_well);
+	for (uint32_t node = 0; node < RANKS; node++) {
+		ck_assert(is_there(near(0, node ? "rank-00001.pt" : "rank-00000.pt")));
+		ck_assert(!is_there(near(0, node ? "node-00001.parity" : "node-00000.parity")));
+	}
+	run(&scene, find_on_tiers);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_uint_eq(scratch_entries(there("run/step-0000000001")), 3);
+}
+
+/* In the second round, a lost node is restored before the drain. */
+LOOP_TEST(tests, files_of_both_are_in_place_when_both_are_drained, 0, 2)
 {
 	struct ioshape_tier *own = tier;
 
 	run(&partners, save_well);
 	ck_assert_int_eq(drain(), -EAGAIN);
 	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_WAITS], 1);
+	if (_i) {
+		lose(1);
+		run(&partners, find_on_tiers);
+	}
 	ck_assert(!is_there(there("run/step-0000000001")));
 	ck_assert_int_eq(ioshape_tier_open(context, scratch_path("tier-1"), NULL, &tier), 0);
 	ck_assert_int_eq(drain(), 0);

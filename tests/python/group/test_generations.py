@@ -88,12 +88,6 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 # ---- The functions -------------------------------------------------------------------------------
 
 
-def test_where_there_is_none(tmp_path: Path, runs: Path) -> None:
-    for folder in (runs, tmp_path):
-        assert ioshape.latest(folder) is None
-        assert ioshape.generations(folder) == []
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_latest_is_the_newest_complete_one(runs: Path, mode: str) -> None:
     before = datetime.now(tz=timezone.utc).replace(microsecond=0)
@@ -136,21 +130,6 @@ def test_every_rank_loads_its_part(runs: Path, mode: str, by_torch: bool) -> Non
         newest.load(RANKS)
     with pytest.raises(ValueError, match="ranks count from 0"):
         newest.load(-1)
-
-
-def test_parts_are_ordinary_files_where_it_says(runs: Path) -> None:
-    write(runs, 7)
-    newest = ioshape.latest(runs)
-    assert newest is not None
-    parts = newest.parts()
-    assert [part.name for part in parts] == [f"rank-{rank:05}.pt" for rank in range(RANKS)]
-    with zipfile.ZipFile(parts[0].file) as bundle:
-        for part in parts:
-            data = bundle.read(part.name)
-            assert len(data) == part.n_bytes
-            with Path(part.file).open("rb") as file:
-                file.seek(part.offset)
-                assert file.read(part.n_bytes) == data
 
 
 def test_mmap_is_for_files(runs: Path) -> None:

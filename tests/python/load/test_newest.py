@@ -5,12 +5,11 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ioshape
 import pytest
 from checkpoints import checkpoint
-from nodes import run_ranks, started_ranks
+from nodes import run_ranks
 from records import flip, offset_of
 
 BEGIN = "from group_program import *\nimport warnings\n"
@@ -79,43 +78,6 @@ def test_all_ranks_load_the_newest_intact_generation(tmp_path: Path, mode: str) 
             }
             assert one["passed"].index(str(folders[5])) < one["passed"].index(str(folders[3]))
             assert one["files"][one["passed"].index(str(folders[3]))] == str(files[3])
-
-
-@pytest.mark.slow
-def test_another_number_of_ranks_finds_damage_in_any_part(tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    run_ranks(tmp_path, SAVE, runs, "each", ranks=4, nodes=2)
-    flip_in_the_middle(bundle(runs / "step-0000000007"))
-    found: Any
-    with pytest.warns(ioshape.FallbackWarning):
-        found = ioshape.load_group(runs, fallback=True, rank=1)
-    assert (found["rank"], found["step"]) == (1, 6)
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.slow
-def test_a_rank_that_is_killed_while_all_look_is_named(tmp_path: Path, victim: int) -> None:
-    program = (
-        BEGIN
-        + """
-ioshape.save_group(object_of(rank, 1), arguments[0], 1)
-say("saved")
-while True:
-    try:
-        ioshape.load_group(arguments[0], fallback=True)
-    except Exception as error:
-        say("failed", failed=error.rank)
-        os._exit(0)
-"""
-    )
-    more: dict[str, Any] = {"ranks": 3, "nodes": 1, "IOSHAPE_DEADLINE_MS": "3000"}
-    with started_ranks(tmp_path, program, tmp_path / "runs", **more) as job:
-        job.await_all("saved")
-        job.members[victim].kill()
-        said = job.end(victim)
-    for rank, lines in enumerate(said):
-        if rank != victim:
-            assert lines[-1] == {"event": "failed", "rank": rank, "failed": victim}
 
 
 def test_nothing_is_passed_over_where_all_is_well(tmp_path: Path) -> None:

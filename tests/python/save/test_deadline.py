@@ -40,17 +40,6 @@ def test_a_save_with_a_deadline_does_not_wait_for_the_slot(tmp_path: Path) -> No
     assert other.deadline_left_s == 0
 
 
-def test_a_save_with_a_deadline_overtakes_an_earlier_one_to_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    with ioshape.slot(pool="deadlines"):
-        earlier = ioshape.save_async(LARGE, path)
-        ioshape.save({**LARGE, "step": 2}, path, deadline=LONG_S)
-        assert not earlier.done()
-    assert [step.code for step in earlier.result().downgrades] == ["overtaken"]
-    assert ioshape.load(path)["step"] == 2
-    assert [found.name for found in tmp_path.iterdir()] == ["model.pt"]
-
-
 @pytest.mark.parametrize("new_format", [True, False], ids=["ours", "torch's own writer"])
 def test_a_save_that_is_too_late_is_saved_and_says_so(tmp_path: Path, new_format: bool) -> None:
     path = tmp_path / "model.pt"
@@ -61,16 +50,6 @@ def test_a_save_that_is_too_late_is_saved_and_says_so(tmp_path: Path, new_format
     assert report.coordinator == "deadline"
     assert [step.code for step in report.downgrades][-1] == "slot"
     assert torch.equal(torch.load(path)["weights"], LARGE["weights"])
-
-
-def test_a_slow_save_ends_after_its_deadline(tmp_path: Path) -> None:
-    handle = ioshape.save_async(
-        LARGE, tmp_path / "model.pt", deadline=0.1, progress=lambda _: time.sleep(0.2)
-    )
-    report = handle.result()
-    assert report.deadline_met is False
-    assert report.deadline_left_s < 0
-    ioshape.verify(tmp_path / "model.pt")
 
 
 def test_a_group_with_a_deadline_leaves_old_generations_to_the_next_save(tmp_path: Path) -> None:

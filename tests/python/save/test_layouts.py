@@ -4,7 +4,6 @@
 import logging
 import os
 import re
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 import torch
 from checkpoints import left_clean
 from ioshape._core import config
-from nodes import run_ranks
 from striped import Mount, striped
 
 MIB = 1 << 20
@@ -115,13 +113,6 @@ def test_a_file_lies_as_it_was_asked_for(
     assert not report.downgrades
 
 
-def test_all_targets_are_as_many_as_there_are(lustre: Mount) -> None:
-    report = save(lustre.path / "file.pt", "stripe_count=all")
-    assert layout_of(lustre.path / "file.pt") == [Part(2**64 - 1, MIB, 8, "")]
-    assert report.stripes == "8 x 1M"
-    assert not report.downgrades
-
-
 def test_nothing_is_asked_for_where_the_directory_is_wide_enough(lustre: Mount) -> None:
     for wish in ("auto", "directory"):
         lustre.reset()
@@ -130,30 +121,6 @@ def test_nothing_is_asked_for_where_the_directory_is_wide_enough(lustre: Mount) 
         # ioctl reads the targets for the capacity, for the layout rule and with their free space.
         assert lustre.statistics()["metadata"].get("ioctl", 0) <= 3
         assert not lustre.statistics()["metadata"].get("setxattr", 0)
-
-
-def test_nothing_is_asked_for_small_files(lustre: Mount) -> None:
-    ioshape.configure(layout="stripe_count=4")
-    report = ioshape.save({"small": torch.zeros(10)}, lustre.path / "file.pt")
-    assert report.stripes == "1 x 1M"
-
-
-def test_a_large_file_is_given_stripes_by_its_size(
-    lustre: Mount, writers: Callable[[], int]
-) -> None:
-    data = torch.zeros(101 * MIB, dtype=torch.uint8)
-    report = ioshape.save(data, lustre.path / "large.pt")
-    assert report.stripes == "8 x 1M"
-    assert writers() == 1
-    (lustre.path / "large.pt").unlink()
-
-
-@pytest.mark.usefixtures("_mounts_of_stripefs")
-def test_a_progressive_directory_is_left_alone(writers: Callable[[], int]) -> None:
-    with striped("ssd", progressive="1Mi:1,eof:2:4Mi", **QUICK) as mount:
-        report = save(mount.path / "file.pt")
-        assert report.stripes == "to 1M: 1 x 1M; 2 x 4M"
-        assert writers() == 4
 
 
 def test_a_new_file_does_not_inherit_from_the_one_it_replaces(lustre: Mount) -> None:
@@ -188,18 +155,6 @@ def test_the_lane_of_another_filesystem_asks_as_well(lustre: Mount, tmp_path: Pa
 
 
 # ---- Layouts that are not granted ----------------------------------------------------------------
-
-
-def test_fewer_targets_than_asked_for_are_said(lustre: Mount) -> None:
-    report = save(lustre.path / "file.pt", "stripe_count=100")
-    assert layout_of(lustre.path / "file.pt") == [Part(2**64 - 1, MIB, 8, "")]
-    assert report.stripes == "8 x 1M"
-    assert [step.code for step in report.downgrades] == ["layout"]
-
-
-def test_an_unknown_pool_that_is_taken_is_kept(lustre: Mount) -> None:
-    report = save(lustre.path / "file.pt", "stripe_count=4,pool=nowhere")
-    assert report.stripes == "4 x 1M, pool nowhere"
 
 
 @pytest.mark.usefixtures("_mounts_of_stripefs")
@@ -257,56 +212,6 @@ def test_beegfs() -> None:
         report = save(mount.path / "file.pt", "stripe_count=100")
         assert report.stripes == "8 x 1M"
         assert len(report.downgrades) == 1
-
-
-@pytest.mark.usefixtures("_mounts_of_stripefs")
-def test_ceph_is_not_asked() -> None:
-    with striped("ssd", play="ceph", **QUICK) as mount:
-        path = mount.path / "file.pt"
-        # Without a layout of its own, the directory does not reveal Ceph, because no kernel client
-        # serves it.
-        text = b"stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs_data"
-        os.setxattr(mount.path, "ceph.dir.layout", text)
-        report = save(path, "stripe_count=4,stripe_size=1M")
-        assert report.stripes == "1 x 4M, pool cephfs_data"
-        assert not report.downgrades
-
-
-# ---- Effects of layouts --------------------------------------------------------------------------
-
-
-def test_as_many_write_as_there_are_targets_for_their_stripes(
-    lustre: Mount, writers: Callable[[], int]
-) -> None:
-    path = lustre.path / "file.pt"
-    save(path)
-    assert writers() == 8
-    save(path, "stripe_count=all")
-    assert writers() == 1
-    save(path, "stripe_count=3")
-    assert writers() == 2
-    save(path, "stripe_count=all", slots=5)
-    assert writers() == 5
-
-
-@pytest.mark.slow
-def test_parts_of_a_bundle_begin_on_stripes(lustre: Mount, tmp_path: Path) -> None:
-    program = """
-from group_program import *
-object = {"data": torch.zeros(35 << 20, dtype=torch.uint8), "rank": rank}
-report = ioshape.save_group(object, arguments[0], 1)
-found = ioshape.load_group(arguments[0])
-say("saved", stripes=report.stripes, mode=report.mode, right=found["rank"] == rank)
-"""
-    folder = lustre.path / "run"
-    said = run_ranks(
-        *(tmp_path, program, folder), ranks=2, IOSHAPE_LAYOUT="stripe_count=4,stripe_size=5M"
-    )
-    assert all(line["right"] and line["mode"] == "node" for (line,) in said)
-    assert {line["stripes"] for (line,) in said} >= {"4 x 5M"}
-    parts = ioshape.generations(folder)[0].parts()
-    assert [part.offset for part in parts] == [5 * MIB, 45 * MIB]
-    shutil.rmtree(folder)
 
 
 # ---- The setting ---------------------------------------------------------------------------------

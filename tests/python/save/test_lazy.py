@@ -210,15 +210,6 @@ def test_a_loop_of_ones_own_says_when(tmp_path: Path) -> None:
     ioshape.before_step()  # no save is waiting for its copy
 
 
-@pytest.mark.usefixtures("where")
-def test_it_may_be_saved_without_any_step_after_it(tmp_path: Path) -> None:
-    model = network()
-    optimizer = torch.optim.AdamW(model.parameters())
-    saver = Saver(tmp_path, optimizer=optimizer)
-    saver.save(state_of(model, optimizer))
-    saver.check()
-
-
 def test_who_is_to_be_called_does_not_wait(tmp_path: Path) -> None:
     """Check that callbacks need no step.
 
@@ -259,30 +250,6 @@ def test_busy_processors_do_not_keep_a_save_from_ending(tmp_path: Path) -> None:
 
 
 # ---- Failures ------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("where")
-def test_what_changes_too_early_fails_the_save(tmp_path: Path) -> None:
-    """Check a race: the change must come before the copy in one of the trials."""
-    path = tmp_path / "model.pt"
-    parameter = torch.nn.Parameter(torch.zeros(64, LARGE))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    ioshape.save({"weight": torch.ones(1)}, path)
-    for _ in range(50):
-        before = float(parameter[0, 0])
-        handle = ioshape.save_async({"weight": parameter.detach()}, path, optimizer=optimizer)
-        with torch.no_grad():
-            parameter.copy_(torch.tensor(before + 1))
-        error = handle.exception()
-        if error is not None:
-            assert isinstance(error, ioshape.StorageError)
-            assert error.record == "data/0"
-            assert "changed before ioshape" in str(error)
-            break
-        weight = ioshape.load(path)["weight"]
-        assert bool((weight == before).all())
-    else:
-        pytest.fail("it was copied before each change")
 
 
 def test_what_has_no_steps_is_refused(tmp_path: Path) -> None:

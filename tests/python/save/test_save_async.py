@@ -14,7 +14,6 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +127,6 @@ def test_several_are_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         handles[i].wait()
         assert number_in(tmp_path / f"{i}.pt") == i
     assert names_in(tmp_path) == [f"{i}.pt" for i in range(5)]
-
-
-@pytest.mark.parametrize("count", [2, 20])
-def test_saves_to_one_path_keep_their_order(tmp_path: Path, gate: Gate, count: int) -> None:
-    path = tmp_path / "model.pt"
-    ended: list[int] = []
-    handles = [ioshape.save_async(checkpoint(0, 8 * MIB), path, progress=gate)]
-    # Each save is smaller than the one before. Without an order the last one would finish first.
-    handles += [ioshape.save_async(checkpoint(i, max(1, MIB >> i)), path) for i in range(1, count)]
-    for i, handle in enumerate(handles):
-        handle.add_done_callback(lambda _, i=i: ended.append(i))  # type: ignore[misc]
-    gate.await_save()
-    assert not handles[-1].wait(0.2)
-    assert not path.exists()
-    gate.open()
-    assert ioshape.wait_all(LONGEST_WAIT_S)
-    assert number_in(path) == count - 1
-    assert names_in(tmp_path) == ["model.pt"]
-    wait_until(lambda: len(ended) == count, "all callbacks")
 
 
 Save = Callable[[dict[str, Any], Path], object]
@@ -290,27 +270,6 @@ def test_the_report_comes_without_waiting(tmp_path: Path) -> None:
     assert handle.report.file_bytes == (tmp_path / "model.pt").stat().st_size
 
 
-def test_progress_counts_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[ioshape.types.Progress] = []
-    monkeypatch.setitem(context.test_options, "block_bytes", MIB)
-    ioshape.configure(staging_bytes="64M")
-    handle = ioshape.save_async(
-        checkpoint(1, 40 * MIB), tmp_path / "model.pt", progress=told.append
-    )
-    report = handle.result()
-    phases = [progress.phase for progress in told]
-    assert list(dict.fromkeys(phases)) == ["stage", "plan", "write", "sync", "commit", "done"]
-    # Threads that help to copy report no progress.
-    for phase, least in (("stage", 1), ("write", 20)):
-        steps = [progress for progress in told if progress.phase == phase]
-        done = [progress.done_bytes for progress in steps]
-        assert done == sorted(done)
-        assert len({progress.total_bytes for progress in steps}) == 1
-        assert len(done) >= least
-        assert done[-1] <= steps[-1].total_bytes
-    assert told[-1].done_bytes <= report.file_bytes
-
-
 def test_a_failed_save_says_so(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "model.pt"
     handle = ioshape.save_async(checkpoint(1), path)
@@ -348,20 +307,6 @@ def test_a_save_can_be_canceled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert handle.cancel()  # the second call has no effect
     ioshape.save(checkpoint(3), path)  # does not raise the cancellation, which the caller knows of
     assert number_in(path) == 3
-
-
-def test_a_save_that_waits_for_its_turn_can_be_canceled(tmp_path: Path, gate: Gate) -> None:
-    path = tmp_path / "model.pt"
-    first = ioshape.save_async(checkpoint(1), path, progress=gate)
-    second = ioshape.save_async(checkpoint(2), path)
-    third = ioshape.save_async(checkpoint(3), path)
-    gate.await_save()
-    assert third.cancel()
-    assert not second.done()
-    gate.open()
-    first.wait()
-    second.wait()
-    assert number_in(path) == 2
 
 
 def test_handles_stay_in_their_process(tmp_path: Path, gate: Gate) -> None:
@@ -565,60 +510,6 @@ def test_a_loop_may_be_closed_meanwhile(
 
 # ---- Staging memory ------------------------------------------------------------------------------
 
-STAGED_SAVES = """
-    import sys
-
-    import ioshape
-    from checkpoints import Gate, checkpoint, number_in
-    from ioshape._core import context
-
-    MIB = 1 << 20
-    context.test_options["block_bytes"] = MIB  # I/O buffers are not what is measured
-
-
-    def memory(kind):
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) >> 10 for line in status if line.startswith(kind))
-
-
-    states = [checkpoint(i, 100 * MIB) for i in range(3)]
-    ioshape.save(checkpoint(9, 16 * MIB), "warm.pt")  # I/O buffers, torch's own
-    before = memory("VmRSS")
-    gate = Gate()
-    if "held" not in sys.argv:
-        gate.open()
-    handles = [
-        ioshape.save_async(state, f"{i}.pt", progress=gate) for i, state in enumerate(states)
-    ]
-    gate.open()
-    for handle in handles:
-        handle.wait()
-    print(memory("VmHWM") - before)
-    del states
-    print(*(number_in(f"{i}.pt") for i in range(3)))
-"""
-
-
-@pytest.mark.parametrize("staging_mib", [64, 512])
-@pytest.mark.slow
-def test_staging_memory_is_bounded(tmp_path: Path, staging_mib: int) -> None:
-    """Check three saves of 100 MiB in flight. Without the bound all 300 MiB would be copied."""
-    finished = run_program(
-        tmp_path,
-        STAGED_SAVES,
-        "held" if staging_mib == 512 else "",  # all data is staged before the first byte is written
-        variables={
-            "IOSHAPE_STAGING_BYTES": f"{staging_mib}M",
-            "IOSHAPE_DURABLE": "0",
-        },
-    )
-    grown_mib, numbers = finished.stdout.splitlines()
-    assert numbers == "0 1 2"
-    if staging_mib == 64:
-        assert 50 < int(grown_mib) < 64 + 3 * 20
-    else:
-        assert int(grown_mib) > 290  # the measurement sees the staging memory
-
 
 def test_staging_memory_is_used_again_and_given_back(tmp_path: Path) -> None:
     finished = run_program(
@@ -658,32 +549,6 @@ def test_staging_memory_is_used_again_and_given_back(tmp_path: Path) -> None:
     assert last - first < 32
     assert last - trimmed >= 120
     assert reserved - trimmed >= 120
-
-
-@contextmanager
-def _staging_held(tmp_path: Path, gate: Gate) -> Iterator[ioshape.SaveHandle]:
-    """Hold all of the staging memory by one save during the block."""
-    handle = ioshape.save_async(checkpoint(1, 30 * MIB), tmp_path / "first.pt", progress=gate)
-    gate.await_save()
-    yield handle
-    gate.open()
-    handle.wait()
-
-
-def test_full_staging_memory_is_waited_for(tmp_path: Path, gate: Gate) -> None:
-    ioshape.configure(staging_bytes="32M")
-    handles: list[ioshape.SaveHandle] = []
-    state = checkpoint(2, 30 * MIB)
-    thread = threading.Thread(
-        target=lambda: handles.append(ioshape.save_async(state, tmp_path / "second.pt"))
-    )
-    with _staging_held(tmp_path, gate):
-        thread.start()
-        thread.join(0.2)
-        assert thread.is_alive()
-    thread.join(LONGEST_WAIT_S)
-    handles[0].wait()
-    assert number_in(tmp_path / "second.pt") == 2
 
 
 # ---- The GIL -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import ioshape
 import pytest
 import torch
-from checkpoints import left_clean, names_in
+from checkpoints import left_clean
 from ioshape._native import lib
 from nodes import run_ranks
 from processes import run_interpreter
@@ -112,103 +112,12 @@ def test_a_model_that_is_stale_beside_a_live_optimizer_is_not_told_but_counted(
     assert not warned()
 
 
-def test_one_bit_is_a_change(tmp_path: Path, warned: Any) -> None:
-    weights = torch.zeros(1 << 20, dtype=torch.uint8)
-    ioshape.save({"weights": weights}, tmp_path / "last.pt")
-    weights[12345] ^= 1
-    assert not ioshape.save({"weights": weights}, tmp_path / "last.pt").unchanged
-    assert ioshape.save({"weights": weights}, tmp_path / "last.pt").unchanged
-    assert warned() == 1
-
-
-def test_background_saves_are_told(tmp_path: Path, warned: Any) -> None:
-    training = Training()
-    taken = copy.deepcopy(training.state())
-    handles = [
-        ioshape.save_async({**taken, "step": step}, tmp_path / f"model-{step}.pt")
-        for step in range(3)
-    ]
-    told = [handle.result().unchanged for handle in handles]
-    # The saves may be written in another order. Only the first one has no predecessor.
-    assert sorted(told) == [False, True, True]
-    assert warned() == 2
-
-
 def test_what_a_patched_torch_saves_is_told(tmp_path: Path, warned: Any) -> None:
     state = Training().state()
     with ioshape.patched():
         torch.save(state, tmp_path / "last.pt")
         torch.save(state, tmp_path / "last.pt")
     assert warned() == 1
-
-
-@pytest.mark.parametrize("background", [False, True])
-def test_fail_keeps_the_old_file(tmp_path: Path, warned: Any, background: bool) -> None:
-    training = Training()
-    path = tmp_path / "last.pt"
-    ioshape.configure(unchanged="fail")
-    state = copy.deepcopy(training.state())
-    ioshape.save(state, path)
-    before = path.read_bytes()
-    state["step"] = 100
-
-    def again() -> None:
-        if background:
-            ioshape.save_async(state, path).result()
-        else:
-            ioshape.save(state, path)
-
-    with pytest.raises(ioshape.StorageError) as caught:
-        again()
-    error = caught.value
-    assert (error.code, error.operation, error.path) == (
-        lib.IOSHAPE_E_UNCHANGED,
-        "save",
-        str(path),
-    )
-    assert error.remedy
-    assert error.report is not None
-    assert error.report.unchanged
-    assert path.read_bytes() == before
-    assert names_in(tmp_path) == ["last.pt"]
-    training.train()
-    assert not ioshape.save(training.state(), path).unchanged
-    warned()
-
-
-def test_ignore_compares_nothing(
-    tmp_path: Path, warned: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    ioshape.configure(unchanged="ignore")
-    state = Training().state()
-    for _ in range(2):
-        ioshape.save(state, tmp_path / "last.pt")
-        assert compared(caplog) == (0, 0)
-    assert not warned()
-
-
-@pytest.mark.parametrize("by", ["ioshape", "torch"])
-def test_a_job_that_restarts_compares_with_what_it_has_loaded(
-    tmp_path: Path, warned: Any, caplog: pytest.LogCaptureFixture, by: str
-) -> None:
-    training = Training()
-    training.train()
-    save = ioshape.save if by == "ioshape" else torch.save
-    save(training.state(), tmp_path / "model-1.pt")
-    ioshape.configure()  # a new context remembers no saves, like a new process
-    found = ioshape.load(tmp_path / "model-1.pt")
-    training.model.load_state_dict(found["model"])
-    training.train()
-    # The state that was loaded is saved again, instead of the trained state.
-    stale = {**found, **training.rest()}
-    assert ioshape.save(stale, tmp_path / "model-2.pt").unchanged
-    assert warned() == 1
-    ioshape.configure()
-    ioshape.load(tmp_path / "model-1.pt")
-    report = ioshape.save(training.state(), tmp_path / "model-2.pt")
-    assert compared(caplog)[1] > 0
-    assert not report.unchanged
-    assert not warned()
 
 
 def test_who_has_not_set_logging_up_reads_it_on_stderr(tmp_path: Path) -> None:

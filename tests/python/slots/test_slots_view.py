@@ -21,7 +21,7 @@ import ioshape
 import pytest
 from checkpoints import checkpoint, left_clean, number_in
 from coordinators import Writer, await_true, coordinator, node, running_redis, writers
-from ioshape._core import config, context
+from ioshape._core import config
 from ioshape._core.report import Report, from_struct
 from ioshape._core.structs import sized
 from ioshape._native import ffi
@@ -93,12 +93,6 @@ def test_a_slot_is_held_until_its_block_ends(address: str) -> None:
 
 
 @pytest.mark.usefixtures("address")
-def test_what_never_waits_says_so_at_once() -> None:
-    with ioshape.slot(pool="shared", timeout=0), pytest.raises(TimeoutError):
-        ioshape.slot(pool="shared", timeout=0)
-
-
-@pytest.mark.usefixtures("address")
 def test_a_released_slot_is_of_no_use_any_more() -> None:
     slot = ioshape.slot(pool="shared")
     slot.release()
@@ -157,26 +151,6 @@ def test_a_slot_that_nobody_refers_to_is_given_back() -> None:
     ioshape.slot(pool="shared", timeout=5).release()
 
 
-def test_a_waiter_is_told_its_place(address: str, another: Callable[..., Writer]) -> None:
-    places: list[ioshape.types.Place] = []
-    holder = another("theirs", rank=7)
-    assert holder.hear() == "holds"
-
-    def told(place: ioshape.types.Place) -> None:
-        places.append(place)
-        if len(places) == 3:
-            holder.tell("release")
-
-    with ioshape.slot(pool="shared", progress=told) as slot:
-        info = slot.info
-    first = places[0]
-    assert (first.position, first.pool, first.coordinator) == (0, "shared", kind_of(address))
-    assert first.ahead == info.ahead == f"job theirs, rank 7 on {node()}"
-    assert first.capacity == 1
-    assert info.position == 1
-    assert 0 < places[1].waited_s < places[2].waited_s <= info.waited_s
-
-
 @pytest.mark.slow
 def test_a_save_that_waits_for_long_says_so(
     address: str, another: Callable[..., Writer], tmp_path: Path
@@ -205,14 +179,19 @@ def test_a_save_that_waits_for_long_says_so(
 def test_an_exception_in_the_callback_gives_up(
     address: str, another: Callable[..., Writer]
 ) -> None:
-    holder = another("theirs")
+    holder = another("theirs", rank=7)
     assert holder.hear() == "holds"
+    places: list[ioshape.types.Place] = []
 
-    def impatient(_place: ioshape.types.Place) -> None:
+    def impatient(place: ioshape.types.Place) -> None:
+        places.append(place)
         raise LookupError("enough")
 
     with pytest.raises(LookupError, match="enough"):
         ioshape.slot(pool="shared", progress=impatient)
+    (place,) = places
+    assert (place.position, place.pool, place.coordinator) == (0, "shared", kind_of(address))
+    assert (place.ahead, place.capacity) == (f"job theirs, rank 7 on {node()}", 1)
     assert Operator(address).status("shared").waiter_count == 0
 
 
@@ -389,18 +368,6 @@ def test_the_end_of_the_program_says_whom_it_waits_for(
     assert (tmp_path / "model.pt").exists()
 
 
-def test_small_saves_are_let_past_the_queue(
-    tmp_path: Path, another: Callable[..., Writer], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, logger="ioshape")
-    ioshape.configure(pool="shared")
-    holder = another("theirs")
-    assert holder.hear() == "holds"
-    ioshape.save(checkpoint(1), tmp_path / "model.pt")
-    assert turn_of(caplog) == "of pool shared, capacity 1, small-file bypass"
-    assert number_in(tmp_path / "model.pt") == 1
-
-
 @pytest.mark.parametrize("new_format", [True, False], ids=["ours", "torch's own writer"])
 def test_ctrl_c_ends_a_save_that_waits(
     tmp_path: Path, address: str, another: Callable[..., Writer], new_format: bool
@@ -528,47 +495,6 @@ def test_the_password_may_lie_in_a_file_or_a_variable(
         monkeypatch.setenv("IOSHAPE_PASSWORD", SECRET)
         ioshape.configure()
         ioshape.slot(pool="shared").release()
-
-
-def unreadable(kind: str, file: Path) -> None:
-    """Make a password file that cannot be used."""
-    if kind == "directory":
-        file.mkdir()
-    elif kind != "missing":
-        file.write_text({"empty": "", "long": "p" * 5000 + "\n"}[kind])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["missing", "directory", "empty", "long"])
-def test_a_password_file_that_cannot_be_read_costs_no_save(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-) -> None:
-    """Check that the coordinator counts as unreachable until the file can be read."""
-    file, path = tmp_path / "the password", tmp_path / "model.pt"
-    unreadable(kind, file)
-    with running_redis(password=SECRET) as redis:
-        monkeypatch.setitem(context.test_options, "lease_ms", 1000)
-        ioshape.configure(coordinator=redis.address, password_file=file)
-        for number in (1, 2):
-            report = ioshape.save(checkpoint(number), path)
-            assert report.coordinator == "stagger"
-            assert number_in(path) == number
-        said = [one.getMessage() for one in caplog.records if str(file) in one.getMessage()]
-        assert len(said) == 1, said
-        ioshape.configure(unreachable="fail")
-        with pytest.raises(ioshape.errors.CoordinatorError, match=re.escape(str(file))):
-            ioshape.save(checkpoint(3), path)
-        assert number_in(path) == 2
-        ioshape.configure(unreachable="stagger")
-        if kind == "directory":
-            file.rmdir()
-        file.write_text(f"{SECRET}\n")
-        await_true(
-            lambda: ioshape.save(checkpoint(4), path).coordinator == "redis", "a save in order"
-        )
 
 
 def test_fields_that_a_report_had_are_empty_and_name_their_new_place() -> None:

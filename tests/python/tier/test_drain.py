@@ -118,19 +118,6 @@ def test_what_fails_stays_and_the_others_are_carried(saves: Saver) -> None:
     assert [one["result"] for one in drained(saves.fast)] == ["drained"]
 
 
-def test_a_damaged_copy_is_not_carried(saves: Saver) -> None:
-    path = saves.slow / "model.pt"
-    ioshape.save({"weight": "x" * 100_000}, saves.tier.place(str(path), 0))
-    saves.tier.keep(str(path))
-    with Path(saves.copies()[0].place).open("r+b") as file:
-        file.seek(50_000)
-        file.write(b"y")
-    done = call("drain", saves.fast)
-    assert done.returncode == 1
-    assert "damaged" in done.stderr
-    assert not path.exists()
-
-
 def test_what_can_never_be_drained_is_forgotten(saves: Saver) -> None:
     (saves.slow / "run").mkdir()
     path, other = saves.save("run/a.pt"), saves.save("b.pt")
@@ -271,18 +258,6 @@ def test_a_signal_ends_it_and_nothing_is_left_there(number: int, code: int, save
     assert names_in(saves.slow) == []
     assert [one["result"] for one in drained(saves.fast)] == ["drained"]
     assert path.stat().st_size == LARGE
-
-
-def test_a_killed_one_is_gone_on_with(saves: Saver) -> None:
-    path = saves.save("a.pt", os.urandom(LARGE))
-    with started("drain", saves.fast, "--rate", "4M") as process:
-        wait_until_writing(saves.slow)
-        process.kill()
-        process.wait(timeout=TIMEOUT_S)
-    done = call("drain", saves.fast)
-    assert done.stdout.startswith(f"{path}: drained")
-    assert "left behind by a dead process" in done.stderr
-    assert names_in(saves.slow) == [path.name]
 
 
 # ---- Watching ------------------------------------------------------------------------------------

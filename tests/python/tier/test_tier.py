@@ -143,17 +143,6 @@ def test_saves_directly_have_nothing_to_drain(slow: Path) -> None:
         ioshape.save_async(checkpoint(1), slow / "none" / "model.pt").wait_drained()
 
 
-def test_many_saves_to_one_path_end_with_the_last(fast: Path, slow: Path) -> None:
-    path = slow / "model.pt"
-    with undrained(fast):
-        handles = [ioshape.save_async(checkpoint(n), path, tier=fast) for n in range(5)]
-        for handle in handles:
-            handle.wait()
-    for handle in handles:
-        assert handle.wait_drained()
-    assert number_in(path) == 4
-
-
 def test_a_later_save_directly_is_not_replaced_by_an_earlier_one_on_the_tier(
     fast: Path, slow: Path
 ) -> None:
@@ -468,34 +457,6 @@ def test_what_a_killed_process_left_the_next_one_carries(
     assert [number_in(slow / name) for name in ("a.pt", "b.pt")] == [1, 2]
 
 
-KILLED_ON_DISKS = """
-    import ioshape, os, signal, subprocess, sys
-    from pathlib import Path
-    from checkpoints import checkpoint, number_in
-    from command import IOSHAPE
-
-    near, far = Path("near").absolute(), Path("far").absolute()
-    assert near.stat().st_dev != far.stat().st_dev != Path().stat().st_dev
-    if sys.argv[1:]:
-        n = int(sys.argv[1])
-        assert ioshape.save(checkpoint(n, 4 << 20), far / f"{n}.pt", tier=near).tier
-        os.kill(os.getpid(), signal.SIGKILL)  # while it is drained, perhaps
-    for n in range(6):
-        killed = subprocess.run([sys.executable, __file__, str(n)])
-        assert killed.returncode == -signal.SIGKILL
-    subprocess.run([IOSHAPE, "drain", near], check=True)
-    assert [number_in(far / f"{n}.pt") for n in range(6)] == [*range(6)]
-"""
-
-
-@pytest.mark.parametrize(("near", "far"), [("xfs", "ext4"), ("ext4", "xfs")])
-def test_savers_that_are_killed_on_real_disks_lose_nothing(
-    tmp_path: Path, near: str, far: str
-) -> None:
-    prefix = [*small_disk(near, tmp_path, "near"), *small_disk(far, tmp_path, "far")]
-    run_interpreter(tmp_path, KILLED_ON_DISKS, prefix=prefix)
-
-
 @pytest.mark.parametrize("ends", ["", "sys.exit(3)", "raise ValueError"])
 @pytest.mark.usefixtures("fast")
 def test_the_end_of_the_process_waits_for_the_drain(tmp_path: Path, slow: Path, ends: str) -> None:
@@ -652,18 +613,6 @@ def test_inspect_and_open_go_by_the_setting(fast: Path, slow: Path) -> None:
             assert number_of(torch.load(path)) == 1
         finally:
             ioshape.unpatch()
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_the_newer_of_copy_and_destination_is_loaded(fast: Path, slow: Path, first: bool) -> None:
-    path = slow / "model.pt"
-    with undrained(fast):
-        if first:
-            torch.save(checkpoint(2), path)
-        ioshape.save(checkpoint(1), path, tier=fast)
-        if not first:
-            torch.save(checkpoint(2), path)
-        assert number_of(ioshape.load(path, tier=fast)) == (1 if first else 2)
 
 
 @pytest.mark.parametrize("options", [{}, {"verify": "first"}, {"only": ["*"]}, {"into": True}])

@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups over a tier: checkpoints are durable on this host's disk, found there, and drained."""
 
-import shutil
 import subprocess
 import sys
 import textwrap
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ioshape
 import pytest
-from checkpoints import wait_until
-from ioshape._tier import drain
-from ioshape._tier.tier import Tier
-from nodes import TIMEOUT_S, run_ranks, started_ranks
+from nodes import TIMEOUT_S, run_ranks
 from processes import environment
 from records import flip
 from tiers import place_of, undrained
@@ -186,109 +181,26 @@ def test_only_the_destination_can_be_waited_for(fast: Path, runs: Path) -> None:
     assert not runs.exists()
 
 
-def test_tier_and_destination_each_keep_what_they_are_told(
-    fast: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drain, "Tier", partial(Tier, keep_last=2))  # `ioshape drain` opens it so
-    for step in range(1, 7):
-        ioshape.save_group(
-            {"step": step}, runs, step, tier=fast, durable="destination", keep_last=1, keep_every=3
-        )
-    assert steps_in(place_of(fast, runs)) == [5, 6]
-    assert steps_in(runs) == [3, 6]
-    assert ioshape.load_group(runs, step=5, tier=fast) == {"step": 5}
-
-
-def test_a_deadline_goes_past_the_tier(fast: Path, runs: Path) -> None:
-    handle = ioshape.save_group_async({"step": 1}, runs, 1, deadline=60, tier=fast)
-    report = handle.result()
-    assert (report.tier, [step.code for step in report.downgrades]) == ("", ["tier"])
-    assert handle.drained()
-    assert handle.wait_drained(0)
-    assert steps_in(runs) == [1]
-
-
-# ---- Ranks that die ------------------------------------------------------------------------------
-
-
-def test_if_rank_0_is_killed_the_others_drain_what_all_have_saved(
-    tmp_path: Path, fast: Path, runs: Path
-) -> None:
-    go_on = tmp_path / "go on"
-    program = SAVE + f"while not Path({str(go_on)!r}).exists():\n    time.sleep(0.01)\n"
-    with (
-        undrained(fast) as lock,
-        started_ranks(tmp_path, program, runs, 1, IOSHAPE_TIER=str(fast)) as job,
-    ):
-        job.await_all("saved")
-        job.members[0].kill()
-        job.members[0].wait(TIMEOUT_S)
-        lock.close()
-        go_on.touch()
-        job.end(0)
-    assert steps_in(runs) == [1]
-    (found,) = ioshape.generations(runs)
-    found.verify()
-
-
-def test_what_killed_ranks_left_is_carried_by_those_that_only_load(
-    tmp_path: Path, fast: Path, runs: Path
-) -> None:
-    program = SAVE + "time.sleep(3600)\n"
-    with (
-        undrained(fast),
-        started_ranks(tmp_path, program, runs, 1, IOSHAPE_TIER=str(fast)) as job,
-    ):
-        job.await_all("saved")
-        for member in job.members:
-            member.kill()
-            member.wait(TIMEOUT_S)
-    assert steps_in(runs) == []
-    assert ioshape.load_group(runs, rank=1, tier=fast)["step"] == 1
-    wait_until(lambda: steps_in(runs) == [1], "it is drained")
-    (found,) = ioshape.generations(runs)
-    found.verify()
-
-
 # ---- The nearest intact copy ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("damaged", ["manifest.json", "*.pt"])
+@pytest.mark.parametrize("options", [{"step": 1}, {"fallback": True}])
 def test_a_damaged_copy_is_passed_over_for_what_it_was_drained_to(
-    tmp_path: Path, fast: Path, runs: Path
+    fast: Path, runs: Path, damaged: str, options: dict[str, Any]
 ) -> None:
-    settings = {"IOSHAPE_TIER": str(fast), "IOSHAPE_MODE": "each"}
-    run_ranks(tmp_path, SAVE, runs, 1, **settings)
-    near = generation(place_of(fast, runs), 1)
-    part = near / "rank-00001.pt"
-    flip(part, part.stat().st_size // 2)
-    said = run_ranks(tmp_path, LOAD, runs, 1, **settings)
-    over = [[str(generation(runs, 1)), [str(near)]]]
-    # Only with fallback=True do all ranks load a copy that is intact for each of them.
-    assert [line["passed"] for line in said[0]] == [[], over, []]
-    assert [line["passed"] for line in said[1]] == [over, over, over]
-    assert [line["right"] for line in told(said, "loaded")] == [True] * 6
-
-
-def test_a_copy_whose_manifest_is_damaged_is_passed_over(fast: Path, runs: Path) -> None:
     ioshape.save_group_async({"step": 1}, runs, 1, tier=fast).wait_drained()
-    manifest = generation(place_of(fast, runs), 1) / "manifest.json"
-    flip(manifest, manifest.stat().st_size // 2)
+    near = generation(place_of(fast, runs), 1)
+    (file,) = near.glob(damaged)
+    flip(file, file.stat().st_size // 2)
     with pytest.warns(ioshape.FallbackWarning) as caught:
-        assert ioshape.load_group(runs, step=1, tier=fast) == {"step": 1}
-    assert "manifest" in str(caught[0].message)
+        assert ioshape.load_group(runs, tier=fast, **options) == {"step": 1}
+    (warning,) = (one.message for one in caught)
+    assert isinstance(warning, ioshape.FallbackWarning)
+    assert warning.path == str(generation(runs, 1))
+    (over,) = warning.passed_over
+    assert str(near).startswith(over.path)
     assert ioshape.load_group(runs, tier=False) == {"step": 1}
-
-
-def test_a_damaged_copy_that_is_nowhere_else_is_an_error(fast: Path, runs: Path) -> None:
-    with undrained(fast):
-        ioshape.save_group(list(range(5000)), runs, 1, tier=fast)
-        near = generation(place_of(fast, runs), 1)
-        (part,) = near.glob("*.pt")
-        flip(part, part.stat().st_size // 2)
-        with pytest.raises(ioshape.DamagedError) as caught:
-            ioshape.load_group(runs, tier=fast)
-        assert caught.value.filename == str(part)
-        shutil.rmtree(near)  # it would never be drained
 
 
 def test_of_two_of_a_step_the_one_that_was_saved_last_is_loaded(fast: Path, runs: Path) -> None:

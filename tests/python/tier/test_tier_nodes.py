@@ -17,9 +17,8 @@ import object_store
 import pytest
 from command import call, fail
 from ioshape._remote.listing import LISTING
-from nodes import Networks, NotPermitted, networks, run_ranks, started_ranks
+from nodes import Networks, NotPermitted, networks, run_ranks
 from processes import TIMEOUT_S, environment
-from records import flip
 from tiers import place_of, undrained, undrained_all
 
 BEGIN = "from group_program import *\nimport warnings\nset_up_distributed()\n"
@@ -102,10 +101,6 @@ def told(said: list[list[dict[str, Any]]], event: str) -> list[dict[str, Any]]:
     return [line for lines in said for line in lines if line["event"] == event]
 
 
-def names_in(place: Path) -> set[str]:
-    return {path.name for path in place.iterdir()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "per_node", "parity", "lost"),
@@ -157,29 +152,6 @@ def command(tier: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["node", pytest.param("each", marks=pytest.mark.long)])
-def test_a_generation_appears_when_the_last_node_has_drained_its_files(
-    mode: str, tmp_path: Path
-) -> None:
-    job = Nodes(tmp_path, 3, 2)
-    with job.undrained():
-        job.run(SAVE, 20_000, 1, 2, IOSHAPE_MODE=mode, IOSHAPE_PARITY="1/2")
-    assert drain(job, 1) == ["waits", "waits"]
-    assert drain(job, 0) == ["waits", "waits"]
-    assert ioshape.generations(job.runs) == []
-    assert drain(job, 2) == ["drained", "drained"]
-    found = ioshape.generations(job.runs)
-    assert [(one.step, one.mode, one.ranks) for one in found] == [(1, mode, 6), (2, mode, 6)]
-    for one in found:
-        one.verify()
-        assert not any(name.endswith(".parity") for name in names_in(Path(one.path)))
-    # The other nodes notice that none of their files is missing at the destination, and clean up.
-    assert drain(job, 0, 1) == ["drained"] * 4
-    assert drain(job, 0, 1, 2) == []
-    assert {path.name for path in job.runs.iterdir()} == {f"step-{step:010}" for step in (1, 2)}
-
-
-@pytest.mark.slow
 def test_the_ranks_themselves_drain_and_keep_the_newest(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 2, 2)
     said = job.run(
@@ -196,20 +168,6 @@ torch.distributed.barrier()
     there = [line["there"] for line in told(said, "saved")]
     assert all(step in steps for steps, step in zip(there, [1, 2, 3] * 4, strict=True))
     assert [one.step for one in ioshape.generations(job.runs)] == [2, 3]
-
-
-@pytest.mark.slow
-def test_what_a_lost_node_had_is_drained_by_the_one_in_its_place(tmp_path: Path) -> None:
-    job = Nodes(tmp_path, 2, 1)
-    with job.undrained():
-        job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2")
-    job.lose(1)
-    assert drain(job, 0) == ["waits"]
-    with job.undrained():
-        job.run(LOAD, 20_000, "", IOSHAPE_PARITY="1/2")
-    assert drain(job, 1, 0) == ["drained", "drained"]
-    (found,) = ioshape.generations(job.runs)
-    found.verify()
 
 
 @pytest.mark.slow
@@ -267,121 +225,6 @@ def test_ranks_that_have_moved_take_their_parts_along(tmp_path: Path) -> None:
         said = told(job.run(LOAD, 300_000, "", IOSHAPE_PARITY="1/2"), "loaded")
     assert [(line["step"], line["right"]) for line in said] == [(1, True)] * 3
     assert not any(job.runs.glob("step-*"))
-
-
-@pytest.mark.long
-def test_too_many_lost_nodes_are_an_older_generation(tmp_path: Path) -> None:
-    job = Nodes(tmp_path, 3, 1)
-    job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2", LEAVE_UNDRAINED="")
-    with job.undrained():
-        job.run(SAVE, 20_000, 2, IOSHAPE_PARITY="1/2")
-        job.lose(0, 1)
-        said = told(job.run(LOAD, 20_000, "fallback"), "loaded")
-        assert {(line["step"], line["right"]) for line in said} == {(1, True)}
-        passed = {Path(path).name for line in said for path in line["passed"]}
-        assert passed == {f"step-{2:010}"}
-        said = told(job.run(LOAD, 20_000, ""), "loaded")
-        assert {(line["step"], line["right"]) for line in said} == {(1, True)}
-
-
-@pytest.mark.slow
-def test_a_damaged_survivor_is_found_out(tmp_path: Path) -> None:
-    job = Nodes(tmp_path, 3, 1)
-    job.run(SAVE, 300_000, 1, IOSHAPE_PARITY="1/2", LEAVE_UNDRAINED="")
-    with job.undrained():
-        job.run(SAVE, 300_000, 2, IOSHAPE_PARITY="1/2")
-        (part,) = job.place(0, 2).glob("*.pt")
-        # Damage each of the file's parity segments.
-        for quarter in (1, 3):
-            flip(part, part.stat().st_size * quarter // 4)
-        job.lose(1)
-        said = told(job.run(LOAD, 300_000, ""), "loaded")
-    assert {(line["step"], line["right"]) for line in said} == {(1, True)}
-    assert not any(job.place(1, 2).glob("*.pt"))
-
-
-@pytest.mark.slow
-def test_nodes_without_a_way_for_bytes_say_that_they_are_unprotected(tmp_path: Path) -> None:
-    job = Nodes(tmp_path, 2, 1)
-    with job.undrained():
-        alone = SAVE.replace("set_up_distributed()", "").replace("torch.distributed.barrier()", "")
-        said = told(job.run(alone, 20_000, 1, IOSHAPE_PARITY="1/2"), "saved")
-        assert [[code for code, _ in line["steps"]] for line in said] == [["parity"], ["parity"]]
-        alone = LOAD.replace("set_up_distributed()", "").replace("torch.distributed.barrier()", "")
-        said = told(job.run(alone, 20_000, ""), "loaded")
-    assert {(line["step"], line["right"]) for line in said} == {(1, True)}
-
-
-@pytest.mark.slow
-def test_a_node_without_room_has_all_save_directly(tmp_path: Path) -> None:
-    job = Nodes(tmp_path, 2, 2)
-    job.tiers[1].chmod(0o500)
-    job.tiers[1].rmdir()
-    job.tiers[1].write_text("no folder")
-    said = told(job.run(SAVE, 20_000, 1), "saved")
-    assert {line["tier"] for line in said} == {""}
-    assert {code for line in said for code, _ in line["steps"]} == {"tier"}
-    (found,) = ioshape.generations(job.runs)
-    found.verify()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_node_that_dies_in_a_save_leaves_the_generation_before_it(
-    victim: int, tmp_path: Path
-) -> None:
-    job = Nodes(tmp_path, 2, 2)
-    job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2", LEAVE_UNDRAINED="")
-    each = {rank: {"IOSHAPE_TIER": str(job.tiers[rank // 2])} for rank in range(4)}
-    source = (
-        BEGIN
-        + """
-say("there")
-for step in range(2, 1000):
-    try:
-        ioshape.save_group(object_of(rank, step, 3_000_000), arguments[0], step, keep_last=2)
-    except OSError as error:
-        say("failed", step=step)
-        os._exit(0)
-    say("saved", step=step)
-"""
-    )
-    with started_ranks(
-        tmp_path,
-        source,
-        job.runs,
-        ranks=4,
-        nodes=2,
-        each=each,
-        IOSHAPE_PARITY="1/2",
-        IOSHAPE_DEADLINE_MS="4000",
-    ) as ranks:
-        ranks.members[victim].await_said("saved", 60.0)
-        ranks.members[victim].kill()
-        others = [rank for rank in range(4) if rank != victim]
-        for rank in others:
-            ranks.members[rank].wait(60.0)
-    saved = max(line["step"] for lines in ranks.said("saved") for line in lines)
-    job.lose(victim // 2)
-    said = told(job.run(LOAD, 3_000_000, "", IOSHAPE_PARITY="1/2"), "loaded")
-    assert len({line["step"] for line in said}) == 1
-    assert said[0]["step"] >= saved
-    assert all(line["right"] for line in said)
-
-
-@pytest.mark.slow
-def test_nodes_may_be_on_one_tier_together(tmp_path: Path) -> None:
-    job = Nodes(tmp_path, 3, 1)
-    job.tiers = job.tiers[:1] * 3
-    with undrained(job.tiers[0]):
-        said = told(job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2"), "saved")
-        assert [(line["tier"] != "", line["steps"]) for line in said] == [(True, [])] * 3
-        assert not any(name.endswith(".parity") for name in names_in(job.place(0, 1)))
-        said = told(job.run(LOAD, 20_000, "fallback"), "loaded")
-        assert {(line["step"], line["right"]) for line in said} == {(1, True)}
-    assert drain(job, 0) == ["drained"]
-    (found,) = ioshape.generations(job.runs)
-    found.verify()
 
 
 @pytest.mark.slow
