@@ -54,10 +54,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          the places
   campaign  what tests/campaign.sh has tried and found so far: reads its ledger
 
-  launch what a stranger meets: the site in a browser, the time from "git clone" to the first picture of
-         examples/storm_demo.sh, the gallery, packages in Debian roots of their own, alerts that are made
-         to happen. Takes root, /dev/fuse and Debian's archive. None of --size, --rounds and --dir has a
-         say in it (an hour, where others work on the same two cores)
+  launch packages, built and used in Debian roots of their own. Takes root, /dev/fuse and Debian's archive.
+         None of --size, --rounds and --dir has a say in it
 
   --json FILE    write the figures and all samples to FILE
   --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch, frameworks and,

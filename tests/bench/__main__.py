@@ -111,9 +111,9 @@ BENCHMARKS = {
     "house": Benchmark(house.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     "english": Benchmark(english.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     "campaign": Benchmark(campaign.measure, size=1, copies_in_memory=0, copies_on_disk=0),
-    # The benchmark builds the documentation and a clone of the repository.
+    # The benchmark builds packages in a folder of its own.
     "launch": Benchmark(
-        launch.measure, size=1, copies_in_memory=0, copies_on_disk=0, needs=("launch", "long")
+        launch.measure, size=1, copies_in_memory=0, copies_on_disk=0, needs=("launch",)
     ),
 }
 

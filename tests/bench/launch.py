@@ -1,112 +1,188 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what a new user meets first: the site, and the way from a clone to the first picture.
+"""Build packages, install them in minimal Debian roots, and use them."""
 
-A figure that could not be measured is left out. The reason is listed among the ceilings.
-"""
-
+import platform
+import re
 import shutil
 import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import gallery
-from browser import PHONE, browser, served, unavailable
-from pages import SITE, dead_links, pages
-
-from . import launch_alerts, launch_packages
-from .launch_root import ROOT, LaunchError
+from .launch_descriptions import DESCRIPTIONS
+from .launch_root import (
+    PACKAGING,
+    ROOT,
+    LaunchError,
+    Root,
+    Workplace,
+    mmdebstrap,
+    needed,
+    run,
+)
+from .launch_wheels import LIBRARIES, OFFLINE, USE, WHEELS, wheel, wheel_aarch64
 from .setting import Figure, Outcome, Setting
 
-LIMIT_S = 1800
+BUILD_TOOLS = ("gcc", "pkg-config", "python3-dev", "python3-venv")
 
 
-# ---- The site ----------------------------------------------------------------------------------
+def build_depends() -> list[str]:
+    text = (PACKAGING / "debian" / "control").read_text(encoding="utf-8")
+    found = re.search(r"^Build-Depends:\n((?: .*\n)+)", text, re.MULTILINE)
+    assert found
+    names = re.findall(r"^ ([\w.+-]+)", found[1], re.MULTILINE)
+    return ["debhelper" if name == "debhelper-compat" else name for name in names]
 
 
-def site_figures(setting: Setting) -> Iterator[Figure]:
-    """Build the site and open every page in a browser, in two widths and two color schemes."""
-    setting.say("the site")
-    subprocess.run([ROOT / "docs" / "site.sh"], check=True, timeout=LIMIT_S)
-    found = pages(SITE)
-    yield Figure("site_pages", len(found), ">=", 30, "of HTML in build/site")
-    dead = dead_links(SITE)
-    yield Figure("site_dead_links", len(dead), "<=", 0, "; ".join(dead[:5]) or "anchors included")
-    if unavailable():
-        raise LaunchError(f"site_console_errors: {unavailable()}")
-    troubles = []
-    with served(SITE) as address, browser() as window:
-        for path in found:
-            name = str(path.relative_to(SITE))
-            for size in ((1280, 900), PHONE):
-                for dark in (False, True):
-                    shown = window.show(f"{address}/{name}", size, dark=dark)
-                    troubles += [f"{name}: {one}" for one in [*shown.troubles, *shown.foreign]]
-    remark = "; ".join(troubles[:5]) or f"{4 * len(found)} times shown: 2 widths, light and dark"
-    yield Figure("site_console_errors", len(troubles), "<=", 0, remark)
+# ---- Debian -------------------------------------------------------------------------------------
 
 
-# ---- The first save ----------------------------------------------------------------------------
+def build_debs(work: Workplace) -> None:
+    """Build the packages twice, with different folders, umask, time zone, locale and user name."""
+    again = work.folder / "debs-again"
+    root = Root(["build-essential", *build_depends()])
+    root.give(work.sources, "/one")
+    root.do(f"SOURCE_DATE_EPOCH={work.epoch} /one/bindings/packaging/deb.sh /first")
+    root.do(
+        "mkdir -p /var/some/where/else; cp -r /one /var/some/where/else/two; umask 077\n"
+        "export TZ=Pacific/Chatham LC_ALL=C TMPDIR=/var/some/where USER=nobody\n"
+        f"SOURCE_DATE_EPOCH={work.epoch} /var/some/where/else/two/bindings/packaging/deb.sh /second"
+    )
+    root.take("/first", work.debs)
+    root.take("/second", again)
+    root.make()
+    work.differ("debs", work.debs, again)
 
 
-def first_save_figures(setting: Setting) -> Iterator[Figure]:
-    """Time the way from "git clone" to the picture of the demo. Packages are in pip's cache."""
-    setting.say("a clone, and its demo")
-    with tempfile.TemporaryDirectory(prefix="ioshape-launch-") as folder:
-        clone, picture = Path(folder) / "clone", Path(folder) / "storm.svg"
-        began = time.monotonic()
-        subprocess.run(["git", "clone", "-q", ROOT, clone], check=True, timeout=LIMIT_S)
-        done = subprocess.run(
-            [clone / "examples" / "storm_demo.sh", "--picture", picture],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        took_s = time.monotonic() - began
-        if done.returncode or not picture.exists():
-            last = done.stdout.strip().rpartition("\n")[2]
-            raise LaunchError(f"first_save_s: the demo ended with {done.returncode}: {last}")
-        shutil.copy(picture, ROOT / "build" / "storm-demo.svg")
-    yield Figure("first_save_s", took_s, "<=", 180, "git clone, setup, build, storm, picture")
+def lintian(work: Workplace) -> None:
+    (changes,) = work.debs.glob("*.changes")
+    tool = needed("lintian", "lintian")
+    told = subprocess.run(
+        [tool, "--allow-root", "--fail-on=none", "--tag-display-limit=0", changes],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    work.findings = [line for line in told.splitlines() if line[:2] in ("E:", "W:")]
 
 
-# ---- The gallery -------------------------------------------------------------------------------
+def depends_of_tests() -> list[str]:
+    text = (PACKAGING / "debian" / "tests" / "control").read_text(encoding="utf-8")
+    lines = re.findall(r"^Depends: (.*)$", text, re.MULTILINE)
+    return sorted({name for line in lines for name in line.split(", ")})
 
 
-def gallery_figures(setting: Setting) -> Iterator[Figure]:
-    """Run popular training scripts, kill them while they save, and resume them."""
-    setting.say("the gallery")
-    with tempfile.TemporaryDirectory(prefix="ioshape-launch-") as folder:
-        found = {}
-        for script in gallery.SCRIPTS:
-            place = Path(folder) / script
-            place.mkdir()
-            found[script] = gallery.tried(script, place)
-    wrong = [sentence for sentence in found.values() if sentence]
-    remark = "; ".join(wrong) or ", ".join(found)
-    yield Figure("gallery_ok", len(found) - len(wrong), ">=", 8, remark)
+def try_debs(work: Workplace) -> None:
+    """Run tests as autopkgtest does: install dependencies and packages, then run each test."""
+    theirs = [one for one in depends_of_tests() if "ioshape" not in one]
+    root = Root(theirs)
+    root.give(work.debs, "/debs")
+    root.give(PACKAGING / "debian" / "tests", "/tests")
+    root.do("apt-get install --yes --no-install-recommends /debs/*.deb")
+    for path in sorted((PACKAGING / "debian" / "tests").iterdir()):
+        if path.name != "control":
+            root.do(
+                f"echo == {path.name}; mkdir /work-{path.name}; "
+                f"AUTOPKGTEST_TMP=/work-{path.name} /tests/{path.name}"
+            )
+    root.do("apt-get purge --yes 'libioshape*' 'ioshape*' 'python3-ioshape'; ! command -v ioshape")
+    root.make()
 
 
-# Each entry is a function here or in a launch_* module.
-PARTS: tuple[Callable[[Setting], Iterable[Figure]], ...] = (
-    site_figures,
-    first_save_figures,
-    gallery_figures,
-    launch_packages.figures,
-    launch_alerts.figures,
-)
+def deb(work: Workplace) -> None:
+    build_debs(work)
+    lintian(work)
+    try_debs(work)
+
+
+# ---- Source archive -----------------------------------------------------------------------------
+
+
+def sdist(work: Workplace) -> None:
+    """Build in a root that has the libraries but no package index."""
+    root = Root([*BUILD_TOOLS, *LIBRARIES])
+    root.give(work.archive(), "/archive")
+    root.give(WHEELS, "/wheels")
+    root.do(
+        "python3 -m venv /venv\n"
+        f"/venv/bin/{OFFLINE} /archive/*.tar.gz\n"
+        f"cd /root; /venv/bin/python - <<'END'\n{USE}\nEND\n"
+        "/venv/bin/ioshape verify state.pickle"
+    )
+    root.make()
+
+
+# ---- Container image ----------------------------------------------------------------------------
+
+
+def container_file(work: Workplace) -> None:
+    """Build on a Debian image made by mmdebstrap, because the test machine reaches no registry."""
+    buildah = needed("buildah", "buildah")
+    base = work.folder / "base.tar"
+    run(
+        *(*mmdebstrap(), "--variant=apt"),
+        *("--include=ca-certificates", "trixie", base),
+    )
+    store: list[str | Path] = [
+        *("--storage-driver", "vfs", "--root", work.folder / "images"),
+        *("--runroot", work.folder / "containers"),
+    ]
+    made = run(buildah, *store, "from", "scratch").strip()
+    run(buildah, *store, "add", made, base)
+    run(buildah, *store, "commit", made, "localhost/base")
+    run(
+        *(buildah, *store, "build", "--isolation", "chroot", "--network", "host"),
+        *("--build-arg", "BASE=localhost/base", "--tag", "localhost/ioshape"),
+        *("-f", PACKAGING / "Containerfile", work.sources),
+    )
+    made = run(buildah, *store, "from", "localhost/ioshape").strip()
+    command = [buildah, *store, "run", "--isolation", "chroot", made, "--", "/usr/bin/ioshape"]
+    work.say(f"container: {run(*command, '--version').strip()}")
+    run(*command, "settings")
+    run(*command[:-1], "/bin/sh", "-c", f"cd /tmp && python3 - <<'END'\n{USE}\nEND")
+    run(buildah, *store, "rm", "--all")
+    run(buildah, *store, "rmi", "--all", "--force")
+
+
+PACKAGES: dict[str, Callable[[Workplace], None]] = {
+    "deb": deb,
+    "sdist": sdist,
+    f"wheel {platform.machine()}": wheel,
+    "wheel aarch64": wheel_aarch64,
+    "container file": container_file,
+}
 
 
 def measure(setting: Setting) -> Outcome:
+    folder = ROOT / "build" / "launch"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    work = Workplace(folder, setting.say)
+    failed: dict[str, str] = {}
+
+    def tried(what: dict[str, Callable[[Workplace], None]]) -> int:
+        for name, step in what.items():
+            try:
+                step(work)
+                setting.say(f"{name}: works")
+            except LaunchError as error:
+                setting.say(f"{name}: {error}")
+                failed[name] = str(error)
+        return sum(name not in failed for name in what)
+
+    good = tried(PACKAGES)
+    described = tried(DESCRIPTIONS)
+    remark = f"failed: {', '.join(failed)}" if failed else "each built, installed and used"
     outcome = Outcome()
-    for part in PARTS:
-        try:
-            for figure in part(setting):
-                outcome.figures.append(figure)
-        # This benchmark takes an hour: a failed part must not discard the figures of the others.
-        except (LaunchError, AssertionError, subprocess.SubprocessError) as error:
-            outcome.ceilings.append(str(error))
+    outcome.figures += [
+        Figure("packages_ok", good, ">=", len(PACKAGES), remark),
+        Figure("descriptions_ok", described, ">=", len(DESCRIPTIONS), remark),
+        Figure("lintian_findings", len(work.findings), "<=", 0, "; ".join(work.findings)[:200]),
+        Figure(
+            "reproducible_differences",
+            len(work.differences),
+            "<=",
+            0,
+            ", ".join(work.differences) or "debs and wheels built twice",
+        ),
+    ]
     return outcome

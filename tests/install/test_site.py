@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from browser import PHONE, browser, served, unavailable
 from pages import ENVIRONMENT, SITE, dead_links, foreign, pages
 from tree import ROOT
 
@@ -66,51 +65,3 @@ def test_words_are_found(site: Path) -> None:
 
 def _many(found: "int | list[int]") -> list[int]:
     return [found] if isinstance(found, int) else found
-
-
-@pytest.mark.long
-@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
-def test_a_browser_shows_every_page_without_an_error(site: Path) -> None:
-    with served(site) as address, browser() as window:
-        for path in pages(site):
-            name = str(path.relative_to(site))
-            for dark in (False, True):
-                shown = window.show(f"{address}/{name}", PHONE, dark=dark)
-                assert (name, shown.troubles, shown.foreign) == (name, [], [])
-                assert (name, shown.excess) == (name, 0)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
-def test_the_search_finds_sections(site: Path) -> None:
-    with served(site) as address, browser() as window:
-        window.show(f"{address}/search.html?q=full+disk")
-        # A script of the page fills the list of results.
-        window.evaluate(
-            "new Promise(done => { const look = () =>"
-            " document.querySelector('#search-results .search-summary')?.innerText ? done(1) :"
-            " setTimeout(look, 50); look(); })"
-        )
-        first = window.evaluate("document.querySelector('#search-results li a').textContent")
-        assert first == "The Python package > When the disk is full"
-
-
-@pytest.mark.long
-@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
-def test_a_desktop_shows_code_and_names_whole(site: Path) -> None:
-    with served(site) as address, browser() as window:
-        for name in ("index.html", "docs/start.html"):
-            window.show(f"{address}/{name}")
-            cut = window.evaluate(
-                "[...document.querySelectorAll('article pre')]"
-                ".filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
-            )
-            assert (name, cut) == (name, [])
-        window.show(f"{address}/docs/performance.html")
-        names = "[...document.querySelectorAll('article td:first-child code')]"
-        assert window.evaluate(f"{names}.length") > 50
-        broken = window.evaluate(
-            f"{names}.filter(one => /^\\w+$/.test(one.textContent))"
-            ".filter(one => one.getClientRects().length > 1).map(one => one.textContent)"
-        )
-        assert broken == []

@@ -17,7 +17,7 @@ environment in .venv. tests/support/package.sh then installs the package there.
   realfs  bench, and packages for small clusters of CephFS, GlusterFS, MooseFS and NFS on this host
   test    build, and packages for all tests except the longest
   long    test, and packages for tests/run.sh --long
-  launch  bench, and packages to build and test packages and alerts
+  launch  bench, and packages to build and test packages
 END
 }
 
@@ -113,7 +113,6 @@ look_for_missing() {
 		need g++-aarch64-linux-gnu command -v aarch64-linux-gnu-g++
 		need lintian command -v lintian
 		need mmdebstrap command -v mmdebstrap
-		need prometheus command -v promtool
 		need qemu-user-static command -v qemu-aarch64-static
 	fi
 	case "$purpose" in
@@ -155,7 +154,7 @@ look_for_missing() {
 	need slurmd command -v slurmd
 	need slurm-client command -v srun
 	need munge command -v munged
-	need chromium chromium --version
+	need prometheus command -v promtool
 }
 
 install_missing() {
