@@ -33,14 +33,12 @@ class Kind:
     #: Trials for --short, for kinds whose seeds do not determine all that trials do.
     short: MakeReady | None = None
     n_short: int = 1
-    #: Copies other results from the folder to the place of the ledger.
-    keep: Callable[[Path], None] | None = None
 
 
 # To add a kind, add a module and a line here.
 KINDS = {
     "crowd": Kind(crowd.trials),
-    "faults": Kind(faults.trials, faults.short, keep=faults.keep),
+    "faults": Kind(faults.trials),
     "files": Kind(files.trials),
     "frameworks": Kind(frameworks.trials, frameworks.short, len(frameworks.SCENES)),
     "fuzz": Kind(fuzz.trials, fuzz.short, len(fuzz.names())),
@@ -55,9 +53,7 @@ SKIPPED_STATUS = 77
 
 def commit() -> str:
     """Return the commit, with "-dirty" if files other than the results have changed since."""
-    proofs = [
-        f":!{path.relative_to(Path.cwd())}" for path in (ledger.LEDGER, faults.REACHED, page.PAGE)
-    ]
+    proofs = [f":!{path.relative_to(Path.cwd())}" for path in (ledger.LEDGER, page.PAGE)]
     head = ["git", "rev-parse", "--short", "HEAD"]
     changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *proofs]
     try:
@@ -108,8 +104,6 @@ def campaign(kinds: list[str], seconds: float, first: int | None) -> int:
                 found += len(done.findings)
                 if first is None and done.last >= done.first:
                     ledger.append(done)
-                    if keep := KINDS[kind].keep:
-                        keep(WORK / kind)
     return found
 
 

@@ -3,21 +3,15 @@
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from striped import INSTANT, striped, unavailable
 
-from . import harm, sites
-from .sites import Sites
+from . import harm
 from .trial import Trial
-
-#: File beside the ledger. It proves the ledger's figure faults_sites_percent.
-REACHED = Path(__file__).resolve().with_name("reached.txt")
 
 #: Failed calls of each act in one trial.
 COUNT = 32
@@ -57,34 +51,12 @@ def place(seed: int, work: Path) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def _trials(work: Path, kept: Path | None) -> Iterator[Callable[[int], Trial]]:
+def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
     harm.check()
-    here = work / REACHED.name
-    earlier = sites.read(here) | (sites.read(kept) if kept else set())
-    known = Sites(work, earlier)
 
     def attempt(seed: int) -> Trial:
-        missing = known.write_missing() if known.reached else None
         with place(seed, work) as where:
-            done = harm.run("faults", seed, COUNT, where.path, lustre=where.lustre, missing=missing)
-        known.add(done.sites)
-        sites.write(here, known.places)
-        return done.trial("faults", ("wrong",), faults_sites_percent=known.percent)
+            done = harm.run("faults", seed, COUNT, where.path, lustre=where.lustre)
+        return done.trial("faults", ("wrong",))
 
     yield attempt
-    (work / "not-reached.txt").write_text("\n".join([*known.missing, ""]))
-
-
-def trials(work: Path) -> AbstractContextManager[Callable[[int], Trial]]:
-    """Yield trials that continue earlier ones, of this machine or another one."""
-    return _trials(work, REACHED)
-
-
-def short(work: Path) -> AbstractContextManager[Callable[[int], Trial]]:
-    """Yield trials that do not know what earlier ones reached."""
-    return _trials(work, None)
-
-
-def keep(work: Path) -> None:
-    """Copy the reached places to the folder of the ledger."""
-    shutil.copyfile(work / REACHED.name, REACHED)

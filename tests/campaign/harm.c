@@ -8,11 +8,9 @@
  *   harm once SEED COUNT ACT RANK CALL CODE [CALL CODE]    makes exactly these calls fail
  *
  * The seed chooses the calls and what happens to them. The working directory must be empty.
- * $HARM_LUSTRE names a folder that stands for this machine's /sys/fs/lustre. $HARM_MISSING names a
- * file with code positions; calls that the act makes from there fail, too. Output, line by line:
+ * $HARM_LUSTRE names a folder that stands for this machine's /sys/fs/lustre. Output, line by line:
  *
  *   harmed N        number of harmed calls
- *   site ADDRESS    a call with this return address in the program was made to fail
  *   KIND SENTENCE   a finding; KIND is torn, lost, litter or wrong
  */
 #define _GNU_SOURCE
@@ -166,10 +164,6 @@ static void be(unsigned rank)
 	if (!unharmed && rank == harm.rank) {
 		calls_begin(harm.mode, harm.nth, harm.code);
 		calls_also(harm.also, harm.also_code);
-		if (harm.site)
-			calls_at(harm.site, harm.code);
-		if (harm.also_site)
-			calls_at(harm.also_site, harm.also_code);
 	}
 	mine->ret = act->run(act, rank);
 	calls_end();

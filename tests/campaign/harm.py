@@ -20,8 +20,6 @@ class Harm:
     """The output of one run of the program."""
 
     harmed: int = 0
-    #: Return addresses in the program of calls that were made to fail.
-    sites: set[int] = field(default_factory=set)
     #: Messages by the kind of finding.
     found: dict[str, list[str]] = field(default_factory=dict)
 
@@ -30,18 +28,14 @@ class Harm:
             kind, _, rest = line.partition(" ")
             if kind == "harmed":
                 self.harmed += int(rest)
-            elif kind == "site":
-                self.sites.add(int(rest, 16))
             else:
                 self.found.setdefault(kind, []).append(f"{act}: {rest}")
 
-    def trial(self, name: str, kinds: tuple[str, ...], **latest: float) -> Trial:
+    def trial(self, name: str, kinds: tuple[str, ...]) -> Trial:
         """Return the result as the campaign counts it."""
         counts = {name: self.harmed}
         counts |= {f"{name}_{kind}": len(self.found.get(kind, [])) for kind in kinds}
-        return Trial(
-            counts, latest=latest, findings=[s for all_ in self.found.values() for s in all_]
-        )
+        return Trial(counts, findings=[s for all_ in self.found.values() for s in all_])
 
 
 def check() -> None:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes calls of an act fail, and chooses them so that all code positions are reached. */
+/* Makes calls of an act fail, from each position in the code in turn. */
 #define _GNU_SOURCE
 #include "harm_run.h"
 
@@ -48,34 +48,23 @@ static int choose_code(const char *name)
 	return classes[i].codes[harm_random(most)];
 }
 
-/* Bit maps of return addresses of calls: seen in any run, made to fail in this program, and not
- * made to fail by earlier trials. */
+/* Bit map of return addresses of calls that were seen in any run. */
 #define MOST_SITES (1u << 24)
-static uint8_t seen[MOST_SITES / 8], reached[MOST_SITES / 8], missing[MOST_SITES / 8];
+static uint8_t seen[MOST_SITES / 8];
 
-static bool is_marked(const uint8_t *sites, uint32_t site)
+/* Marks the position as seen. Returns whether it was seen before. */
+static bool see(uint32_t site)
 {
-	return sites[site % MOST_SITES / 8] & 1 << site % 8;
-}
-
-/* Marks the position. Returns whether it was marked before. */
-static bool mark(uint8_t *sites, uint32_t site)
-{
+	uint8_t *byte = &seen[site % MOST_SITES / 8];
 	const uint8_t bit = (uint8_t)(1 << site % 8);
-	const bool there = is_marked(sites, site);
+	const bool before = *byte & bit;
 
-	sites[site % MOST_SITES / 8] |= bit;
-	return there;
-}
-
-static bool is_missing(uint32_t site)
-{
-	return is_marked(missing, site) && !is_marked(reached, site);
+	*byte |= bit;
+	return before;
 }
 
 /* Calls that came only because another one had failed. The last one found is tried first. */
 static struct harm found[CALLS_MOST];
-static uint32_t found_sites[CALLS_MOST];
 static unsigned found_count;
 
 static void discover(void)
@@ -87,30 +76,13 @@ static void discover(void)
 	for (unsigned long i = 0; i < count; i++) {
 		const char *name = atomic_load(&record->names[i]);
 
-		if (!name)
-			continue;
-		if (record->codes[i])
-			mark(reached, record->sites[i]);
-		if (mark(seen, record->sites[i]) || harm.also || found_count == CALLS_MOST)
+		if (!name || see(record->sites[i]) || harm.also || found_count == CALLS_MOST)
 			continue;
 		next.also = i + 1;
 		next.also_name = name;
 		next.also_code = choose_code(name);
-		found_sites[found_count] = record->sites[i];
 		found[found_count++] = next;
 	}
-}
-
-/* Returns the number of the first failed call from this position, or 0 if there was none. */
-static unsigned long place_of(uint32_t site)
-{
-	const struct calls_record *record = calls_record();
-	const unsigned long count = MIN(atomic_load(&record->count), CALLS_MOST);
-
-	for (unsigned long i = 0; i < count; i++)
-		if (record->sites[i] == site && record->codes[i])
-			return i + 1;
-	return 0;
 }
 
 /* Returns whether call `nth` is not the expected one. With threads the order of calls varies
@@ -124,12 +96,7 @@ static void fail(struct harm one)
 {
 	harm = one;
 	harm_run();
-	if (one.site)
-		harm.nth = place_of(one.site);
-	if (one.also_site)
-		harm.also = place_of(one.also_site);
-	if ((one.site && !harm.nth) || (one.also_site && !harm.also) ||
-	    is_other(harm.nth, one.name) || is_other(harm.also, one.also_name))
+	if (is_other(one.nth, one.name) || is_other(one.also, one.also_name))
 		return;
 	harmed++;
 	harm_judge();
@@ -162,7 +129,6 @@ static struct {
 	unsigned long calls;
 	unsigned places;
 	unsigned place[CALLS_MOST];
-	uint32_t sites[CALLS_MOST]; /* indexed by place */
 	const char *names[CALLS_MOST];
 } plan;
 
@@ -176,11 +142,9 @@ static void make_plan(unsigned rank)
 
 		while (record->sites[first] != record->sites[i])
 			first++;
-		if (first == i)
-			plan.sites[plan.places++] = record->sites[i];
-		plan.place[i] = first < i ? plan.place[first] : plan.places - 1;
+		plan.place[i] = first < i ? plan.place[first] : plan.places++;
 		plan.names[i] = harm_name_of(i + 1);
-		mark(seen, record->sites[i]);
+		see(record->sites[i]);
 	}
 }
 
@@ -199,45 +163,6 @@ static struct harm harm_at(unsigned rank, unsigned place)
 	return one;
 }
 
-/* Makes calls fail from positions that earlier trials did not reach. Each fails once, so that
- * harm_once() can repeat it. */
-static void fail_missing(unsigned rank)
-{
-	for (unsigned place = 0; place < plan.places; place++) {
-		struct harm one = harm_at(rank, place);
-
-		one.mode = CALLS_FAIL;
-		one.nth = 0;
-		one.name = NULL;
-		one.site = plan.sites[place];
-		if (is_missing(one.site))
-			fail(one);
-	}
-	while (found_count) {
-		struct harm one = found[--found_count];
-
-		one.also = 0;
-		one.also_name = NULL;
-		one.also_site = found_sites[found_count];
-		if (one.site)
-			one.nth = 0;
-		if (is_missing(one.also_site))
-			fail(one);
-	}
-}
-
-/* Reads positions from a file with one number on each line. */
-static void read_missing(const char *path)
-{
-	FILE *file = path ? fopen(path, "re") : NULL;
-	uint32_t site;
-
-	while (file && fscanf(file, "%x", &site) == 1)
-		mark(missing, site);
-	if (file)
-		fclose(file);
-}
-
 void harm_faults(uint64_t seed, unsigned count)
 {
 	const unsigned rank = (unsigned)(seed % harm_ranks());
@@ -249,9 +174,4 @@ void harm_faults(uint64_t seed, unsigned count)
 	while (harmed < count)
 		fail(harmed % 2 && found_count ? found[--found_count] :
 						 harm_at(rank, (unsigned)(next++ % plan.places)));
-	read_missing(getenv("HARM_MISSING"));
-	fail_missing(rank);
-	for (uint32_t site = 0; site < MOST_SITES; site++)
-		if (reached[site / 8] & 1 << site % 8)
-			printf("site %x\n", site);
 }

@@ -32,10 +32,7 @@ struct harm {
 	int code;
 	unsigned long also; /* number of a second call; 0: none */
 	int also_code;
-	/* code positions, in place of numbers: the first call from there is harmed. Its number is
-	 * known after it has come. 0: none */
-	uint32_t site, also_site;
-	/* expected names of the calls if their numbers are known; NULL: any */
+	/* expected names of the calls; NULL: any */
 	const char *name, *also_name;
 };
 

@@ -22,7 +22,6 @@ WANTED = {
     "kills_lost": ("<=", 0),
     "kills_litter": ("<=", 0),
     "faults": (">=", 20_000),
-    "faults_sites_percent": (">=", 95),
     "faults_wrong": ("<=", 0),
     "framework_kills": (">=", 1000),
     "framework_kills_bad": ("<=", 0),
@@ -59,7 +58,6 @@ class Slice:
     seconds: float = 0
     counts: dict[str, int] = field(default_factory=dict)
     worst: dict[str, float] = field(default_factory=dict)
-    latest: dict[str, float] = field(default_factory=dict)
     findings: list[Found] = field(default_factory=list)
 
     def add(self, seed: int, trial: Trial) -> None:
@@ -67,7 +65,6 @@ class Slice:
         if wrong and not trial.findings:
             raise ValueError(f"{self.kind}, seed {seed}: {wrong}, and not a word about it")
         _add(self.counts, {k: v for k, v in trial.counts.items() if k not in WRONG})
-        self.latest.update(trial.latest)
         if trial.findings:
             found = Found(seed, list(trial.findings), wrong, dict(trial.worst))
             self.findings.append(found)
@@ -136,8 +133,6 @@ def figures(slices: Sequence[Slice], mended: Sequence[Mend]) -> dict[str, float]
     for one in slices:
         _add(sums, one.counts)
         _raise(others, one.worst)
-    for one in slices:
-        others.update(one.latest)
     for _, found in still_open(slices, mended):
         _add(sums, found.wrong)
         _raise(others, found.worst)

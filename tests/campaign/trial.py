@@ -13,8 +13,6 @@ class Trial:
     counts: Mapping[str, int] = field(default_factory=dict)
     #: Values of which the largest counts.
     worst: Mapping[str, float] = field(default_factory=dict)
-    #: Values of which the latest counts.
-    latest: Mapping[str, float] = field(default_factory=dict)
     #: Messages that say what is wrong and how to look at it. The trial's seed reproduces it.
     findings: Sequence[str] = ()
 

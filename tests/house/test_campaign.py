@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import ledger, page, sites
+from tests.campaign import ledger, page
 from tests.campaign.ledger import Mend, Slice
 from tests.campaign.trial import Trial
 
@@ -17,19 +17,17 @@ def slice_of(kind: str, first: int, *trials: Trial) -> Slice:
     return one
 
 
-def test_counts_add_up_the_worst_stays_and_the_latest_wins() -> None:
+def test_counts_add_up_and_the_worst_stays() -> None:
     slices = [
         slice_of(
             "files",
             1,
-            Trial({"bad_files": 40}, {"bad_seconds_max": 0.5}, {"faults_sites_percent": 90}),
-            Trial({"bad_files": 2}, {"bad_seconds_max": 0.7}, {"faults_sites_percent": 92}),
+            Trial({"bad_files": 40}, {"bad_seconds_max": 0.5}),
+            Trial({"bad_files": 2}, {"bad_seconds_max": 0.7}),
         ),
         slice_of("files", 3, Trial({"bad_files": 1}, {"bad_seconds_max": 0.1})),
-        slice_of("faults", 1, Trial(latest={"faults_sites_percent": 91})),
     ]
     assert ledger.figures(slices, []) == {
-        "faults_sites_percent": 91,
         "bad_files": 43,
         "bad_silent": 0,  # tried, none found
         "bad_seconds_max": 0.7,
@@ -93,49 +91,3 @@ def test_the_page_says_what_the_ledger_says() -> None:
 def test_mends_are_of_findings() -> None:
     found = {(one.kind, each.seed) for one in ledger.read() for each in one.findings}
     assert {(mend.kind, mend.seed) for mend in ledger.read_mended()} <= found
-
-
-SOURCE = """\
-static int add(int fd)
-{
-	return close(fd);
-}
-
-int open_it(const char *path)
-{
-	int fd = open(path, O_RDONLY);
-
-	return fd < 0 ? -errno : add(fd);
-}
-"""
-
-
-def places_in(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> list[sites.Place]:
-    """Return the places of close() and open() in the source."""
-    (folder / "libioshape" / "base").mkdir(parents=True, exist_ok=True)
-    (folder / "libioshape" / "base" / "it.c").write_text(source, encoding="utf-8")
-    monkeypatch.chdir(folder)
-    sites._lines.cache_clear()
-    lines = source.splitlines()
-    return [
-        sites.place_of(
-            f"base/it.c:{1 + next(i for i, at in enumerate(lines) if call in at)} {name}"
-        )
-        for call, name in ((" close(", "close"), (" open(", "open64"))
-    ]
-
-
-def test_a_place_that_was_reached_counts_until_its_function_is_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    close, opens = places_in(tmp_path, SOURCE, monkeypatch)
-    assert (close.function, close.offset) == ("add", 1)
-    assert (opens.function, opens.called) == ("open_it", "open64")
-    above = places_in(tmp_path, "int more;\n\n" + SOURCE, monkeypatch)
-    assert above == [close, opens]
-    changed = places_in(tmp_path, SOURCE.replace("fd < 0", "fd == -1"), monkeypatch)
-    assert changed[0] == close
-    assert changed[1] != opens
-    sites.write(tmp_path / "reached", [opens, close])
-    assert sites.read(tmp_path / "reached") == {close, opens}
-    assert sites.read(tmp_path / "none") == set()

@@ -40,10 +40,6 @@ static struct {
 } wanted[2];
 static const char *wanted_name;
 static struct {
-	_Atomic uint32_t site; /* 0: unused, or the call has failed already */
-	int code;
-} places[2];
-static struct {
 	const char *name;
 	int code;
 } denied[4];
@@ -67,7 +63,6 @@ void calls_begin(enum calls_mode mode, unsigned long nth, int code)
 	wanted[0].nth = nth;
 	wanted[0].code = code;
 	wanted[1].nth = 0;
-	memset(places, 0, sizeof(places));
 	atomic_store(&active, true);
 }
 
@@ -81,14 +76,6 @@ void calls_also(unsigned long nth, int code)
 {
 	wanted[1].nth = nth;
 	wanted[1].code = code;
-}
-
-void calls_at(uint32_t site, int code)
-{
-	const unsigned i = places[0].site != 0;
-
-	places[i].code = code;
-	atomic_store(&places[i].site, site);
 }
 
 void calls_deny(const char *name, int code)
@@ -126,18 +113,6 @@ static bool is_alike(const char *name, const char *other)
 	return !strcmp(name, other) || (calls_is_memory(name) && calls_is_memory(other));
 }
 
-/* Returns the error for the call at this site, once; 0 if it is not to fail. */
-static int choose_at(uint32_t site)
-{
-	for (unsigned i = 0; i < sizeof(places) / sizeof(*places); i++) {
-		uint32_t wanted_site = site;
-
-		if (atomic_compare_exchange_strong(&places[i].site, &wanted_site, 0))
-			return places[i].code;
-	}
-	return 0;
-}
-
 static int choose(const char *name, unsigned long now)
 {
 	for (unsigned i = 0; i < denied_count; i++)
@@ -167,7 +142,6 @@ static int errno_of(int code)
 
 int calls_fail(const char *name, const void *site)
 {
-	const uint32_t from = (uint32_t)((const char *)site - __executable_start);
 	unsigned long now;
 	int code;
 
@@ -177,10 +151,8 @@ int calls_fail(const char *name, const void *site)
 	if (wanted_mode == CALLS_KILL && now == wanted[0].nth)
 		kill(getpid(), SIGKILL);
 	code = choose(name, now);
-	if (!code)
-		code = choose_at(from);
 	if (now <= CALLS_MOST) {
-		record->sites[now - 1] = from;
+		record->sites[now - 1] = (uint32_t)((const char *)site - __executable_start);
 		record->codes[now - 1] = code;
 		atomic_store(&record->names[now - 1], name);
 	}

@@ -52,9 +52,6 @@ void calls_end(void);
 /* Makes the nth call fail, too. Call it after calls_begin(). */
 void calls_also(unsigned long nth, int code);
 
-/* Makes the first call at this site fail, too; at most two sites. Call it after calls_begin(). */
-void calls_at(uint32_t site, int code);
-
 /* Makes all calls of this name fail from now on, as if the system lacked it. Cannot be undone. */
 void calls_deny(const char *name, int code);
 
