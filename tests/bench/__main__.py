@@ -21,8 +21,6 @@ from . import (
     ablation,
     background,
     cache,
-    campaign,
-    dlio,
     english,
     fio,
     frameworks,
@@ -32,7 +30,6 @@ from . import (
     house,
     launch,
     load,
-    objects,
     realfs,
     report,
     save,
@@ -101,16 +98,9 @@ BENCHMARKS = {
     "gpu": Benchmark(gpu.measure),
     # The benchmark is a simulation and needs neither memory nor disk.
     "simulate": Benchmark(simulate.measure, size=1, copies_in_memory=0, copies_on_disk=0),
-    # Each side holds the states of a rank and a loaded copy. DLIO imports MPI.
-    "dlio": Benchmark(
-        dlio.measure, size=2 << 30, copies_in_memory=4, copies_on_disk=1, needs=("test",)
-    ),
-    # A file and its downloaded copy are in the page cache. The server holds parts of the file.
-    "objects": Benchmark(objects.measure, size=1 << 30, copies_in_memory=4, copies_on_disk=2),
     # These benchmarks only read the source tree.
     "house": Benchmark(house.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     "english": Benchmark(english.measure, size=1, copies_in_memory=0, copies_on_disk=0),
-    "campaign": Benchmark(campaign.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     # The benchmark builds packages in a folder of its own.
     "launch": Benchmark(
         launch.measure, size=1, copies_in_memory=0, copies_on_disk=0, needs=("launch",)
@@ -213,8 +203,6 @@ def main() -> int:
         fio.FioError,
         cache.CacheError,
         storm.StormError,
-        dlio.DlioError,
-        objects.ObjectsError,
         ClusterError,
     ) as error:
         sys.exit(f"bench: {error}")

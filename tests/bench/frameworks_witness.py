@@ -5,27 +5,16 @@ Each scene runs two ranks.
 """
 
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 import frameworks
 import witness
 
-from . import dlio
 from .setting import Figure, Outcome, Setting
 
 SCENES = (
-    *("dcp", "lightning", "accelerate", "trainer", "deepspeed", "sb3", "dlio"),
+    *("dcp", "lightning", "accelerate", "trainer", "deepspeed", "sb3"),
     *("composer", "torchtune", "torchtitan", "nvrx"),
 )
-
-
-def _variables(scene: str) -> Mapping[str, str]:
-    if scene != "dlio":
-        return {}
-    packages = Path("build/dlio").resolve()
-    dlio.install(packages)
-    return {"PYTHONPATH": str(packages)}
 
 
 def measure(setting: Setting, outcome: Outcome) -> None:
@@ -36,12 +25,11 @@ def measure(setting: Setting, outcome: Outcome) -> None:
         folder = setting.folder / scene
         folder.mkdir()
         try:
-            variables = _variables(scene)
             python = str(frameworks.environment(framework)) if framework else sys.executable
-        except (frameworks.CannotInstall, dlio.DlioError) as problem:
+        except frameworks.CannotInstall as problem:
             told.append(f"{scene} was not tried: {problem}")
             continue
-        in_files, found = witness.watch(scene, folder, python, variables=variables)
+        in_files, found = witness.watch(scene, folder, python)
         past += sum(found.values())
         told.append(f"{scene} {sum(found.values())} of {in_files}")
     outcome.figures.append(Figure("bypassed_bytes", past, "<=", 0, "; ".join(told)))

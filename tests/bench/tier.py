@@ -17,7 +17,7 @@ from typing import Any
 from mounts import client_of
 from striped import striped
 
-from . import fio, storm, tier_nodes
+from . import fio, storm
 from .rounds import Contestants, Sample, Samples, fastest, median_gb_per_s, speed_ratio
 from .setting import Figure, Outcome, Setting
 
@@ -185,10 +185,6 @@ def measure(setting: Setting) -> Outcome:
     samples = near_samples(setting)
     outcome.samples["near"] = samples
     outcome.figures.append(near_figure(samples))
-    outcome.figures.append(tier_nodes.parity_figure(setting))
-    setting.say("nodes that are lost")
-    outcome.figures.append(tier_nodes.rebuild_figure(setting))
-    setting.settle()
     setting.say("a node with a tier, and spinning disks")
     one = run_on_disks(setting, "one", ONE, setting.rounds)
     outcome.figures += one_node_figures(one)

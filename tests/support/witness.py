@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from processes import environment
@@ -86,7 +85,6 @@ def watch(
     python: str = sys.executable,
     *,
     under_run: bool = True,
-    variables: Mapping[str, str] | None = None,
 ) -> tuple[int, Counter[str]]:
     """Run the two ranks of a scene.
 
@@ -102,7 +100,7 @@ def watch(
     done = subprocess.run(
         (*strace, python, *torchrun, *run, str(SCENES), scene),
         cwd=folder,
-        env={**environment(), **(variables or {})},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -162,27 +162,6 @@ def sb3() -> None:
     DQN.load(FOLDER / f"dqn-{RANK}").load_replay_buffer(FOLDER / f"replay-{RANK}")
 
 
-def dlio() -> None:
-    from dlio_benchmark.checkpointing.pytorch_checkpointing import (  # noqa: PLC0415
-        PyTorchCheckpointing,
-    )
-    from dlio_benchmark.common.enumerations import CheckpointLocationType  # noqa: PLC0415
-    from dlio_benchmark.utils.config import ConfigArguments  # noqa: PLC0415
-    from dlio_benchmark.utils.utility import DLIOMPI  # noqa: PLC0415
-
-    DLIOMPI.get_instance().set_parent_values(RANK, 2)
-    arguments = ConfigArguments.get_instance()
-    arguments.framework = None
-    arguments.my_rank = RANK
-    arguments.checkpoint_folder = str(FOLDER)
-    arguments.checkpoint_type = CheckpointLocationType.ALL_RANKS
-    arguments.model_size = 30102
-    arguments.optimization_groups = [1 << 20]
-    arguments.num_layers = 2
-    arguments.layer_parameters = [1 << 20, 1 << 18]
-    PyTorchCheckpointing().checkpoint(1, 1)
-
-
 def composer() -> None:
     from composer import Trainer  # noqa: PLC0415
     from composer.models import ComposerModel  # noqa: PLC0415
@@ -315,13 +294,13 @@ def nvrx() -> None:
 SCENES = {
     one.__name__: one
     for one in (
-        *(dcp, opened, lightning, accelerate, trainer, deepspeed, sb3, dlio),
+        *(dcp, opened, lightning, accelerate, trainer, deepspeed, sb3),
         *(composer, torchtune, torchtitan, nvrx, deepspeed_plugin),
     )
 }
 #: scenes that initialize the process group themselves
 _OWN = (
-    *(lightning, accelerate, trainer, deepspeed, sb3, opened, dlio),
+    *(lightning, accelerate, trainer, deepspeed, sb3, opened),
     *(composer, deepspeed_plugin),
 )
 
