@@ -9,7 +9,7 @@ usage() {
 Usage: tests/campaign.sh [KIND...] [--seconds S] [--seed N]
        tests/campaign.sh [KIND...] --short
        tests/campaign.sh --replay KIND SEED
-       tests/campaign.sh --page | --keep | --kinds | --help
+       tests/campaign.sh --keep | --kinds | --help
 
 Installs what is missing (see tests/support/setup.sh), builds, and makes trials of the kinds that are
 named, or of all in turn. docs/reliability.md says what each kind tries. The next run goes on where
@@ -20,13 +20,11 @@ signal ends the campaign, and the ledger has what was done.
   --seed N             from the seed N on; the ledger gets nothing
   --short              a few trials of each kind, with nothing that earlier ones left; always the same
   --replay KIND SEED   only this trial; the ledger gets nothing
-  --page               writes the tables in docs/reliability.md from the ledger
   --keep               packs what the fuzzers found worth keeping into tests/c/fuzz/kept.tar.xz
   --kinds              lists the kinds
 
-What a trial finds is printed and is in the ledger. Once it is mended, an entry in
-tests/campaign/mended.json says so. The exit status is 0 if nothing was found, 77 if a kind cannot be
-tried on this machine.
+What a trial finds is printed and is in the ledger. The exit status is 0 if nothing was found, 77 if a
+kind cannot be tried on this machine.
 END
 }
 
@@ -35,7 +33,7 @@ main() {
 		usage
 		exit 0
 	fi
-	if [[ " $* " != *" --page "* && " $* " != *" --kinds "* ]]; then
+	if [[ " $* " != *" --kinds "* ]]; then
 		tests/support/setup.sh long
 		tests/support/build.sh build/gcc
 		tests/support/build.sh build/asan

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import crowd, faults, files, frameworks, fuzz, kills, ledger, page, power
+from . import crowd, faults, files, frameworks, fuzz, kills, ledger, power
 from .ledger import Slice
 from .trial import CannotTry, Trial
 
@@ -52,10 +52,10 @@ SKIPPED_STATUS = 77
 
 
 def commit() -> str:
-    """Return the commit, with "-dirty" if files other than the results have changed since."""
-    proofs = [f":!{path.relative_to(Path.cwd())}" for path in (ledger.LEDGER, page.PAGE)]
+    """Return the commit, with "-dirty" if files other than the ledger have changed since."""
+    proof = f":!{ledger.LEDGER.relative_to(Path.cwd())}"
     head = ["git", "rev-parse", "--short", "HEAD"]
-    changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *proofs]
+    changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", proof]
     try:
         outputs = [
             subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -88,8 +88,7 @@ def campaign(kinds: list[str], seconds: float, first: int | None) -> int:
     """
     found = 0
     with contextlib.ExitStack() as stack:
-        slices = ledger.read()
-        seeds = {kind: itertools.count(first or ledger.next_seed(slices, kind)) for kind in kinds}
+        seeds = {kind: itertools.count(first or ledger.next_seed(kind)) for kind in kinds}
         tries = {kind: stack.enter_context(KINDS[kind].trials(work_folder(kind))) for kind in kinds}
         end = time.monotonic() + seconds * len(kinds)
         for kind in itertools.cycle(kinds):
@@ -143,7 +142,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--replay", nargs=2, metavar=("KIND", "SEED"))
-    parser.add_argument("--page", action="store_true")
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--kinds", action="store_true", dest="kinds_there_are")
     given = parser.parse_args()
@@ -164,9 +162,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, end_on_signal)
     signal.signal(signal.SIGINT, end_on_signal)  # also if the caller's shell ignores it
     given = parse_arguments()
-    if given.page:
-        page.rewrite()
-        return 0
     if given.keep:
         fuzz.keep(work_folder("fuzz"))
         return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Trial:
-    """Figures and findings of a trial. Names of figures are in `ledger.WANTED`."""
+    """Figures and findings of a trial."""
 
     #: Counts that are summed over all trials.
     counts: Mapping[str, int] = field(default_factory=dict)

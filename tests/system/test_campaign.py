@@ -11,7 +11,7 @@ from pathlib import Path
 import hostile
 import pytest
 
-from tests.campaign import crowd_judge, files, files_process, files_tried, fuzz
+from tests.campaign import crowd_judge, files, files_process, files_tried, fuzz, ledger
 from tests.campaign.files_tried import Base, Damaged
 from tests.campaign.trial import Trial
 
@@ -90,6 +90,19 @@ def test_what_the_fuzz_targets_get_in_the_short_form_follows_from_the_seed(tmp_p
         once, again, other = (list(fuzz.made(name, seed, tmp_path)) for seed in (1, 1, 2))
         assert once == again != other
         assert len(set(once)) > fuzz.N_SHORT / 2
+
+
+def test_the_next_run_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    assert ledger.next_seed("kills", path) == 1
+    one = ledger.Slice("kills", "abc", 1, 0)
+    one.add(1, Trial({"kills": 2}, {"seconds": 0.5}, ["it is torn"]))
+    one.add(2, Trial({"kills": 3}, {"seconds": 0.2}))
+    assert (one.counts, one.worst) == ({"kills": 5}, {"seconds": 0.5})
+    assert one.findings == ["seed 1: it is torn"]
+    ledger.append(one, path)
+    ledger.append(ledger.Slice("power", "abc", 7, 9), path)
+    assert [ledger.next_seed(kind, path) for kind in ("kills", "power", "fuzz")] == [3, 10, 1]
 
 
 # ---- The kind "crowd" ---------------------------------------------------------------------------
