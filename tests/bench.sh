@@ -7,8 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
 	cat <<'END'
-Usage: tests/bench.sh [--json FILE] [--size BYTES] [--rounds N] [--dir DIR] [--chaos SCALE] [--on WHAT]
-                      [--help] NAME...
+Usage: tests/bench.sh [--json FILE] [--size BYTES] [--rounds N] [--dir DIR] [--on WHAT] [--help] NAME...
 
 Installs what is missing (see tests/support/setup.sh), builds for release and measures:
 
@@ -57,9 +56,6 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   --rounds N     how often everything is measured in turn (default: 7)
   --dir DIR      measure the filesystem of this directory (default: build/bench); a folder is made
                  in it and removed at the end
-  --chaos SCALE  for slots: also the campaign of kills, stops, failovers and partitions; 1 is what
-                 a release needs and takes long, 0.01 is a try. For gather: how many ranks and
-                 servers are killed while ranks save; a release needs 1000
   --on WHAT      for storm and tenants: on a small real cluster on this host, with four storage targets
                  of 60 MB/s and 8 ms for each request, NFS with one: cephfs, glusterfs, moosefs, or
                  what a kernel's client mounts: ceph, nfs3, nfs4.1 or nfs4.2. For ablation: one of its
@@ -94,7 +90,7 @@ main() {
 			usage
 			exit 0
 			;;
-		--dir | --json | --size | --rounds | --chaos | --on)
+		--dir | --json | --size | --rounds | --on)
 			[ $# -gt 1 ] || fail "$1 needs a value"
 			value=$2
 			case "$1" in

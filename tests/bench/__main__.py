@@ -44,8 +44,6 @@ from .setting import Outcome, Setting
 from .worker import Worker, WorkerError
 
 SETUP = Path(__file__).resolve().parents[1] / "support" / "setup.sh"
-# The chaos campaigns need Redis servers that fail over, and network namespaces.
-CHAOS_NEEDS = ("test",)
 CLUSTER_NEEDS = ("realfs",)
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -126,7 +124,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--size", type=size_in_bytes)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--chaos", type=float, default=0)
     parser.add_argument("--on", default="")
     parser.add_argument("--worker", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
@@ -179,8 +176,7 @@ def main() -> int:
     if given.json:
         given.json.touch()  # fail now rather than after minutes
     needs = [purpose for name in given.names for purpose in BENCHMARKS[name].needs]
-    more = [*(CHAOS_NEEDS if given.chaos else ()), *(CLUSTER_NEEDS if given.on else ())]
-    install(dict.fromkeys([*needs, *more]))
+    install(dict.fromkeys([*needs, *(CLUSTER_NEEDS if given.on else ())]))
     context: dict[str, object] = {
         **report.machine(given.folder),
         "fio_version": fio.version(),
@@ -194,9 +190,7 @@ def main() -> int:
         with Worker(given.worker) as worker:
             for name in given.names:
                 print(f"{name}:", flush=True)
-                setting = Setting(
-                    worker, given.folder, sizes[name], given.rounds, given.chaos, given.on
-                )
+                setting = Setting(worker, given.folder, sizes[name], given.rounds, given.on)
                 outcomes[name] = BENCHMARKS[name].measure(setting)
     except (
         WorkerError,

@@ -1,32 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure ranks that save and load together."""
 
-import importlib
-
 from . import gather_files, gather_node, gather_torch, same_file
-from .setting import Figure, Outcome, Setting
-
-
-def measure_chaos(setting: Setting, outcome: Outcome) -> None:
-    # The module is imported here because its dependencies are not needed without --chaos.
-    campaign = importlib.import_module("tests.bench.gather_chaos")
-    kills = int(setting.chaos)
-    setting.say(f"{kills} kills")
-    found = campaign.measure(kills)
-    outcome.facts["chaos"] = found
-    faults = {
-        name: int(found[name])
-        for name in ("bad_generations", "lost_generations", "hangs", "leftovers", "broken")
-    }
-    outcome.figures.append(
-        Figure(
-            "chaos_bad_generations",
-            sum(faults[name] for name in ("bad_generations", "lost_generations", "hangs")),
-            "<=",
-            0,
-            f"{found['kills']} kills; {', '.join(f'{n} {what}' for what, n in faults.items())}",
-        )
-    )
+from .setting import Outcome, Setting
 
 
 def measure(setting: Setting) -> Outcome:
@@ -39,6 +15,4 @@ def measure(setting: Setting) -> Outcome:
     gather_torch.measure(setting, outcome)
     same_file.measure(setting, outcome)
     gather_files.measure(setting, outcome)
-    if setting.chaos:
-        measure_chaos(setting, outcome)
     return outcome

@@ -30,7 +30,6 @@ class Setting:
     folder: Path  # empty folder of this benchmark on the measured filesystem
     size: int  # bytes of tensors in the large runs
     rounds: int
-    chaos: float = 0  # scale of the chaos campaign; 0: no campaign
     on: str = ""  # kind of cluster for storm and tenants; "": modelled storage, and CephFS
 
     def settle(self) -> None:

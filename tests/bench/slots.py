@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure slots, through Redis and on one host."""
 
-import importlib
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 from coordinators import coordinator
 
@@ -38,17 +36,6 @@ def measure_script(setting: Setting, outcome: Outcome) -> None:
     ]
 
 
-def measure_chaos(setting: Setting, outcome: Outcome) -> None:
-    # The module is imported here because its dependencies are not needed without --chaos.
-    campaign = importlib.import_module("tests.bench.slots_chaos")
-    setting.say(f"faults, at scale {setting.chaos:g}")
-    found = campaign.measure(setting.chaos)
-    outcome.facts["chaos"] = found
-    none: Literal["<="] = "<="
-    for name in ("chaos_over", "chaos_dup_fence", "chaos_failed_saves", "chaos_used_at_rest"):
-        outcome.figures.append(Figure(name, float(found["figures"][name]), none, 0, ""))
-
-
 def measure(setting: Setting) -> Outcome:
     outcome = Outcome()
     outcome.facts["method"] = (
@@ -64,6 +51,4 @@ def measure(setting: Setting) -> Outcome:
         slots_death.measure(setting, outcome, redis, local)
         slots_sharing.measure(setting, outcome, redis, local)
     measure_script(setting, outcome)
-    if setting.chaos:
-        measure_chaos(setting, outcome)
     return outcome

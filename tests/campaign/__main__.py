@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import crowd, faults, files, frameworks, fuzz, kills, ledger, power
+from . import crowd, faults, files, frameworks, fuzz, kills, ledger, power, slots
 from .ledger import Slice
 from .trial import CannotTry, Trial
 
@@ -44,6 +44,7 @@ KINDS = {
     "fuzz": Kind(fuzz.trials, fuzz.short, len(fuzz.names())),
     "kills": Kind(kills.trials),
     "power": Kind(power.trials),
+    "slots": Kind(slots.trials),
 }
 
 WORK = Path("build/campaign").resolve()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tree import ROOT, program
 
-from tests.bench.__main__ import BENCHMARKS, CHAOS_NEEDS
+from tests.bench.__main__ import BENCHMARKS
 
 SCRIPT = ROOT / "tests" / "bench.sh"
 SETUP = (ROOT / "tests" / "support" / "setup.sh").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def test_the_guide_lists_the_benchmarks_that_exist() -> None:
 def test_needs_are_purposes_of_the_setup() -> None:
     (purposes,) = re.findall(r"^([\w |]+)\) purpose=", SETUP, re.MULTILINE)
     declared = {purpose for one in BENCHMARKS.values() for purpose in one.needs}
-    assert declared | set(CHAOS_NEEDS) <= set(purposes.split(" | "))
+    assert declared <= set(purposes.split(" | "))
 
 
 def test_the_script_prepares_the_same_for_every_benchmark() -> None:

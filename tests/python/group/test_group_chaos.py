@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills at random moments while ranks save together.
 
-tests/bench/gather_chaos.py and the campaign's kind `kills` run longer forms.
+The campaign's kind `kills` plays more scenes.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No slot is held twice, whatever happens to clients and coordinators.
 
-The tests run short forms of the scenes in chaos_scenes.py; tests/bench/slots_chaos.py runs long
+The tests run short forms of the scenes in chaos_scenes.py; the campaign's kind `slots` runs long
 ones. IOSHAPE_TEST_CHAOS_SEED=seed repeats a scene. Without it the seed is fixed. Every fault is
 printed with its seed.
 """
@@ -70,7 +70,6 @@ def must_be_well(results: Results, name: str, rounds: int) -> None:
         assert not verdict.over_after_loss, f"seed {SEED}: {verdict.over_after_loss[:5]}"
     assert verdict.counts["got"] + verdict.counts["saved"] > 0
     # A busy machine delays some of the reclaims, so only the fastest one is checked.
-    # tests/bench/slots_chaos.py checks the slowest one.
     if name == "slots_of_the_dead_redis":
         assert min(verdict.reclaims) <= 1
     if name == "slots_of_the_dead_local":

@@ -294,21 +294,3 @@ def lane(folder: Path, seed: int) -> Iterator[Lane]:
         yield made
     finally:
         made.close()
-
-
-def campaign(
-    folder: Path, kills: int, seed: int, *, until: float = float("inf"), told: Any = None
-) -> Verdict:
-    """Kill so many victims: all scenes in turn, in random order."""
-    with lane(folder, seed) as one:
-        waiting: list[Scene] = []
-        while one.verdict.kills < kills and time.monotonic() < until:
-            if not waiting:
-                waiting = scenes()
-                one.random.shuffle(waiting)
-            one.play(waiting.pop())
-            if told is not None:
-                told(one.verdict)
-        # The last checkpoint has to be loaded, too.
-        one.play(Scene("each", "sync", "host", "member"))
-        return one.verdict
