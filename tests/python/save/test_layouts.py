@@ -113,6 +113,22 @@ def test_a_file_lies_as_it_was_asked_for(
     assert not report.downgrades
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
+def test_all_targets_are_as_many_as_there_are() -> None:
+    """Check a layout of so many stripes that the usual buffer is too small for it."""
+    with striped("ssd", targets=256, **QUICK) as mount:
+        assert save(mount.path / "file.pt", "stripe_count=all").stripes == "256 x 1M"
+
+
+def test_a_pool_of_targets_has_slots_of_its_own(lustre: Mount) -> None:
+    folder = lustre.path / "pooled"
+    folder.mkdir()
+    layout = struct.pack("=II16xIHH16s", 0x0BD30BD0, 1, MIB, 2, 0xFFFF, b"flash")
+    os.setxattr(folder, "lustre.lov", layout)
+    pool = ioshape.probe(lustre.path / "model.pt").pool
+    assert ioshape.probe(folder / "model.pt").pool == f"{pool}.flash"
+
+
 def test_nothing_is_asked_for_where_the_directory_is_wide_enough(lustre: Mount) -> None:
     for wish in ("auto", "directory"):
         lustre.reset()
@@ -212,6 +228,18 @@ def test_beegfs() -> None:
         report = save(mount.path / "file.pt", "stripe_count=100")
         assert report.stripes == "8 x 1M"
         assert len(report.downgrades) == 1
+
+
+@pytest.mark.usefixtures("_mounts_of_stripefs")
+def test_ceph_is_not_asked() -> None:
+    with striped("ssd", play="ceph", **QUICK) as mount:
+        # Without a layout of its own, the directory does not reveal Ceph, because no kernel client
+        # serves it.
+        text = b"stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs_data"
+        os.setxattr(mount.path, "ceph.dir.layout", text)
+        report = save(mount.path / "file.pt", "stripe_count=4,stripe_size=1M")
+        assert report.stripes == "1 x 4M, pool cephfs_data"
+        assert not report.downgrades
 
 
 # ---- The setting ---------------------------------------------------------------------------------
