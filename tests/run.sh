@@ -23,7 +23,7 @@ what later stages need:
   style      format and checks of C, C++, Python and shell
   gcc        build with gcc, warnings are errors; unit and API tests
   house      layers, exported symbols, separate headers, messages, versions
-  fault      killed processes, failing storage, full filesystems
+  fault      killed processes, failing storage, full filesystems; some acts of the campaign
   asan       build of all with clang, warnings are errors; unit and API tests under AddressSanitizer and
              UndefinedBehaviorSanitizer
   tsan       unit and API tests under ThreadSanitizer; with --long also tests with little concurrency
@@ -330,8 +330,25 @@ stage_garbled() {
 	cp "$results/garbled.xml" build/ # for "tests/bench.sh house"
 }
 
+# harmed_acts: a tenth of the acts of the campaign's kinds "kills" and "faults", which the commit chooses.
+harmed_acts() {
+	local program=$PWD/build/gcc/tests/campaign/harm seed mode act said number=0
+	seed=$((16#$(git rev-parse --short=4 HEAD)))
+	for mode in kills faults; do
+		while read -r act; do
+			((number++ % 10 == seed % 10)) || continue
+			rm -rf build/gcc/act
+			mkdir build/gcc/act
+			said=$(cd build/gcc/act && "$program" $mode $seed 4 "$act" </dev/null) || return
+			! grep -v "^harmed " <<<"$said" || return
+		done < <("$program" list $mode)
+	done
+}
+
 stage_fault() {
-	build build/gcc && meson_tests fault build/gcc --suite fault
+	build build/gcc || return
+	meson_tests fault build/gcc --suite fault
+	check "some acts of the campaign are harmed" harmed_acts
 }
 
 # The ledger gets nothing.

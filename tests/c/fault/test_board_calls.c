@@ -148,36 +148,6 @@ TEST(tests, test_what_one_cannot_remove_the_next_one_does)
 	}
 }
 
-/* ---- The store of one host ------------------------------------------------------------------- */
-
-TEST(tests, test_each_call_for_a_board_of_a_host_may_fail)
-{
-	static const char *const names[] = { "openat64", "linkat",  "mkdir",  "open64",
-					     "flock",    "fcntl64", "calloc", "lstat64" };
-	struct board_case host;
-	char memory[300];
-
-	snprintf(memory, sizeof(memory), "%s", scratch_path("memory"));
-	ck_assert(!mkdir(memory, 0755));
-	board_case_begin(&host, 0, 1);
-	host.memory = memory;
-	for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
-		struct store *board = NULL;
-		struct base_error error = { 0 };
-		int ret;
-
-		calls_begin_named(names[i], EMFILE);
-		ret = board_case_try(&host, 0, BOARD_CASE_PATIENCE_MS, &board, &error);
-		calls_end();
-		ck_assert_int_eq(error.code, ret);
-		store_close(board);
-		board = board_case_open(&host, 0);
-		board_case_post(board, "s1", "n", "x", 1);
-		board_case_expect(board, "s1", "n", "x", 1);
-		store_close(board);
-	}
-}
-
 /* ---- New directories ------------------------------------------------------------------------- */
 
 static int make_directory(struct base_error *error)
@@ -192,27 +162,6 @@ static int make_directory(struct base_error *error)
 	ret = io_new_folder_commit(&made, error);
 	io_new_folder_close(&made, NULL);
 	return ret;
-}
-
-LOOP_TEST(tests, test_each_call_for_a_new_directory_may_fail, 0, (int)ARRAY_LENGTH(codes))
-{
-	unsigned long failed = 0;
-
-	for (unsigned long nth = 1;; nth++) {
-		struct base_error error = { 0 };
-		int ret;
-
-		calls_begin(CALLS_FAIL, nth, codes[_i]);
-		ret = make_directory(&error);
-		calls_end();
-		ck_assert_int_eq(error.code, ret);
-		ck_assert_int_eq(!ret, !access(scratch_path("made"), F_OK));
-		failed += ret != 0;
-		(void)!rmdir(scratch_path("made"));
-		if (atomic_load(&calls_record()->count) < nth)
-			break;
-	}
-	ck_assert_uint_ge(failed, 2);
 }
 
 /* Runs in a child. */
@@ -230,58 +179,6 @@ TEST(tests, test_names_that_are_all_taken_end_in_words)
 {
 	ck_assert_int_eq(scratch_in_child(make_where_all_is_locked, NULL), 0);
 	ck_assert(access(scratch_path("made"), F_OK));
-}
-
-/* ---- The secret of a job's messages in Redis ------------------------------------------------- */
-
-/* Included, because the functions of the secret are static. */
-#include "group/store_redis.c"
-
-static const int secret_codes[] = { ESTALE, EIO, EACCES, EINTR, ENOSPC, CALLS_SHORT };
-
-static struct store_config secret_config(uint32_t rank)
-{
-	return (struct store_config){
-		.directory = scratch_directory(),
-		.name = boards.name,
-		.rank = rank,
-		.ranks = 2,
-		.deadline_ms = 10,
-	};
-}
-
-/* Rank 0 creates the secret and rank 1 reads it, or the rank gets an error. */
-LOOP_TEST(tests, test_each_call_for_the_secret_may_fail, 0, 2 * (int)ARRAY_LENGTH(secret_codes))
-{
-	const uint32_t rank = (uint32_t)_i % 2;
-	struct redis_store *stores[2] = { NULL };
-	unsigned long failed = 0;
-
-	for (unsigned long nth = 1;; nth++) {
-		const struct store_config configs[] = { secret_config(0), secret_config(1) };
-		struct base_error error = { 0 };
-		int ret = 0;
-
-		for (size_t i = 0; i < ARRAY_LENGTH(stores); i++)
-			stores[i] = store_new(sizeof(*stores[i]), &store_redis, &configs[i], NULL);
-		if (rank)
-			ck_assert_int_eq(open_secret(stores[0], NULL), 0);
-		calls_begin(CALLS_FAIL, nth, secret_codes[_i / 2]);
-		ret = open_secret(stores[rank], &error);
-		calls_end();
-		ck_assert_int_eq(error.code, ret);
-		if (!ret && !rank)
-			ck_assert_int_eq(open_secret(stores[1], NULL), 0);
-		if (!ret)
-			ck_assert(!memcmp(stores[0]->secret, stores[1]->secret,
-					  sizeof(stores[0]->secret)));
-		failed += ret != 0;
-		store_close(&stores[1]->base);
-		store_close(&stores[0]->base);
-		if (atomic_load(&calls_record()->count) < nth)
-			break;
-	}
-	ck_assert_uint_ge(failed, 2);
 }
 
 int main(void)

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that processes share, while each call in turn fails: either all of it is there, or there
- * is an error. Touching it never ends the process. Also on kernels that lack newer calls.
+ * Memory that processes share, on kernels that lack newer calls: either all of it is there, or
+ * there is an error. Touching it never ends the process.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "support/calls.h"
 #include "support/check_main.h"
-#include "support/fail_memory.h"
-#include "support/scratch.h"
 
 #include <errno.h>
 #include <string.h>
@@ -49,29 +47,6 @@ static int use(void)
 	if (fd >= 0)
 		base_close(fd);
 	return ret;
-}
-
-static const int codes[] = { EINTR, ENOMEM, EFAULT, EINVAL, ENOSPC, EMFILE };
-
-LOOP_TEST(tests, each_call_may_fail, 0, (int)ARRAY_LENGTH(codes))
-{
-	const unsigned descriptors = scratch_descriptors();
-	unsigned failed = 0;
-
-	fail_memory_by(calls_fail);
-	for (unsigned long nth = 1;; nth++) {
-		int ret;
-
-		calls_begin(CALLS_FAIL, nth, codes[_i]);
-		ret = use();
-		calls_end();
-		ck_assert_msg(ret <= 0 && ret != -EBADMSG, "call %lu: %d", nth, ret);
-		ck_assert_uint_eq(scratch_descriptors(), descriptors);
-		failed += ret != 0;
-		if (atomic_load(&calls_record()->count) < nth)
-			break;
-	}
-	ck_assert_uint_ge(failed, 3);
 }
 
 /* Before Linux 5.14 there is no MADV_POPULATE_WRITE, so fallocate() creates the pages. */
