@@ -3,14 +3,12 @@
 
 import io
 import itertools
-import json
 import os
 import random
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Sequence
@@ -363,41 +361,6 @@ def test_the_parts_of_the_kubernetes_job_fit_together() -> None:
     for limited in (container, *redis["spec"]["containers"]):
         assert re.fullmatch(r"\d+[MG]i", limited["resources"]["limits"]["memory"])
     assert pod["terminationGracePeriodSeconds"] > 30  # torchrun gives its ranks 30 s
-
-
-@pytest.mark.parametrize("kind", [pytest.param("resnet", marks=pytest.mark.long), "transformer"])
-@pytest.mark.slow
-def test_models_go_on_from_their_files(kind: str, tmp_path: Path) -> None:
-    finish(
-        start(tmp_path, ROOT / "tests" / "support" / "programs" / "two_models.py", kind, tmp_path)
-    )
-
-    # A process without ioshape compares them with files by torch.save.
-    ways = ("torch", "save", "async")
-    compare = (
-        "import json, sys, torch; from same import assert_same\n"
-        "for files in json.loads(sys.argv[1]):\n"
-        "    expected, *ours = [torch.load(file, weights_only=True) for file in files]\n"
-        "    for loaded in ours: assert_same(loaded, expected)\n"
-        "    print(len(ours), 'the same')\n"
-        "assert not any(name.partition('.')[0] == 'ioshape' for name in sys.modules)\n"
-    )
-    files = [[str(tmp_path / f"{way}-{rank}.pt") for way in ways] for rank in range(RANKS)]
-    compared = subprocess.run(
-        [sys.executable, "-c", compare, json.dumps(files)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert compared.returncode == 0, compared.stderr
-    assert compared.stdout == "2 the same\n" * RANKS
-
-    # All ranks saved to this file. It must be that of one rank, and complete.
-    ioshape.verify(tmp_path / "shared.pt")
-    shared = torch.load(tmp_path / "shared.pt", weights_only=True)
-    own = torch.load(tmp_path / f"torch-{shared['rank']}.pt", weights_only=True)
-    assert_same(shared, own)
 
 
 def test_the_scripts_differ_in_their_checkpoints_alone() -> None:
