@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from capi import DTYPES, SaveError, Way, c_metadata, save_safetensors
+from capi import DTYPES, SaveError, Way, save_safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ioshape.safetensors import save_file, save_file_async
@@ -68,8 +68,7 @@ METADATA = st.none() | st.dictionaries(NAMES, st.text(st.characters(min_codepoin
 def ours(tensors: dict[str, torch.Tensor], metadata: Any = None, way: Way = Way.BLOCKING) -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
-        given = None if metadata is None else c_metadata(metadata)
-        save_safetensors(path, tensors, given, way)
+        save_safetensors(path, tensors, metadata, way)
         return path.read_bytes()
 
 
@@ -110,7 +109,7 @@ def test_python_writes_the_same(
 def test_metadata_alone_is_json(tmp_path: Path) -> None:
     # The original (0.8.0) writes one brace too many for empty metadata without tensors.
     path = tmp_path / "empty.safetensors"
-    save_safetensors(path, {}, c_metadata({}))
+    save_safetensors(path, {}, {})
     data = path.read_bytes()
     assert json.loads(data[8:]) == {"__metadata__": {}}
     assert int.from_bytes(data[:8], "little") == len(data) - 8
@@ -121,7 +120,7 @@ def test_metadata_alone_is_json(tmp_path: Path) -> None:
 def test_metadata_keeps_its_order(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     metadata = {f"{i * 7 % 10}": "x" for i in range(10)}
-    save_safetensors(path, {"a": torch.ones(3)}, c_metadata(metadata))
+    save_safetensors(path, {"a": torch.ones(3)}, metadata)
     data = path.read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert list(header["__metadata__"].items()) == list(metadata.items())
@@ -163,7 +162,7 @@ def test_what_readers_would_mistake_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SaveError, match="__metadata__"):
         save_safetensors(path, {"__metadata__": torch.zeros(2)})
     with pytest.raises(SaveError, match="step"):
-        save_safetensors(path, {}, c_metadata({}, step=1))
+        save_safetensors(path, {}, {}, step=1)
     scalar = torch.zeros(1, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).reshape(())
     with pytest.raises(SaveError, match="dimension"):
         save_safetensors(path, {"x": scalar})

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C API through ctypes: enough to save records and torch tensors of any layout."""
+"""The C API as the bindings declare it: enough to save records and torch tensors of any layout."""
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
@@ -9,107 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tree import build_folder
+from ioshape._core.structs import said, sized
+from ioshape._native import ffi, lib
 
+#: Numbers of the types in enum ioshape_dtype, in their order.
 DTYPES = {
-    torch.uint8: 1,
-    torch.int8: 2,
-    torch.int16: 3,
-    torch.int32: 4,
-    torch.int64: 5,
-    torch.float16: 6,
-    torch.float32: 7,
-    torch.float64: 8,
-    torch.complex32: 9,
-    torch.complex64: 10,
-    torch.complex128: 11,
-    torch.bool: 12,
-    torch.bfloat16: 13,
-    torch.uint16: 14,
-    torch.uint32: 15,
-    torch.uint64: 16,
-    torch.float8_e4m3fn: 17,
-    torch.float8_e5m2: 18,
-    torch.float8_e4m3fnuz: 19,
-    torch.float8_e5m2fnuz: 20,
-    torch.float8_e8m0fnu: 21,
-    torch.float4_e2m1fn_x2: 22,
-}
-
-
-#: value of IOSHAPE_FORMAT_SAFETENSORS
-SAFETENSORS = 1
-
-
-class CTensor(ctypes.Structure):
-    """struct ioshape_tensor."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("dtype", ctypes.c_int),
-        ("dims", ctypes.c_uint32),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("data", ctypes.c_void_p),
-    ]
-
-
-FETCH = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t
-)
-
-
-class CRecord(ctypes.Structure):
-    """struct ioshape_record."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("data", ctypes.c_void_p),
-        ("bytes", ctypes.c_uint64),
-        ("alignment", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-        ("fetch", FETCH),
-        ("fetch_user", ctypes.c_void_p),
-    ]
-
-
-class CAttribute(ctypes.Structure):
-    """struct ioshape_attribute."""
-
-    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
-
-
-class CMetadata(ctypes.Structure):
-    """struct ioshape_metadata."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("step", ctypes.c_int64),
-        ("blob", ctypes.c_void_p),
-        ("blob_bytes", ctypes.c_size_t),
-        ("attributes", ctypes.POINTER(CAttribute)),
-        ("attribute_count", ctypes.c_size_t),
+    getattr(torch, name.removeprefix("IOSHAPE_").lower()): number
+    for name, number in sorted(
+        ffi.typeof("enum ioshape_dtype").relements.items(), key=lambda item: item[1]
     )
-
-
-class CSaveOptions(ctypes.Structure):
-    """struct ioshape_save_options."""
-
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("metadata", ctypes.POINTER(CMetadata)),
-        ("progress", ctypes.c_void_p),
-        ("progress_user", ctypes.c_void_p),
-        ("report", ctypes.c_void_p),
-        ("replace", ctypes.c_uint32),
-        ("sync", ctypes.c_uint32),
-        ("borrow", ctypes.c_uint32),
-        ("queue", ctypes.c_void_p),
-        ("queue_user", ctypes.c_void_p),
-        ("deadline_ms", ctypes.c_int64),
-        ("checksums", ctypes.c_uint32),
-        ("format", ctypes.c_uint32),
-    ]
+}
 
 
 class Way(Enum):
@@ -120,137 +28,119 @@ class Way(Enum):
     BORROWED = 2
 
 
-class CError(ctypes.Structure):
-    """The members of struct ioshape_error that are used here."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("code", ctypes.c_int),
-        ("operation", ctypes.c_char_p),
-        ("path", ctypes.c_char_p),
-        ("sentence", ctypes.c_char_p),
-        ("remedy", ctypes.c_char_p),
-    )
-
-
 class SaveError(Exception):
     """The error that ioshape_last_error() returns."""
 
 
-@cache
-def library() -> Any:
-    loaded = ctypes.CDLL(str(build_folder() / "libioshape" / "libioshape.so"))
-    loaded.ioshape_last_error.restype = ctypes.POINTER(CError)
-    return loaded
-
-
 def last_error() -> SaveError:
-    error = library().ioshape_last_error().contents
-    return SaveError(f"{error.sentence.decode()}; {error.remedy.decode()}")
+    error = lib.ioshape_last_error()
+    return SaveError(f"{said(error.sentence)}; {said(error.remedy)}")
 
 
 @cache
-def context() -> ctypes.c_void_p:
-    opened = ctypes.c_void_p()
-    if library().ioshape_context_open(ctypes.byref(opened), None):
+def context() -> Any:
+    opened = ffi.new("struct ioshape_context **")
+    if lib.ioshape_context_open(opened, ffi.NULL):
         raise last_error()
-    return opened
+    return opened[0]
 
 
-def numbers(values: tuple[int, ...]) -> Any:
-    return (ctypes.c_int64 * len(values))(*values)
+class Given:
+    """Arguments of a call, which keeps all memory that they refer to."""
 
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
 
-def c_tensor(name: str, tensor: torch.Tensor) -> CTensor:
-    return CTensor(
-        name.encode(),
-        DTYPES[tensor.dtype],
-        tensor.dim(),
-        numbers(tuple(tensor.shape)),
-        numbers(tensor.stride()),
-        tensor.data_ptr() or None,
-    )
+    def new(self, *arguments: Any) -> Any:
+        made = ffi.new(*arguments)
+        self._kept.append(made)
+        return made
 
+    def text(self, text: str) -> Any:
+        return self.new("char[]", text.encode())
 
-def c_tensors(tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return an array of struct ioshape_tensor, with torch's own strides."""
-    return (CTensor * len(tensors))(*(c_tensor(*item) for item in tensors.items()))
+    def tensors(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+        """Return an array of struct ioshape_tensor, with torch's own strides."""
+        rows = [
+            {
+                "name": self.text(name),
+                "dtype": DTYPES[tensor.dtype],
+                "dims": tensor.dim(),
+                "shape": self.new("int64_t[]", list(tensor.shape)),
+                "strides": self.new("int64_t[]", list(tensor.stride())),
+                "data": ffi.cast("void *", tensor.data_ptr()),
+            }
+            for name, tensor in tensors.items()
+        ]
+        return self.new("struct ioshape_tensor[]", rows)
+
+    def metadata(self, attributes: Mapping[str, str], step: int) -> Any:
+        made = sized("ioshape_metadata")
+        rows = [{"name": self.text(n), "value": self.text(v)} for n, v in attributes.items()]
+        made.step = step
+        made.attributes = self.new("struct ioshape_attribute[]", rows)
+        made.attribute_count = len(rows)
+        self._kept.append(made)
+        return made
+
+    def record(self, name: str, data: bytes, *, fetch: bool) -> dict[str, Any]:
+        row = {"name": self.text(name), "bytes": len(data)}
+        if not fetch:
+            return row | {"data": self.new("char[]", data) if data else ffi.NULL}
+
+        @ffi.callback("ioshape_fetch_fn")  # type: ignore[untyped-decorator]
+        def bring(_user: Any, offset: int, into: Any, size: int) -> int:
+            ffi.memmove(into, data[offset : offset + size], size)
+            return 0
+
+        self._kept.append(bring)
+        return row | {"fetch": bring}
 
 
 def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Call ioshape_save_tensors()."""
-    _save("tensors", path, c_tensors(tensors), len(tensors), Way.BLOCKING)
-
-
-def c_metadata(attributes: Mapping[str, str], step: int = 0) -> CMetadata:
-    given = (CAttribute * len(attributes))(
-        *(CAttribute(name.encode(), value.encode()) for name, value in attributes.items())
-    )
-    return CMetadata(ctypes.sizeof(CMetadata), step, None, 0, given, len(attributes))
+    given = Given()
+    options = sized("ioshape_save_options")
+    _save(lib.ioshape_save_tensors, path, given.tensors(tensors), len(tensors), options)
 
 
 def save_safetensors(
     path: Path,
     tensors: Mapping[str, torch.Tensor],
-    metadata: CMetadata | None = None,
+    metadata: Mapping[str, str] | None = None,
     way: Way = Way.BLOCKING,
+    step: int = 0,
 ) -> None:
     """Call ioshape_save_tensors() with IOSHAPE_FORMAT_SAFETENSORS."""
-    _save("tensors", path, c_tensors(tensors), len(tensors), way, metadata, SAFETENSORS)
-
-
-def address_of(data: bytes) -> int | None:
-    """Return the address of bytes, valid while they are alive."""
-    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value if data else None
-
-
-def c_record(name: str, data: bytes, fetch: bool) -> CRecord:
-    if not fetch:
-        return CRecord(name.encode(), address_of(data), len(data))
-
-    def bring(_user: int, offset: int, into: int, size: int) -> int:
-        ctypes.memmove(into, data[offset : offset + size], size)
-        return 0
-
-    return CRecord(name.encode(), None, len(data), 0, 0, FETCH(bring))
+    given = Given()
+    options = sized("ioshape_save_options")
+    options.format = lib.IOSHAPE_FORMAT_SAFETENSORS
+    if metadata is not None:
+        options.metadata = given.metadata(metadata, step)
+    _save(lib.ioshape_save_tensors, path, given.tensors(tensors), len(tensors), options, way)
 
 
 def save_records(
     path: Path, records: Sequence[tuple[str, bytes]], way: Way, fetched: bool = False
 ) -> None:
     """Call ioshape_save_records(); if `fetched`, records below data/ come from functions."""
-    given = (CRecord * len(records))(
-        *(c_record(name, data, fetched and name.startswith("data/")) for name, data in records)
-    )
-    _save("records", path, given, len(records), way)
+    given = Given()
+    rows = [
+        given.record(name, data, fetch=fetched and name.startswith("data/"))
+        for name, data in records
+    ]
+    made = given.new("struct ioshape_record[]", rows)
+    _save(lib.ioshape_save_records, path, made, len(rows), sized("ioshape_save_options"), way)
 
 
 def _save(
-    what: str,
-    path: Path,
-    given: Any,
-    count: int,
-    way: Way,
-    metadata: CMetadata | None = None,
-    in_format: int = 0,
+    call: Any, path: Path, given: Any, count: int, options: Any, way: Way = Way.BLOCKING
 ) -> None:
-    """Call ioshape_save_WHAT()."""
-    options = CSaveOptions(
-        size=ctypes.sizeof(CSaveOptions), borrow=way is Way.BORROWED, format=in_format
-    )
-    if metadata is not None:
-        options.metadata = ctypes.pointer(metadata)
-    save = ctypes.c_void_p()
-    code = getattr(library(), f"ioshape_save_{what}")(
-        context(),
-        str(path).encode(),
-        given,
-        ctypes.c_size_t(count),
-        ctypes.byref(options),
-        None if way is Way.BLOCKING else ctypes.byref(save),
-    )
+    options.borrow = way is Way.BORROWED
+    out = ffi.NULL if way is Way.BLOCKING else ffi.new("struct ioshape_save **")
+    code = call(context(), str(path).encode(), given, count, options, out)
     if not code and way is not Way.BLOCKING:
-        code = library().ioshape_save_wait(save, ctypes.c_int64(-1))
-        library().ioshape_save_free(save)
+        code = lib.ioshape_save_wait(out[0], -1)
+        lib.ioshape_save_free(out[0])
     if code:
         raise last_error()

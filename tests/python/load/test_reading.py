@@ -1,67 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """ioshape_reader_*() with files that other programs wrote or changed."""
 
-import ctypes
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import ENODATA
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from capi import context, last_error, library, save
-
-NO_TABLE = -5004  # IOSHAPE_E_NO_TABLE
-
-
-class CReaderInfo(ctypes.Structure):
-    """struct ioshape_reader_info"""
-
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("file_bytes", ctypes.c_uint64),
-        ("records", ctypes.c_uint64),
-        ("tensors", ctypes.c_uint64),
-        ("has_table", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-    ]
+from capi import context, last_error, save
+from ioshape._core.structs import sized
+from ioshape._native import ffi, lib
 
 
 class Reader:
     def __init__(self, path: Path) -> None:
-        self.handle = ctypes.c_void_p()
-        code = library().ioshape_reader_open(
-            context(), str(path).encode(), None, ctypes.byref(self.handle)
-        )
-        if code:
+        out = ffi.new("struct ioshape_reader **")
+        if lib.ioshape_reader_open(context(), str(path).encode(), ffi.NULL, out):
             raise last_error()
+        self.handle = out[0]
 
     def message(self) -> str:
         return str(last_error())
 
     def read(self, name: str, size: int) -> bytes:
         """Return the first bytes of a record."""
-        index, memory = ctypes.c_uint64(), ctypes.create_string_buffer(size)
-        code = library().ioshape_reader_find_record(self.handle, name.encode(), ctypes.byref(index))
+        index, memory = ffi.new("uint64_t *"), ffi.new("char[]", size)
+        code = lib.ioshape_reader_find_record(self.handle, name.encode(), index)
         if not code:
-            code = library().ioshape_reader_read(
-                self.handle, index, ctypes.c_uint64(0), memory, ctypes.c_size_t(size)
-            )
+            code = lib.ioshape_reader_read(self.handle, index[0], 0, memory, size)
         assert code == 0, self.message()
-        return memory.raw
+        return bytes(ffi.buffer(memory))
 
     def verify(self) -> int:
-        return int(library().ioshape_reader_verify(self.handle, 1))
+        return int(lib.ioshape_reader_verify(self.handle, 1))
 
     def why_no_tensors(self) -> str:
-        request = ctypes.c_uint64()
-        assert library().ioshape_reader_load(self.handle, ctypes.byref(request), 0) == NO_TABLE
+        request = ffi.new("struct ioshape_load_request *")
+        code = lib.ioshape_reader_load(self.handle, request, 0)
+        assert code == lib.IOSHAPE_E_NO_TABLE
         return self.message()
 
-    def info(self) -> CReaderInfo:
-        info = CReaderInfo(size=ctypes.sizeof(CReaderInfo))
-        assert library().ioshape_reader_get_info(self.handle, ctypes.byref(info)) == 0
+    def info(self) -> Any:
+        info = sized("ioshape_reader_info")
+        assert lib.ioshape_reader_get_info(self.handle, info) == 0
         return info
 
 
@@ -71,7 +55,7 @@ def reading(path: Path) -> Iterator[Reader]:
     try:
         yield reader
     finally:
-        library().ioshape_reader_free(reader.handle)
+        lib.ioshape_reader_free(reader.handle)
 
 
 @pytest.fixture
