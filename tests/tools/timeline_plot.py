@@ -24,7 +24,6 @@ _COLOURS = {
 }
 _DONE = (0, (3, 3))
 _DOTS = {"read": "#cf4446", "write": "#9a7b1f"}
-_GREY = "#57606a"
 _MOST_ROWS = 512
 _MOST_DOTS = 5000
 _LABELLED_ROWS = 20

@@ -12,27 +12,6 @@
 
 #define GUESTS 32
 
-static void remember(struct fake_redis *fake, const char *heard, size_t bytes)
-{
-	size_t room = sizeof(fake->heard) - 1 - fake->heard_bytes;
-
-	pthread_mutex_lock(&fake->lock);
-	memcpy(fake->heard + fake->heard_bytes, heard, bytes < room ? bytes : room);
-	fake->heard_bytes += bytes < room ? bytes : room;
-	pthread_mutex_unlock(&fake->lock);
-}
-
-int fake_redis_heard(struct fake_redis *fake, const char *words)
-{
-	int count = 0;
-
-	pthread_mutex_lock(&fake->lock);
-	for (const char *at = fake->heard; (at = strstr(at, words)); at++)
-		count++;
-	pthread_mutex_unlock(&fake->lock);
-	return count;
-}
-
 static void answer(struct fake_redis *fake, struct pollfd *guest)
 {
 	char heard[65536];
@@ -58,7 +37,6 @@ static void answer(struct fake_redis *fake, struct pollfd *guest)
 		if (fake->manner == FAKE_HANGS_UP)
 			bytes = 0;
 		if (bytes > 0) {
-			remember(fake, heard, (size_t)bytes);
 			send(guest->fd, fake->words, strlen(fake->words), MSG_NOSIGNAL);
 			return;
 		}
@@ -127,7 +105,6 @@ void fake_redis_start(struct fake_redis *fake, enum fake_manner manner, const ch
 	socklen_t bytes = sizeof(where);
 
 	memset(fake, 0, sizeof(*fake));
-	pthread_mutex_init(&fake->lock, NULL);
 	fake->manner = manner;
 	fake->words = words;
 	fake->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -24,9 +24,6 @@ struct fake_redis {
 	bool stop;
 	int connections;
 	size_t trickled;
-	char heard[1024]; /* first bytes that clients sent */
-	size_t heard_bytes;
-	pthread_mutex_t lock;
 	pthread_t thread;
 };
 
@@ -34,7 +31,5 @@ void fake_redis_start(struct fake_redis *fake, enum fake_manner manner, const ch
 void fake_redis_stop(struct fake_redis *fake);
 /* Returns the number of connections so far. */
 int fake_redis_connections(struct fake_redis *fake);
-/* Returns how often clients sent these words, within the first bytes in `heard`. */
-int fake_redis_heard(struct fake_redis *fake, const char *words);
 
 #endif

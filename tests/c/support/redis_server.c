@@ -145,25 +145,15 @@ void redis_server_start(struct redis_server *server)
 	}
 }
 
-static void reap(struct redis_server *server, int signal)
+void redis_server_kill(struct redis_server *server)
 {
 	int status;
 
 	if (!server->pid)
 		return;
-	kill(server->pid, signal);
+	kill(server->pid, SIGKILL);
 	MUST(waitpid(server->pid, &status, 0) == server->pid, "the redis-server was lost");
 	server->pid = 0;
-}
-
-void redis_server_stop(struct redis_server *server)
-{
-	reap(server, SIGTERM);
-}
-
-void redis_server_kill(struct redis_server *server)
-{
-	reap(server, SIGKILL);
 }
 
 void redis_server_signal(struct redis_server *server, int signal)

@@ -34,11 +34,9 @@ uint16_t redis_server_free_port(void);
 void redis_server_init(struct redis_server *server);
 void redis_server_option(struct redis_server *server, const char *name, const char *value);
 /*
- * Starts the server, and returns when it answers. After a stop it starts with the data on its disk.
+ * Starts the server, and returns when it answers. After a kill it starts with the data on its disk.
  */
 void redis_server_start(struct redis_server *server);
-/* Asks the server to end, and waits until it has. */
-void redis_server_stop(struct redis_server *server);
 void redis_server_kill(struct redis_server *server);
 void redis_server_signal(struct redis_server *server, int signal);
 /* Ends the server and removes its folder. */

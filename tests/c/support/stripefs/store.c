@@ -79,8 +79,3 @@ char *store_block(uint32_t block)
 {
 	return store.memory + (block - 1) * STRIDE + HEAD_ROOM;
 }
-
-uint64_t store_free_bytes(void)
-{
-	return ((uint64_t)store.blocks - store.touched + store.returned_count) * BLOCK_BYTES;
-}

@@ -177,7 +177,6 @@ int store_open(const char *folder, uint64_t bytes);
 uint32_t store_take(void);
 void store_give(uint32_t block);
 char *store_block(uint32_t block);
-uint64_t store_free_bytes(void);
 
 /* ---- The tree: tree.c -------------------------------------------------------------------------
  */
