@@ -10,6 +10,7 @@ from typing import Any
 
 import ioshape
 import pytest
+from checkpoints import wait_until
 from nodes import TIMEOUT_S, run_ranks
 from processes import environment
 from records import flip
@@ -153,7 +154,8 @@ def test_before_the_drain_a_generation_is_found_on_the_tier_alone(
         command(fast, "verify", str(runs))
         command(fast, "extract", str(runs), "--rank", "1", "-o", str(tmp_path / "part.pt"))
         assert ioshape.load(tmp_path / "part.pt")["step"] == 2
-    # The next process that saves to the tier drains the copies of the earlier processes.
+    # A process that only loads drains the copies of the earlier processes, too.
+    wait_until(lambda: steps_in(runs) == [1, 2], "they are drained")
     run_ranks(tmp_path, SAVE, runs, 3, IOSHAPE_TIER=str(fast))
     assert steps_in(runs) == [1, 2, 3]
     for one in ioshape.generations(runs):
