@@ -19,7 +19,6 @@
 #include "group/group.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,106 +32,55 @@
  *   ----------|-----------------------------------------------------|----------------------------
  *   any       | one rank                                            | each
  *   each      |                                                     | each
- *   node      | the ranks of a node can share memory, or each node  | node
- *             | has one rank                                        |
- *   rank0     | node is possible, and nodes can send bytes to each  | rank0
- *             | other and have no own tiers, or there is one node   |
- *   any other | not possible                                        | node if possible, or each
+ *   node      |                                                     | node
+ *   rank0     | nodes can send bytes to each other and have no own  | rank0
+ *             | tiers, or there is one node                         |
+ *   rank0     | otherwise                                           | node
  *   auto      | several nodes, 64 MiB or less in all, and rank0 is  | rank0
  *             | possible: more files would cost more than the bytes |
  *   auto      | one rank on each node: one file for each anyway     | each
- *   auto      | the ranks of a node can share memory                | node
- *   auto      | otherwise                                           | each
+ *   auto      | otherwise                                           | node
  */
 
 struct facts {
 	uint32_t ranks, nodes;
-	uint64_t bytes;      /* bytes of all ranks */
-	uint64_t most_bytes; /* bytes of the largest rank */
-	uint32_t targets;    /* storage targets of the filesystem; 0: not known */
-	uint32_t stripes;    /* stripes of one file; 0: not known */
-	uint32_t capacity;   /* most writers at a time; 0: not known */
-	bool shared;         /* ranks of a node can share memory */
-	bool comm;           /* nodes can send bytes to each other */
-	bool apart;          /* each node writes to a tier of its own */
+	uint64_t bytes; /* bytes of all ranks */
+	bool comm;      /* nodes can send bytes to each other */
+	bool apart;     /* each node writes to a tier of its own */
 };
 
 #define FEW_BYTES (64 * MIB)
-/* Files of nodes that reach at most 1/FEW_TARGETS of the storage targets get a remark. */
-#define FEW_TARGETS 4u
-
-static void say(char *why, size_t room, const char *format, ...)
-	__attribute__((format(printf, 3, 4)));
-
-static void say(char *why, size_t room, const char *format, ...)
-{
-	const size_t used = room ? strnlen(why, room - 1) : 0;
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(why ? why + used : NULL, room - used, format, args);
-	va_end(args);
-}
-
-static bool node_is_possible(const struct facts *facts)
-{
-	return facts->shared || facts->ranks == facts->nodes;
-}
 
 static bool rank0_is_possible(const struct facts *facts)
 {
-	return node_is_possible(facts) && ((facts->comm && !facts->apart) || facts->nodes == 1);
+	return (facts->comm && !facts->apart) || facts->nodes == 1;
 }
 
 static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *facts, char *why,
 				  size_t room)
 {
-	const bool node = node_is_possible(facts);
-
-	if (asked == IOSHAPE_MODE_EACH || (asked == IOSHAPE_MODE_NODE && node) ||
-	    (asked == IOSHAPE_MODE_RANK0 && rank0_is_possible(facts))) {
-		say(why, room, "as requested");
+	if (asked != IOSHAPE_MODE_RANK0 || rank0_is_possible(facts)) {
+		snprintf(why, room, "as requested");
 		return asked;
 	}
-	say(why, room, "%s was requested, but %s", asked == IOSHAPE_MODE_NODE ? "node" : "rank0",
-	    !node        ? "the ranks of a node cannot share memory" :
-	    facts->apart ? "each node saves to its own tier" :
-			   "nodes cannot send data to each other (give the group a comm)");
-	return node ? IOSHAPE_MODE_NODE : IOSHAPE_MODE_EACH;
-}
-
-/* Appends remarks on a file for each node. They are no reasons for the mode. */
-static void add_remarks(const struct facts *facts, char *why, size_t room)
-{
-	const uint64_t reached = (uint64_t)facts->nodes * facts->stripes;
-
-	if (facts->targets && reached && reached * FEW_TARGETS <= facts->targets)
-		say(why, room,
-		    "; the files use %llu of %u storage targets: wider stripes, or mode each, "
-		    "would use more",
-		    (unsigned long long)reached, facts->targets);
-	if (facts->capacity && facts->capacity < facts->nodes)
-		say(why, room, "; at most %u of %u nodes write at a time", facts->capacity,
-		    facts->nodes);
+	snprintf(why, room, "rank0 was requested, but %s",
+		 facts->apart ? "each node saves to its own tier" :
+				"nodes cannot send data to each other (give the group a comm)");
+	return IOSHAPE_MODE_NODE;
 }
 
 static enum ioshape_mode by_rule(const struct facts *facts, char *why, size_t room)
 {
 	if (facts->nodes > 1 && facts->bytes <= FEW_BYTES && rank0_is_possible(facts)) {
-		say(why, room, "few bytes from %u nodes: one file", facts->nodes);
+		snprintf(why, room, "few bytes from %u nodes: one file", facts->nodes);
 		return IOSHAPE_MODE_RANK0;
 	}
 	if (facts->ranks == facts->nodes) {
-		say(why, room, "one rank on each of %u nodes", facts->nodes);
+		snprintf(why, room, "one rank on each of %u nodes", facts->nodes);
 		return IOSHAPE_MODE_EACH;
 	}
-	if (!facts->shared) {
-		say(why, room, "the ranks of a node cannot share memory");
-		return IOSHAPE_MODE_EACH;
-	}
-	say(why, room, "%u ranks on %u node%s: a file for each node", facts->ranks, facts->nodes,
-	    facts->nodes == 1 ? "" : "s");
-	add_remarks(facts, why, room);
+	snprintf(why, room, "%u ranks on %u node%s: a file for each node", facts->ranks,
+		 facts->nodes, facts->nodes == 1 ? "" : "s");
 	return IOSHAPE_MODE_NODE;
 }
 
@@ -141,10 +89,8 @@ static enum ioshape_mode by_rule(const struct facts *facts, char *why, size_t ro
 static enum ioshape_mode mode_for(enum ioshape_mode asked, const struct facts *facts, char *why,
 				  size_t why_bytes)
 {
-	if (why_bytes)
-		*why = 0;
 	if (facts->ranks <= 1) {
-		say(why, why_bytes, "one rank");
+		snprintf(why, why_bytes, "one rank");
 		return IOSHAPE_MODE_EACH;
 	}
 	return asked == IOSHAPE_MODE_AUTO ? by_rule(facts, why, why_bytes) :
@@ -153,13 +99,13 @@ static enum ioshape_mode mode_for(enum ioshape_mode asked, const struct facts *f
 
 /* ---- Where shards begin in shard files ------------------------------------------------------- */
 
-/* Alignment of shards in a shard file if stripes are not known. Small checkpoints use the smaller
+/* Alignment of shards in a shard file if stripes do not suit. Small checkpoints use the smaller
  * one. */
 #define PART_ALIGNMENT (1 * MIB)
 #define SMALL_PART_ALIGNMENT 4096u
 #define SMALL_PARTS_BYTES (64 * MIB)
 
-/* Upper limits of the alignment: MOST_PART_ALIGNMENT, and the average shard divided by
+/* Stripes are the alignment if they are no larger than this, and than the average shard divided by
  * PART_ALIGNMENTS. The gaps between shards are written, too: half the alignment for each, on
  * average. */
 #define MOST_PART_ALIGNMENT (16 * MIB)
@@ -168,22 +114,14 @@ static enum ioshape_mode mode_for(enum ioshape_mode asked, const struct facts *f
 static uint64_t part_alignment(uint64_t bytes, uint32_t parts, uint64_t stripe_bytes)
 {
 	const uint64_t part_bytes = bytes / MAX(parts, 1);
-	uint64_t divisor = 1;
 
 	if (bytes < SMALL_PARTS_BYTES)
 		return SMALL_PART_ALIGNMENT;
-	if (!stripe_bytes || stripe_bytes % SMALL_PART_ALIGNMENT)
-		return PART_ALIGNMENT;
-	if (stripe_bytes <= PART_ALIGNMENT)
-		return (PART_ALIGNMENT + stripe_bytes - 1) / stripe_bytes * stripe_bytes;
-	/* Take the whole stripe, or the largest suitable divisor of it. */
-	while (stripe_bytes / divisor > PART_ALIGNMENT &&
-	       (stripe_bytes % (divisor * SMALL_PART_ALIGNMENT) ||
-		stripe_bytes / divisor > MOST_PART_ALIGNMENT ||
-		stripe_bytes / divisor > part_bytes / PART_ALIGNMENTS))
-		divisor++;
-	return stripe_bytes % (divisor * SMALL_PART_ALIGNMENT) ? PART_ALIGNMENT :
-								 stripe_bytes / divisor;
+	return stripe_bytes >= PART_ALIGNMENT && stripe_bytes % SMALL_PART_ALIGNMENT == 0 &&
+			       stripe_bytes <=
+				       MIN(MOST_PART_ALIGNMENT, part_bytes / PART_ALIGNMENTS) ?
+		       stripe_bytes :
+		       PART_ALIGNMENT;
 }
 
 /* ---- Sending plans and questions ------------------------------------------------------------- */
@@ -510,8 +448,8 @@ static int join(struct group_part *part, struct group_attempt *attempt, struct b
 					"it sees the tier of rank 0, but other nodes do not");
 	ret = make_room(part, error);
 	return ret ? ret :
-		     group_attempt_join(attempt, group->near, part->step, part->plan.attempt,
-					group->job, save_settings(group->context).log, error);
+		     group_attempt_begin(attempt, group->near, part->step, part->plan.attempt,
+					 group->job, save_settings(group->context).log, error);
 }
 
 /* Tells rank 0 whether this node has free space. Called on the other ranks. */
@@ -563,62 +501,39 @@ static int collect_wants(struct group_part *part, struct base_error *error)
 
 /* ---- Making the plan ------------------------------------------------------------------------- */
 
-/* Stripes of the checkpoint's files, which are of about one size. */
-struct files {
-	uint32_t stripes, capacity; /* 0: not known */
-	uint64_t stripe_bytes;
-};
-
-static struct files files_of(const struct group_part *part, enum ioshape_mode mode, uint64_t bytes,
-			     const struct fs_facts *storage)
+/* Returns the stripe size of the checkpoint's files, which are of about one size; 0: not known. */
+static uint64_t stripe_bytes_of(const struct group_part *part, const struct fs_facts *storage)
 {
-	const uint32_t count = group_count_files(part, mode);
+	const uint32_t count = group_count_files(part, part->plan.mode);
 	const struct save_expected expected = {
 		.request = &save_settings(part->group->context).io->layout,
-		.bytes = bytes / count,
+		.bytes = part->plan.total_bytes / count,
 		.files = count,
 	};
-	struct files files = { 0 };
 	struct fs_layout layout;
 	const struct fs_part *most;
 
-	files.capacity = save_stripes_of(storage, &expected, &layout);
+	save_stripes_of(storage, &expected, &layout);
 	most = fs_layout_main(&layout, expected.bytes);
-	if (!most)
-		return files;
-	files.stripe_bytes = most->stripe_bytes;
-	files.stripes = most->stripe_count;
-	if (storage->targets || most->stripe_count == FS_ALL_TARGETS)
-		files.stripes = MIN(most->stripe_count, storage->targets);
-	return files;
+	return most ? most->stripe_bytes : 0;
 }
 
 static void choose_mode(struct group_part *part, const struct group_attempt *attempt)
 {
 	struct ioshape_group *group = part->group;
-	const uint32_t asked_capacity = save_settings(group->context).slots->asked_capacity;
 	struct group_plan *plan = &part->plan;
 	struct fs_facts storage;
-	struct files files;
-	struct facts facts = {
+	const struct facts facts = {
 		.ranks = group->options.ranks,
 		.nodes = group->node_count,
-		.shared = true,
 		.bytes = plan->total_bytes,
 		.comm = group->options.comm && !group->comm_failed,
 		.apart = group_is_spread(part),
 	};
 
-	for (uint32_t rank = 0; rank < facts.ranks; rank++)
-		facts.most_bytes = MAX(facts.most_bytes, plan->ranks[rank].bytes);
 	save_look_at_storage(attempt->folder.fd, attempt->folder.path, &group->storage, &storage);
-	files = files_of(part, IOSHAPE_MODE_NODE, facts.bytes, &storage);
-	facts.targets = storage.targets;
-	facts.stripes = files.stripes;
-	facts.capacity = asked_capacity ? asked_capacity : files.capacity;
 	plan->mode = mode_for(group->options.mode, &facts, plan->why, sizeof(plan->why));
-	files = files_of(part, plan->mode, facts.bytes, &storage);
-	plan->alignment = part_alignment(facts.bytes, facts.ranks, files.stripe_bytes);
+	plan->alignment = part_alignment(facts.bytes, facts.ranks, stripe_bytes_of(part, &storage));
 }
 
 /* Frees the space that dead attempts of this job hold. */
@@ -656,7 +571,7 @@ static int begin_attempt(struct group_part *part, struct group_attempt *attempt,
 
 	if (ret)
 		return ret;
-	ret = group_attempt_begin(attempt, group_place_of(part), part->step, group->job,
+	ret = group_attempt_begin(attempt, group_place_of(part), part->step, NULL, group->job,
 				  save_settings(group->context).log, error);
 	if (ret)
 		return ret;
@@ -744,7 +659,7 @@ static int hear_plan(struct group_part *part, struct base_error *error)
 	/* Rank 0 asks two questions at most. */
 	if (part->plans == GROUP_MOST_PLANS)
 		return base_refuse(error, -EPROTO, "rank 0 sent more plans than a save has");
-	ret = group_hear(&part->round, &group_plans[part->plans++], 0, plan, NULL, NULL, error);
+	ret = group_hear(&part->round, &group_plans[part->plans++], 0, plan, error);
 	if (!ret)
 		ret = base_pass_on(error, &plan->failure);
 	if (!ret && !is_sound(plan, part->group->options.ranks, part->step))

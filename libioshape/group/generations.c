@@ -136,33 +136,6 @@ bool group_parse_parity_name(const char *name, uint32_t *node)
 	return !strcmp(again, name);
 }
 
-/* Returns the number of this process, which begins the random digits of its attempts' ids. */
-static uint32_t process_number(void)
-{
-	/* The upper half is the process id, so that a forked child draws a number of its own. */
-	static _Atomic uint64_t drawn;
-	uint64_t number = atomic_load(&drawn), mine;
-
-	if (number >> 32 == (uint64_t)getpid())
-		return (uint32_t)number;
-	mine = (uint64_t)getpid() << 32 | (uint32_t)base_random();
-	return (uint32_t)(atomic_compare_exchange_strong(&drawn, &number, mine) ? mine : number);
-}
-
-/* Returns the digits of a new name: those of this process, then random ones. */
-static uint64_t name_number(void)
-{
-	return (uint64_t)process_number() << 32 | (uint32_t)base_random();
-}
-
-static bool is_this_process(const char *id)
-{
-	char number[9];
-
-	snprintf(number, sizeof(number), "%08x", process_number());
-	return !strncmp(id + 18, number, 8);
-}
-
 /* ---- One checkpoint -------------------------------------------------------------------------- */
 
 static int read_manifest(struct group_generation *generation, struct base_error *error)
@@ -672,7 +645,7 @@ static bool is_dead(const struct tidying *tidying, struct io_folder *folder, con
 	case IO_NO_LOCKS:
 		break;
 	}
-	return is_this_job(tidying, id) ? !is_this_process(id) : is_untouched(tidying, folder);
+	return is_this_job(tidying, id) || is_untouched(tidying, folder);
 }
 
 /* ---- Removing what dead processes left ------------------------------------------------------- */
@@ -826,7 +799,7 @@ static int rename_and_remove(struct pruning *pruning, const struct io_folder *fo
 	struct io_entry manifest;
 	int ret;
 
-	aside_name(doomed, GROUP_NAME_PRUNED, step, name_number());
+	aside_name(doomed, GROUP_NAME_PRUNED, step, base_random());
 	ret = io_folder_rename(&pruning->directory, name, doomed);
 	/* Another process has pruned it already. */
 	if (ret == -ENOENT)
@@ -1000,7 +973,7 @@ static void make_name(struct group_attempt *attempt, const char *job)
 
 	io_lock_domain(attempt->directory.fd, domain);
 	snprintf(attempt->id, sizeof(attempt->id), "%.8s-%.8s-%016llx", job, domain,
-		 (unsigned long long)name_number());
+		 (unsigned long long)base_random());
 	snprintf(attempt->name, sizeof(attempt->name), ".step-%010llu.%s",
 		 (unsigned long long)attempt->step, attempt->id);
 }
@@ -1029,17 +1002,12 @@ static int look_anew(const struct io_folder *directory, struct io_entry *entry)
 	return io_folder_look(directory, ".", entry, NULL);
 }
 
-static int open_directory(struct group_attempt *attempt, const char *directory, uint64_t step,
-			  const char *job, const struct base_log *log, struct base_error *error)
+static int open_directory(struct group_attempt *attempt, const char *directory, const char *job,
+			  struct base_error *error)
 {
 	struct base_budget budget = base_budget_begin();
-	int ret;
+	int ret = io_folder_make(directory, error);
 
-	*attempt = (struct group_attempt)GROUP_NO_ATTEMPT;
-	attempt->step = step;
-	if (log)
-		attempt->log = *log;
-	ret = io_folder_make(directory, error);
 	if (!ret)
 		ret = io_folder_open(&attempt->directory, directory, error);
 	if (!ret)
@@ -1047,9 +1015,37 @@ static int open_directory(struct group_attempt *attempt, const char *directory, 
 	return ret;
 }
 
-/* Ends the beginning of an attempt. `ret` is the result of creating its directory. */
-static int end_begin(struct group_attempt *attempt, int ret, struct base_error *error)
+static int make_named(struct group_attempt *attempt, const char *name, struct base_error *error)
 {
+	snprintf(attempt->name, sizeof(attempt->name), "%s", name);
+	strcpy(attempt->id, group_parse_name(name).id);
+	return make_folder(attempt, error);
+}
+
+static int make_new(struct group_attempt *attempt, const char *job, struct base_error *error)
+{
+	int ret = -EAGAIN;
+
+	for (int tries = 0; ret == -EAGAIN && tries < MOST_TRIES; tries++) {
+		make_name(attempt, job);
+		ret = make_folder(attempt, error);
+	}
+	return ret;
+}
+
+int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
+			const char *name, const char *job, const struct base_log *log,
+			struct base_error *error)
+{
+	int ret;
+
+	*attempt = (struct group_attempt)GROUP_NO_ATTEMPT;
+	attempt->step = step;
+	if (log)
+		attempt->log = *log;
+	ret = open_directory(attempt, directory, job, error);
+	if (!ret)
+		ret = name ? make_named(attempt, name, error) : make_new(attempt, job, error);
 	if (ret == -EAGAIN)
 		base_fail(error, ret, "cannot find a free name in %s", attempt->directory.path);
 	if (ret)
@@ -1057,35 +1053,6 @@ static int end_begin(struct group_attempt *attempt, int ret, struct base_error *
 	else
 		look_anew(&attempt->directory, &attempt->seen);
 	return ret;
-}
-
-int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
-			const char *job, const struct base_log *log, struct base_error *error)
-{
-	int ret = open_directory(attempt, directory, step, job, log, error);
-
-	if (ret)
-		return ret;
-	for (int tries = 0; tries < MOST_TRIES; tries++) {
-		make_name(attempt, job);
-		ret = make_folder(attempt, error);
-		if (ret != -EAGAIN)
-			break;
-	}
-	return end_begin(attempt, ret, error);
-}
-
-int group_attempt_join(struct group_attempt *attempt, const char *directory, uint64_t step,
-		       const char *name, const char *job, const struct base_log *log,
-		       struct base_error *error)
-{
-	int ret = open_directory(attempt, directory, step, job, log, error);
-
-	if (ret)
-		return ret;
-	snprintf(attempt->name, sizeof(attempt->name), "%s", name);
-	strcpy(attempt->id, group_parse_name(name).id);
-	return end_begin(attempt, make_folder(attempt, error), error);
 }
 
 /* ---- Committing an attempt ------------------------------------------------------------------- */
@@ -1231,7 +1198,7 @@ static int step_aside(struct group_attempt *attempt, const char *place, struct r
 {
 	int ret;
 
-	aside_name(old->name, GROUP_NAME_REPLACED, attempt->step, name_number());
+	aside_name(old->name, GROUP_NAME_REPLACED, attempt->step, base_random());
 	io_folder_close(&old->folder);
 	if (!io_folder_open_in(&old->folder, &attempt->directory, place, NULL))
 		io_folder_lock(&old->folder);

@@ -86,20 +86,17 @@ struct group_attempt {
 	}
 
 /*
- * Begins the attempt at a checkpoint. Creates `directory` if it is missing, and removes what dead
- * jobs left in it (group_tidy()). Then creates a new directory in it for the files of `step`.
+ * Begins the attempt at a checkpoint. `name` is NULL, or the name of rank 0's attempt: then this is
+ * the attempt of another node, on that node's tier, for that node's own files. Creates `directory`
+ * if it is missing, and removes what dead jobs left in it (group_tidy()). Then creates a new
+ * directory in it for the files of `step`.
  *
  * Only rank 0 holds the attempt; other writers need only its path. Other processes regard the
  * attempt as alive while this process holds its lock. `job` is the job's hash.
  */
 int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
-			const char *job, const struct base_log *log, struct base_error *error);
-
-/* Begins the attempt of another node, on that node's tier, for that node's own files. `name` is the
- * name of rank 0's attempt. */
-int group_attempt_join(struct group_attempt *attempt, const char *directory, uint64_t step,
-		       const char *name, const char *job, const struct base_log *log,
-		       struct base_error *error);
+			const char *name, const char *job, const struct base_log *log,
+			struct base_error *error);
 
 /* Returns the serial number that the attempt would get now. It is higher than the serials of all
  * checkpoints that are there, even if their jobs began later or had other clocks. */
@@ -216,7 +213,7 @@ int group_open_step(struct group_generation *generation, const struct io_folder 
  * An attempt that is locked is alive. One that is not locked is dead if it was begun in this lock
  * domain or by this job. Any other is dead if nothing in it was touched for a day, because locks
  * may not reach the host that writes it. On a filesystem without locks, attempts of this job are
- * dead, except those of this process; attempts of other jobs are dead after a day.
+ * dead, because it makes one after the other; attempts of other jobs are dead after a day.
  *
  * Directories that were moved aside get their names back, or are removed if the name is taken.
  * `job` is the job's hash, as in an attempt's id, or NULL. *last_serial is raised to the serial
@@ -247,7 +244,7 @@ struct ioshape_generation {
 /* ---- Writing messages (messages.c) ----------------------------------------------------------- */
 
 /* Version of all messages and streams between ranks. */
-#define GROUP_NOTES_FORMAT BASE_FORMAT(6u)
+#define GROUP_NOTES_FORMAT BASE_FORMAT(7u)
 
 /* A message that is being written. `failed` remembers that an append failed. */
 struct group_note {
@@ -442,14 +439,11 @@ struct group_round {
 	const atomic_bool *abort;
 	struct ioshape_save *save; /* save that receives the progress; NULL for none */
 	enum ioshape_phase phase;  /* phase reported last; it never goes back */
-	/* Progress of this rank, in bytes, as sent with its heartbeats. */
-	uint64_t done_bytes;
+	uint64_t done_bytes;       /* progress of this rank */
 	uint64_t last_beat_ns;
 	/* This rank could not put its result into the store. It sends no more heartbeats, so that
 	 * the others stop waiting for it. */
 	bool silent;
-	/* Progress of all ranks in bytes, as rank 0 last reported it. */
-	uint64_t group_done, group_total;
 };
 
 /* Returns the next round number. Any thread may begin the round later; rounds begin in the order of
@@ -467,8 +461,8 @@ void group_round_forget(const struct group_round *round);
 void group_round_rest(struct group_round *round);
 /* Sends a heartbeat if one is due. Call it regularly in everything that takes long. */
 void group_round_beat(struct group_round *round);
-/* Reports progress to the caller of the save and to the other ranks. An ioshape_progress_fn for
- * everything that takes long in a round. */
+/* Reports progress to the caller of the save, and sends a heartbeat if one is due. An
+ * ioshape_progress_fn for everything that takes long in a round. */
 int group_round_track(void *round, enum ioshape_phase phase, uint64_t done_bytes,
 		      uint64_t total_bytes);
 /* Reports progress as group_round_track() does, and returns -ECANCELED if the round must stop. */
@@ -478,8 +472,7 @@ int group_round_go_on(struct group_round *round, enum ioshape_phase phase, uint6
 /* What is known about a rank that is waited for. Initialise it to zero. */
 struct group_watched {
 	uint64_t heard_ns; /* time of its last heartbeat, or of the beginning of the wait */
-	uint64_t done_bytes;
-	bool ahead; /* it is in a later round than this process */
+	bool ahead;        /* it is in a later round than this process */
 };
 
 /*
@@ -498,8 +491,8 @@ struct group_collection {
 	int (*found)(void *user, uint32_t rank, const struct base_buffer *note,
 		     struct base_error *failure);
 	void *user;
-	/* Ranks send heartbeats meanwhile and hear the progress of all. Otherwise one deadline
-	 * counts for the whole collection. */
+	/* Ranks send heartbeats meanwhile. Otherwise one deadline counts for the whole
+	 * collection. */
 	bool beats;
 };
 int group_round_collect(struct group_round *round, const struct group_collection *collection,
@@ -568,8 +561,6 @@ struct group_roster {
 struct group_beat {
 	uint64_t now_ns; /* rises with each heartbeat */
 	uint64_t round;
-	uint64_t done_bytes;              /* progress of this rank */
-	uint64_t group_done, group_total; /* progress of all ranks, known to rank 0 */
 };
 
 /* A sample or a digest of a rank's shard. */
@@ -671,12 +662,12 @@ int group_tell(struct group_round *round, const struct group_message *message, c
 	       struct base_error *error);
 /*
  * Waits for a message of `rank`. Returns -ETIMEDOUT, with an error message that names the rank, if
- * the rank has ended or sent no heartbeat within the deadline. `told` (may be NULL) is called
- * regularly during the wait. Lists in the payload are read into the caller's memory: their counts
- * must say how many elements it holds, and receive how many were read.
+ * the rank has ended or sent no heartbeat within the deadline. Lists in the payload are read into
+ * the caller's memory: their counts must say how many elements it holds, and receive how many were
+ * read.
  */
 int group_hear(struct group_round *round, const struct group_message *message, uint32_t rank,
-	       void *payload, void (*told)(void *user), void *user, struct base_error *error);
+	       void *payload, struct base_error *error);
 /* Looks for a message of `rank` once. Returns -EAGAIN, without an error message, if the message is
  * not there yet; otherwise as group_hear(). */
 int group_look(struct group_round *round, const struct group_message *message, uint32_t rank,

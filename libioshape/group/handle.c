@@ -690,7 +690,7 @@ static int share(struct group_round *round, const struct group_message *message,
 
 	if (!round->group->options.rank)
 		return group_tell(round, message, found, error);
-	ret = group_hear(round, message, 0, found, NULL, NULL, error);
+	ret = group_hear(round, message, 0, found, error);
 	if (!ret && found->near && !round->group->near)
 		ret = base_refuse(error, -EPROTO, "cannot read the message of rank 0 about %s",
 				  round->group->directory);

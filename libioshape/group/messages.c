@@ -251,9 +251,6 @@ static void pass_beat(struct group_payload *payload, void *message)
 
 	group_pass_number(payload, &beat->now_ns);
 	group_pass_number(payload, &beat->round);
-	group_pass_number(payload, &beat->done_bytes);
-	group_pass_number(payload, &beat->group_done);
-	group_pass_number(payload, &beat->group_total);
 }
 
 static void pass_want(struct group_payload *payload, void *message)
@@ -577,9 +574,7 @@ void group_round_beat(struct group_round *round)
 	    now_ns - round->last_beat_ns < MIN(group->deadline_ns / 8, 500000000ull))
 		return;
 	round->last_beat_ns = now_ns;
-	group_write_message(&group_beat, &note,
-			    &(struct group_beat){ now_ns, round->number, round->done_bytes,
-						  round->group_done, round->group_total });
+	group_write_message(&group_beat, &note, &(struct group_beat){ now_ns, round->number });
 	name_note(name, group_beat.name, group->options.rank);
 	/* Best effort: the next heartbeat follows soon. */
 	if (!note.failed)
@@ -627,15 +622,6 @@ static void hear_beat(struct group_round *round, uint32_t rank, struct group_wat
 	}
 	watched->heard_ns = MAX(watched->heard_ns, known->heard_ns);
 	watched->ahead = beat.round > round->number;
-	/* A rank that is still in an earlier round is alive, but has nothing to report about this
-	 * one. */
-	if (beat.round != round->number)
-		return;
-	watched->done_bytes = beat.done_bytes;
-	if (rank)
-		return;
-	round->group_done = beat.group_done;
-	round->group_total = beat.group_total;
 }
 
 struct lost {
@@ -683,8 +669,10 @@ static int look(struct group_round *round, const char *what, uint32_t rank,
 	lost.gone = store_has_ended(group->board, rank);
 	name_note(name, what, rank);
 	ret = store_get(group->board, round->scope, name, note, &why);
-	if (!ret)
+	if (!ret) {
+		store_has_news(group->board);
 		return 0;
+	}
 	if (ret != -EAGAIN && ret != IOSHAPE_E_COORDINATOR)
 		return base_refuse(error, ret, "cannot read the message of %s: %s",
 				   GROUP_SHOWN_RANK(group, rank), why.text);
@@ -713,7 +701,7 @@ int group_look(struct group_round *round, const struct group_message *message, u
 }
 
 int group_hear(struct group_round *round, const struct group_message *message, uint32_t rank,
-	       void *payload, void (*told)(void *user), void *user, struct base_error *error)
+	       void *payload, struct base_error *error)
 {
 	struct group_watched watched = { 0 };
 	int ret;
@@ -722,8 +710,6 @@ int group_hear(struct group_round *round, const struct group_message *message, u
 		ret = check_abort(round, error);
 		if (ret)
 			return ret;
-		if (told)
-			told(user);
 		group_round_beat(round);
 		group_round_rest(round);
 	}
@@ -754,6 +740,7 @@ static int found_note(void *user, uint32_t rank, const struct base_buffer *note)
 	struct base_error theirs = { 0 };
 
 	watching->have[rank] = true;
+	store_has_news(watching->round->group->board);
 	if (!watching->collection->found(watching->collection->user, rank, note, &theirs))
 		return 0;
 	return group_fail_of_rank(watching->round->group, rank, &theirs, &watching->failure);
@@ -778,13 +765,6 @@ static struct lost find_lost(const struct watching *watching)
 			group_name_rank(&lost.names, group, rank);
 	}
 	return lost;
-}
-
-static void sum_up(struct group_round *round, const struct group_watched *ranks)
-{
-	round->group_done = round->done_bytes;
-	for (uint32_t rank = 0; rank < round->group->options.ranks; rank++)
-		round->group_done += ranks[rank].done_bytes;
 }
 
 static int collect(struct watching *watching, struct base_error *error)
@@ -821,8 +801,6 @@ static int collect(struct watching *watching, struct base_error *error)
 		ret = check_abort(round, error);
 		if (ret)
 			return ret;
-		if (collection->beats)
-			sum_up(round, watching->ranks);
 		group_round_beat(round);
 		if (!before.names.count)
 			group_round_rest(round);

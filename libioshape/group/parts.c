@@ -407,7 +407,7 @@ static int hear_failure(struct group_part *part, uint32_t rank, struct base_erro
 	struct base_error noted = { 0 }, unheard = { 0 };
 	struct group_written theirs = { 0 };
 
-	if (!group_hear(&part->round, &group_done, rank, &theirs, NULL, NULL, &unheard)) {
+	if (!group_hear(&part->round, &group_done, rank, &theirs, &unheard)) {
 		fail_as_told(part, rank, &theirs.failure, &noted);
 		*error = noted;
 	}

@@ -195,7 +195,6 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 	ret = add_file(sum, 0, written);
 	if (ret)
 		return base_fail(error, ret, "cannot use the file that rank 0 has written");
-	part->round.group_total = part->plan.total_bytes;
 	ret = group_round_collect(&part->round, &collection, error);
 	if (ret)
 		return ret;
@@ -322,8 +321,8 @@ static int await_commit(struct group_part *part, struct group_commit *commit,
 		ret = group_look(&part->round, &group_verdict, 0, &watched, &verdict, error);
 		if (ret != -EAGAIN)
 			return ret ? ret : -ECANCELED;
-		ret = group_round_go_on(&part->round, IOSHAPE_PHASE_SYNC, part->round.group_done,
-					part->round.group_total, error);
+		ret = group_round_go_on(&part->round, IOSHAPE_PHASE_SYNC, part->round.done_bytes,
+					part->plan.total_bytes, error);
 		if (ret)
 			return ret;
 		group_round_rest(&part->round);
@@ -501,17 +500,6 @@ static int lead_nowhere(struct group_part *part, const struct base_error *why,
 
 /* ---- Receiving the verdict ------------------------------------------------------------------- */
 
-/* Reports the progress of all ranks while others write. */
-static void tell_progress(void *user)
-{
-	struct group_part *part = user;
-
-	if (part->round.group_total)
-		group_round_track(&part->round, IOSHAPE_PHASE_SYNC,
-				  MIN(part->round.group_done, part->round.group_total),
-				  part->round.group_total);
-}
-
 /* Returns whether the checkpoint is committed. Rank 0 may have committed it and ended before this
  * rank received the verdict. */
 static bool is_in_place(struct group_part *part)
@@ -550,7 +538,7 @@ static int keep_in_place(const struct group_part *part, struct base_error *error
 static int await_verdict(struct group_part *part, bool *heard, struct base_error *error)
 {
 	struct group_verdict verdict;
-	int ret = group_hear(&part->round, &group_verdict, 0, &verdict, tell_progress, part, error);
+	int ret = group_hear(&part->round, &group_verdict, 0, &verdict, error);
 
 	*heard = !ret;
 	if (!ret) {

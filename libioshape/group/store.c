@@ -287,14 +287,8 @@ void store_sleep_ns(uint64_t ns)
 		;
 }
 
-void store_saw(struct store *store, uint64_t stamp)
+void store_has_news(struct store *store)
 {
-	for (size_t i = 0; i < ARRAY_LENGTH(store->stamps); i++) {
-		if (store->stamps[i] == stamp)
-			return;
-	}
-	store->stamps[store->next_stamp] = stamp;
-	store->next_stamp = (store->next_stamp + 1) % ARRAY_LENGTH(store->stamps);
 	store->news_ns = base_now_ns();
 }
 

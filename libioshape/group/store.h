@@ -54,7 +54,6 @@ extern const struct store_ops store_redis;
 int store_open(struct store **out, const struct store_ops *ops, const struct store_config *config,
 	       struct base_error *error);
 void store_close(struct store *store); /* NULL is fine */
-const char *store_id(const struct store *store);
 
 int store_put(struct store *store, const char *scope, const char *name, const void *message,
 	      size_t bytes, struct base_error *error);
@@ -69,6 +68,8 @@ int store_get(struct store *store, const char *scope, const char *name, struct b
  */
 int store_collect(struct store *store, const char *scope, const char *prefix, const bool *have,
 		  store_found_fn *found, void *user, struct base_error *error);
+/* Records that a message has come for which this rank waited: others may follow soon. */
+void store_has_news(struct store *store);
 /* Sleeps until another look is worthwhile, but no longer than timeout_ms. */
 void store_wait(struct store *store, uint32_t timeout_ms);
 /* Returns whether the process of a rank is known to have ended. Only store_memory can know. */
@@ -135,10 +136,8 @@ struct store {
 	uint32_t restore_ms; /* interval between two checks for lost messages */
 	uint64_t restore_ns; /* time of the next check */
 
-	uint64_t news_ns;    /* time when this rank last put a message or read a new one */
+	uint64_t news_ns;    /* time when this rank last put a message or got one it waited for */
 	uint64_t looking_ns; /* time spent on looking at ranks since the last wait */
-	uint64_t stamps[16]; /* stamps of the messages read lately; any other stamp is news */
-	unsigned next_stamp;
 };
 
 /* Allocates a store of `bytes` bytes for open() and initialises its base; the rest is zero. Returns
@@ -147,8 +146,6 @@ void *store_new(size_t bytes, const struct store_ops *ops, const struct store_co
 		struct base_error *error);
 /* Writes "<prefix>-<rank>". */
 void store_name_of(char name[STORE_NAME_BYTES], const char *prefix, uint32_t rank);
-/* Records that get() or collect() read a message with this stamp. */
-void store_saw(struct store *store, uint64_t stamp);
 /* Puts this rank's lost messages again now, whether or not the check is due. */
 void store_restore(struct store *store);
 /* Sleeps for `ns` nanoseconds, even if signals arrive. */

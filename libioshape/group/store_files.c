@@ -266,9 +266,6 @@ static int read_once(struct files_store *store, int folder_fd, const char *name,
 	ret = io_read_whole(fd, STORE_MAX_MESSAGE_BYTES, into, &stat);
 	if (!ret && stat.st_uid != store->owner)
 		ret = -EPERM;
-	if (!ret)
-		store_saw(&store->base, (uint64_t)io_modified_ns(&stat) ^
-						(uint64_t)stat.st_ino * 0x9e3779b97f4a7c15u);
 	close(fd);
 	return ret;
 }

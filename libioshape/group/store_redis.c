@@ -230,10 +230,6 @@ static int take_message(void *opaque, size_t index, const void *data, size_t byt
 	if (base_buffer_append(message, data, bytes))
 		return base_no_memory(question->error, "a message of another rank", bytes);
 	question->has_found = true;
-	store_saw(&question->store->base,
-		  base_hash_text(question->list) ^
-			  base_rotate(base_hash_text(question->names[index]), 1) ^
-			  ((uint64_t)base_crc32(0, data, bytes) << 32 | bytes));
 	return question->tell ? question->tell(question->user, question->ranks[index], message) : 0;
 }
 

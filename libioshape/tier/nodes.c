@@ -915,8 +915,7 @@ static int get_manifest(struct group_round *round, const struct restoring *resto
 	if (giver == PARITY_NOWHERE)
 		return base_refuse(error, -EPROTO, "cannot read the message of rank 0");
 	if (group->options.rank != group->leaders[giver]) {
-		ret = group_hear(round, &manifest_message, group->leaders[giver], given, NULL, NULL,
-				 error);
+		ret = group_hear(round, &manifest_message, group->leaders[giver], given, error);
 	} else {
 		read_own(restoring, &given->text, &given->failure);
 		ret = group_tell(round, &manifest_message, given, error);
@@ -1064,7 +1063,7 @@ static int follow(struct group_round *round, struct base_error *error)
 
 	if (!group_leads_node(round->group, round->group->options.rank))
 		return 0;
-	ret = group_hear(round, &restore_message, 0, &restoring, NULL, NULL, error);
+	ret = group_hear(round, &restore_message, 0, &restoring, error);
 	if (!ret) {
 		restore_here(round, &restoring, &answer.failure);
 		ret = group_tell(round, &restored_message, &answer, error);

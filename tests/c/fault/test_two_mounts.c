@@ -122,7 +122,7 @@ static bool spares_attempts(void)
 	struct group_attempt attempt;
 	struct io_folder other;
 	struct base_error error = { 0 };
-	int ret = group_attempt_begin(&attempt, "one/runs", 1, "0000471a", NULL, &error);
+	int ret = group_attempt_begin(&attempt, "one/runs", 1, NULL, "0000471a", NULL, &error);
 	bool there;
 
 	if (!ret)

@@ -168,7 +168,8 @@ TEST(commit, directories_above_are_made_as_mkdir_p_does)
 	mode_t mask = umask(027);
 
 	ck_assert_int_eq(
-		group_attempt_begin(&attempt, "a/b//c/", STEP, GENERATION_JOB, NULL, &error), 0);
+		group_attempt_begin(&attempt, "a/b//c/", STEP, NULL, GENERATION_JOB, NULL, &error),
+		0);
 	umask(mask);
 	ck_assert_int_eq(stat("a/b/c", &status), 0);
 	ck_assert_uint_eq(status.st_mode & 07777, 0750);
@@ -179,7 +180,7 @@ TEST(commit, directories_above_are_made_as_mkdir_p_does)
 
 	scratch_write("file", "x", 1);
 	ck_assert_int_eq(
-		group_attempt_begin(&attempt, "file/a", STEP, GENERATION_JOB, NULL, &error),
+		group_attempt_begin(&attempt, "file/a", STEP, NULL, GENERATION_JOB, NULL, &error),
 		-ENOTDIR);
 	group_attempt_abandon(&attempt);
 }

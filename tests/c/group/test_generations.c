@@ -39,8 +39,8 @@ static void save(uint64_t step, bool bundle)
 	char paths[RANKS][64], *files[RANKS];
 	struct group_attempt attempt;
 
-	ck_assert_int_eq(group_attempt_begin(&attempt, "runs", step, GENERATION_JOB, NULL, &error),
-			 0);
+	ck_assert_int_eq(
+		group_attempt_begin(&attempt, "runs", step, NULL, GENERATION_JOB, NULL, &error), 0);
 	for (uint32_t rank = 0; rank < RANKS; rank++) {
 		snprintf(paths[rank], sizeof(paths[rank]), "./part-%u", rank);
 		files[rank] = paths[rank];

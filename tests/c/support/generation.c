@@ -21,8 +21,8 @@ int main(int argc, char **argv)
 
 	if (argc < 4)
 		return 2;
-	MUST(!group_attempt_begin(&attempt, argv[2], strtoull(argv[3], NULL, 10), "0000471a", NULL,
-				  &error),
+	MUST(!group_attempt_begin(&attempt, argv[2], strtoull(argv[3], NULL, 10), NULL, "0000471a",
+				  NULL, &error),
 	     "%s", error.text);
 	if (!strcmp(argv[1], "begin")) {
 		MUST(!io_folder_put(&attempt.folder, "rank-00000.pt", "half", 4, &error), "%s",

@@ -50,7 +50,7 @@ static inline struct format_manifest *generation_describe(struct generation_case
 static inline int generation_begin(struct group_attempt *attempt, uint64_t step, const char *job,
 				   const char *text, struct base_error *error)
 {
-	int ret = group_attempt_begin(attempt, "runs", step, job, NULL, error);
+	int ret = group_attempt_begin(attempt, "runs", step, NULL, job, NULL, error);
 
 	return ret ? ret :
 		     io_folder_put(&attempt->folder, "rank-00000.pt", text, strlen(text), error);

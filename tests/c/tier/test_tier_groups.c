@@ -364,7 +364,8 @@ static void save_ahead(const char *directory, uint64_t step)
 	};
 	struct group_attempt attempt;
 
-	ck_assert_int_eq(group_attempt_begin(&attempt, directory, step, "00000000", NULL, NULL), 0);
+	ck_assert_int_eq(
+		group_attempt_begin(&attempt, directory, step, NULL, "00000000", NULL, NULL), 0);
 	snprintf(manifest.attempt, sizeof(manifest.attempt), "%s", attempt.id);
 	attempt.last_serial = (uint64_t)(base_wall_seconds() * 1000) + 1000000000;
 	ck_assert_int_eq(io_folder_put(&attempt.folder, "rank-00000.pt", text, sizeof(text), NULL),
