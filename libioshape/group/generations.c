@@ -407,36 +407,6 @@ static void sort_by_age(struct group_candidates *candidates)
 		qsort(candidates->all, candidates->count, sizeof(*candidates->all), compare_ages);
 }
 
-/* Returns whether the candidate at `at` had no readable serial number when the list was sorted, and
- * has one now. Then sorts the rest of the list again. */
-static bool was_misplaced(struct group_candidates *candidates, size_t at,
-			  const struct group_generation *opened)
-{
-	struct group_candidates rest = { &candidates->all[at], candidates->count - at };
-
-	if (rest.all->serial != GROUP_UNKNOWN_SERIAL ||
-	    opened->manifest.serial == GROUP_UNKNOWN_SERIAL)
-		return false;
-	rest.all->serial = opened->manifest.serial;
-	sort_by_age(&rest);
-	return true;
-}
-
-int group_open_candidate(struct group_generation *generation, const struct io_folder *directory,
-			 struct group_candidates *candidates, size_t at, struct base_error *error)
-{
-	const struct group_candidate *candidate = &candidates->all[at];
-
-	for (;;) {
-		const int ret = group_generation_open(generation, directory, candidate->name,
-						      candidate->step, error);
-
-		if (ret || !was_misplaced(candidates, at, generation))
-			return ret;
-		group_generation_close(generation);
-	}
-}
-
 /*
  * Reads the serial numbers of all candidates. Drops those that were moved aside and have no
  * manifest: they are being removed, or their remover died.

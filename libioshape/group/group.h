@@ -181,11 +181,6 @@ struct group_candidates {
 /* Lists the candidates, newest first. Reads only the beginning of each manifest. */
 int group_list_by_age(const struct io_folder *directory, struct group_candidates *candidates,
 		      struct base_error *error);
-/* Opens the candidate at position `at`. Its serial number may have been unreadable when the list
- * was sorted. If it now proves to be older than others, sorts the rest of the list again and opens
- * the one that is at `at` then. */
-int group_open_candidate(struct group_generation *generation, const struct io_folder *directory,
-			 struct group_candidates *candidates, size_t at, struct base_error *error);
 void group_candidates_free(struct group_candidates *candidates);
 
 /* Opens the directory at `path`, with an absolute path that stays valid if the process changes its

@@ -82,94 +82,99 @@ static bool is_its_own_fault(int code)
 }
 
 /* Most listings of a directory that changes all the time. */
-#define MOST_ROUNDS 16
+#define MOST_LISTINGS 16
 
-static int say_no_manifest(const struct io_folder *directory,
-			   const struct group_candidate *candidate, struct base_error *why)
+/* A walk over the candidates of a directory, newest first. */
+struct walk {
+	struct io_folder directory;
+	struct group_candidates candidates;
+	size_t at; /* position of the next candidate */
+	unsigned listings;
+};
+
+/*
+ * Lists the candidates again, because a newer checkpoint may have appeared and a listed one gone.
+ * Returns true if the list has changed; then the walk begins anew.
+ */
+static bool has_changed(struct walk *walk)
 {
-	return base_refuse(why, -ENOENT, "\"%s/%s\" has no manifest: it is not complete",
-			   directory->path, candidate->name);
-}
+	struct group_candidates *before = &walk->candidates, now;
+	bool changed;
 
-/* Validates a candidate. Returns -ENOENT, with an error message, if it has no manifest. */
-static int look_at_candidate(const struct io_folder *directory, struct group_candidates *candidates,
-			     size_t at, struct base_error *error)
-{
-	struct group_generation generation;
-	int ret = group_open_candidate(&generation, directory, candidates, at, error);
-
-	if (!ret)
-		group_generation_close(&generation);
-	return ret == -ENOENT ? say_no_manifest(directory, &candidates->all[at], error) : ret;
-}
-
-/* Opens the first valid candidate. Returns -ENOENT if there is none. *gone: a candidate was gone,
- * or had no manifest. */
-static int open_first(struct group_generation *generation, const struct io_folder *directory,
-		      struct group_candidates *candidates, bool *gone, struct unusable *unusable,
-		      const struct base_log *log, struct base_error *error)
-{
-	int ret = -ENOENT;
-
-	for (size_t i = 0; ret && i < candidates->count; i++) {
-		const struct group_candidate *candidate = &candidates->all[i];
-		struct base_error why = { 0 };
-
-		ret = group_open_candidate(generation, directory, candidates, i, &why);
-		if (ret && !is_its_own_fault(ret)) {
-			*error = why;
-			return ret;
-		}
-		if (ret == -ENOENT) {
-			*gone = true;
-			say_no_manifest(directory, candidate, &why);
-		} else if (ret) {
-			base_log(log, IOSHAPE_LOG_WARNING, "skipping checkpoint %s/%s: %s",
-				 directory->path, candidate->name, why.text);
-		}
-		if (ret)
-			unusable_add(unusable, &why);
+	if (++walk->listings >= MOST_LISTINGS || group_list_by_age(&walk->directory, &now, NULL))
+		return false;
+	changed = now.count != before->count ||
+		  memcmp(now.all, before->all, now.count * sizeof(*now.all)) != 0;
+	if (changed) {
+		group_candidates_free(before);
+		*before = now;
+		walk->at = 0;
+	} else {
+		group_candidates_free(&now);
 	}
-	return ret ? -ENOENT : 0;
+	return changed;
+}
+
+/*
+ * Opens the next candidate. Returns -ENOENT, with an error message, if it has no manifest. Returns
+ * -EAGAIN, without an error message, if the walk has begun anew. It does so if the list has changed
+ * and the candidate is gone, or may be in the wrong position because its age was not readable.
+ */
+static int open_candidate(struct walk *walk, struct group_generation *generation,
+			  struct base_error *error)
+{
+	const struct group_candidate *candidate = &walk->candidates.all[walk->at];
+	const int ret = group_generation_open(generation, &walk->directory, candidate->name,
+					      candidate->step, error);
+
+	if ((ret == -ENOENT || candidate->serial == GROUP_UNKNOWN_SERIAL) && has_changed(walk)) {
+		group_generation_close(generation);
+		base_error_begin(error);
+		return -EAGAIN;
+	}
+	walk->at++;
+	return ret != -ENOENT ?
+		       ret :
+		       base_refuse(error, ret, "\"%s/%s\" has no manifest: it is not complete",
+				   walk->directory.path, candidate->name);
 }
 
 /*
  * Opens the newest valid checkpoint, and logs newer ones that are not valid. Returns
  * IOSHAPE_E_UNUSABLE if there are some but none is valid.
  *
- * While this function lists names or looks at a checkpoint, a newer one may appear and the listed
- * one may go. Then the listing may have neither. So if a candidate is gone, or no valid one is
- * found, it lists the names again, until neither names nor result change any more.
+ * While this function looks at one checkpoint after the other, a newer one may appear and the
+ * listed ones may go. So if none is valid, it lists them again, until the list no longer changes.
  */
 static int open_newest(struct group_generation *generation, const struct io_folder *directory,
 		       const struct base_log *log, struct base_error *error)
 {
-	struct unusable unusable;
-	struct group_candidates candidates;
-	uint32_t names, names_before = 0;
-	bool gone = true;
-	int ret = -ENOENT, ret_before = 0;
+	struct walk walk = { .directory = *directory };
+	struct unusable unusable = { 0 };
+	int ret = group_list_by_age(directory, &walk.candidates, error);
 
-	*generation = (struct group_generation)GROUP_NO_GENERATION;
-	for (int round = 0; gone && round < MOST_ROUNDS; round++) {
-		group_generation_close(generation);
-		ret = group_list_by_age(directory, &candidates, error);
-		if (ret)
-			return ret;
-		gone = false;
-		unusable = (struct unusable){ 0 };
-		ret = open_first(generation, directory, &candidates, &gone, &unusable, log, error);
-		gone = gone || ret;
-		names = base_crc32(0, candidates.all, candidates.count * sizeof(*candidates.all));
-		if (round && names == names_before && ret == ret_before)
-			gone = false;
-		names_before = names;
-		ret_before = ret;
-		group_candidates_free(&candidates);
-		if (error->code)
-			return ret;
+	if (ret)
+		return ret;
+	ret = -ENOENT;
+	while (ret && (walk.at < walk.candidates.count || has_changed(&walk))) {
+		struct base_error why = { 0 };
+
+		if (!walk.at)
+			unusable = (struct unusable){ 0 };
+		ret = open_candidate(&walk, generation, &why);
+		if (!ret || !why.code)
+			continue;
+		if (!is_its_own_fault(ret)) {
+			*error = why;
+			break;
+		}
+		if (ret != -ENOENT)
+			base_log(log, IOSHAPE_LOG_WARNING, "skipping checkpoint %s/%s: %s",
+				 directory->path, walk.candidates.all[walk.at - 1].name, why.text);
+		unusable_add(&unusable, &why);
 	}
-	return !ret ? 0 : fail_unusable(&unusable, directory->path, error);
+	group_candidates_free(&walk.candidates);
+	return !ret || error->code ? ret : fail_unusable(&unusable, directory->path, error);
 }
 
 /* ---- Opening a checkpoint -------------------------------------------------------------------- */
@@ -650,26 +655,15 @@ IOSHAPE_EXPORT int ioshape_generation_verify(struct ioshape_generation *generati
 /* How long other hosts may not see a checkpoint that rank 0 sees, because NFS caches names. */
 #define PATIENCE_NS 10000000000ull
 
-/* Most listings, in case a directory changes all the time. */
-#define MOST_LISTINGS 16
-
-/* Candidates in one of the two places: the tier or the directory. */
-struct place {
-	struct io_folder directory;
-	struct group_candidates candidates;
-	size_t at;
-};
-
 /* The search, as rank 0 keeps it. The other ranks receive its results. */
 struct search {
 	const struct ioshape_search_options *options;
 	bool begun, looked;
-	struct place near, there;
+	struct walk near, there;
 	/* Holders of the candidates of `near`, if nodes have tiers. */
 	struct group_spreads *spreads;
 	struct unusable unusable;
 	struct base_error unseen; /* why the tier could not be listed */
-	unsigned listings;
 };
 
 static const struct group_tier_ops *tiers_of(const struct ioshape_group *group)
@@ -699,11 +693,11 @@ static int share(struct group_round *round, const struct group_message *message,
 
 /* ---- Rank 0: finding the next candidate ------------------------------------------------------ */
 
-static int list_place(struct place *place, const char *path, struct base_error *failure)
+static int begin_walk(struct walk *walk, const char *path, struct base_error *failure)
 {
-	const int ret = group_open_directory(&place->directory, path, failure);
+	const int ret = group_open_directory(&walk->directory, path, failure);
 
-	return ret ? ret : group_list_by_age(&place->directory, &place->candidates, failure);
+	return ret ? ret : group_list_by_age(&walk->directory, &walk->candidates, failure);
 }
 
 static void begin_search(struct ioshape_group *group, struct search *search,
@@ -712,34 +706,11 @@ static void begin_search(struct ioshape_group *group, struct search *search,
 	search->begun = true;
 	/* The directory on the tier need not exist. */
 	if (!group_has_tiers(group) && group->near &&
-	    list_place(&search->near, group->near, &search->unseen) &&
+	    begin_walk(&search->near, group->near, &search->unseen) &&
 	    search->unseen.code != -ENOENT)
 		base_log(save_settings(group->context).log, IOSHAPE_LOG_WARNING, "%s",
 			 search->unseen.text);
-	list_place(&search->there, group->directory, failure);
-}
-
-/*
- * Lists a place again, because a newer checkpoint may have appeared and a listed one gone. Returns
- * true if the list has changed; then the search of this place begins anew.
- */
-static bool has_changed(struct search *search, struct place *place)
-{
-	struct group_candidates *before = &place->candidates, now;
-	bool changed;
-
-	if (++search->listings > MOST_LISTINGS || group_list_by_age(&place->directory, &now, NULL))
-		return false;
-	changed = now.count != before->count ||
-		  memcmp(now.all, before->all, now.count * sizeof(*now.all)) != 0;
-	if (changed) {
-		group_candidates_free(before);
-		*before = now;
-		place->at = 0;
-	} else {
-		group_candidates_free(&now);
-	}
-	return changed;
+	begin_walk(&search->there, group->directory, failure);
 }
 
 /* Returns whether the next candidate of the tiers cannot be restored from them, but has been
@@ -756,11 +727,11 @@ static bool is_drained_only(const struct ioshape_group *group, const struct sear
 	return drained && tiers_of(group)->check(search->spreads, search->near.at, &unseen);
 }
 
-/* Returns the place with the newest candidate that is left, or NULL if there is none. If both
- * places have that candidate, returns the tier. */
-static struct place *next_place(const struct ioshape_group *group, struct search *search)
+/* Returns the walk with the newest candidate that is left, or NULL if there is none. If both walks
+ * have that candidate, returns that of the tier. */
+static struct walk *next_walk(const struct ioshape_group *group, struct search *search)
 {
-	struct place *near = &search->near, *there = &search->there;
+	struct walk *near = &search->near, *there = &search->there;
 
 	for (; near->at < near->candidates.count; near->at++) {
 		if (there->at < there->candidates.count &&
@@ -792,7 +763,8 @@ static void look_for_next(struct ioshape_group *group, struct search *search,
 			  struct group_found *found)
 {
 	struct base_error *failure = &found->failure;
-	struct place *place;
+	struct group_generation generation;
+	struct walk *walk;
 	int ret;
 
 	*found = (struct group_found){ .step = IOSHAPE_LATEST };
@@ -801,20 +773,22 @@ static void look_for_next(struct ioshape_group *group, struct search *search,
 	if (failure->code)
 		return;
 	do {
-		place = next_place(group, search);
-		if (!place) {
+		walk = next_walk(group, search);
+		if (!walk) {
+			found->step = IOSHAPE_LATEST;
 			fail_search(group, search, failure);
 			return;
 		}
-		found->near = place == &search->near;
-		base_error_begin(failure);
-		if (found->near && group_has_tiers(group))
-			ret = tiers_of(group)->check(search->spreads, place->at, failure);
-		else
-			ret = look_at_candidate(&place->directory, &place->candidates, place->at,
-						failure);
-	} while (ret == -ENOENT && has_changed(search, place));
-	found->step = place->candidates.all[place->at++].step;
+		found->near = walk == &search->near;
+		found->step = walk->candidates.all[walk->at].step;
+		if (found->near && group_has_tiers(group)) {
+			ret = tiers_of(group)->check(search->spreads, walk->at++, failure);
+		} else {
+			ret = open_candidate(walk, &generation, failure);
+			if (!ret)
+				group_generation_close(&generation);
+		}
+	} while (ret == -EAGAIN && !failure->code);
 }
 
 /* ---- All ranks: checking whether it is intact ------------------------------------------------ */
@@ -990,10 +964,10 @@ static void pass_over(const struct ioshape_group *group, struct search *search,
 		options->passed_over(options->passed_over_user, found->step);
 }
 
-static void close_place(struct place *place)
+static void end_walk(struct walk *walk)
 {
-	group_candidates_free(&place->candidates);
-	io_folder_close(&place->directory);
+	group_candidates_free(&walk->candidates);
+	io_folder_close(&walk->directory);
 }
 
 static int find(struct ioshape_group *group, const struct ioshape_search_options *options,
@@ -1016,8 +990,8 @@ static int find(struct ioshape_group *group, const struct ioshape_search_options
 		}
 		pass_over(group, &search, found);
 	}
-	close_place(&search.near);
-	close_place(&search.there);
+	end_walk(&search.near);
+	end_walk(&search.there);
 	if (search.spreads)
 		tiers_of(group)->free(search.spreads);
 	return ret;

@@ -603,7 +603,8 @@ static void offer_all(const struct ioshape_group *group, struct offers *offers)
 	if (!io_folder_open(&directory, group->near, NULL) &&
 	    !group_list_by_age(&directory, &candidates, NULL)) {
 		for (size_t i = 0; i < candidates.count && offers->count < MOST_OFFERED; i++) {
-			if (group_open_candidate(&generation, &directory, &candidates, i, NULL))
+			if (group_generation_open(&generation, &directory, candidates.all[i].name,
+						  candidates.all[i].step, NULL))
 				continue;
 			offer_one(group, &generation, offers);
 			group_generation_close(&generation);

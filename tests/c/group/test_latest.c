@@ -30,8 +30,8 @@ static void setup_search(void)
 
 static void teardown_search(void)
 {
-	close_place(&search.near);
-	close_place(&search.there);
+	end_walk(&search.near);
+	end_walk(&search.there);
 	ioshape_group_free(group);
 	teardown();
 }
@@ -72,6 +72,22 @@ TEST(searching, what_was_saved_after_the_listing_is_left_to_the_next_search)
 	ck_assert_int_eq(generation_save(6, "six", false, &error), 0);
 	look_for_next(group, &search, &found);
 	ck_assert_int_eq(found.failure.code, 0);
+	ck_assert_uint_eq(found.step, 5);
+}
+
+TEST(searching, one_whose_age_was_unreadable_during_the_listing_finds_its_position)
+{
+	struct group_candidate *listed;
+
+	ck_assert_int_eq(generation_save(6, "six", false, &error), 0);
+	ck_assert(has_changed(&search.there));
+	listed = search.there.candidates.all;
+	listed[1] = listed[0];
+	listed[0] = (struct group_candidate){ .step = 5, .serial = GROUP_UNKNOWN_SERIAL };
+	group_step_name(listed[0].name, 5);
+	look_for_next(group, &search, &found);
+	ck_assert_uint_eq(found.step, 6);
+	look_for_next(group, &search, &found);
 	ck_assert_uint_eq(found.step, 5);
 }
 
