@@ -80,7 +80,8 @@ int ioshape_tier_open(struct ioshape_context *context, const char *folder,
  * copies, oldest first.
  *
  * @param tier   the tier
- * @param path   destination of the file or directory. It need not exist
+ * @param path   destination of the file, or of a group's checkpoint: its directory and
+ *               "step-<number>". It need not exist
  * @param bytes  number of bytes that will be saved; 0 if unknown
  * @param place  receives the path on the tier, to be freed with ioshape_free(). NULL if the call
  *               fails
@@ -113,8 +114,9 @@ struct ioshape_tier_keep_options {
  * @param tier     the tier
  * @param path     destination. The path that ioshape_tier_place() was given
  * @param options  options of the copy. NULL for all defaults
- * @return 0; -ENOENT if there is no copy of `path` on the tier; -EINVAL for an invalid argument;
- *         -EPERM in a forked child; another negative code
+ * @return 0; -ENOENT if there is no copy of `path` on the tier; -EINVAL for an invalid argument, or
+ *         for a directory that is no group's checkpoint; -EPERM in a forked child; another negative
+ *         code
  */
 int ioshape_tier_keep(struct ioshape_tier *tier, const char *path,
 		      const struct ioshape_tier_keep_options *options);
@@ -142,7 +144,7 @@ struct ioshape_tier_copy {
 	int64_t saved_s;   /**< time of the save, in seconds since 1970 */
 	/** number in the journal, lower for copies that are drained earlier; 0 if drained */
 	uint64_t number;
-	uint32_t directory; /**< 1 if the copy is a directory */
+	uint32_t directory; /**< 1 if the copy is a directory: a group's checkpoint */
 	uint32_t reserved;  /**< 0 */
 };
 
@@ -178,7 +180,7 @@ enum ioshape_drained {
 /** Options of a drain. */
 struct ioshape_drain_options {
 	size_t size; /**< sizeof(struct ioshape_drain_options) */
-	/** destination of the copy to drain, a file or directory; NULL for all copies */
+	/** destination of the copy to drain; NULL for all copies */
 	const char *path;
 	/**
 	 * Called for each copy when it is done, with its destination, the result and the bytes that

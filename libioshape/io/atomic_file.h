@@ -21,14 +21,6 @@
  */
 void io_temporary_name(int folder_fd, const char *name, char into[NAME_MAX + 1]);
 
-/*
- * Removes temporary files and directories whose writers are dead, as far as the budget allows
- * (NULL: all of them). Touches nothing that a living process writes. Best effort; errors are
- * ignored.
- */
-void io_remove_stale(int directory_fd, const char *directory, struct base_budget *budget,
-		     const struct base_log *log);
-
 /* Sets the modification time of a copy. Returns 0 or a negative errno. */
 int io_set_time(int fd, int64_t modified_ns);
 

@@ -580,6 +580,14 @@ struct io_new_folder {
 	}
 
 /*
+ * Removes temporary files and directories whose writers are dead, as far as the budget allows
+ * (NULL: all of them). Touches nothing that a living process writes. Best effort; errors are
+ * ignored.
+ */
+void io_remove_stale(int directory_fd, const char *directory, struct base_budget *budget,
+		     const struct base_log *log);
+
+/*
  * Creates the temporary directory beside `path`, which must be absolute. On failure `made` is
  * closed. `tidying` is as in struct io_file_options.
  */

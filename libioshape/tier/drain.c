@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Drains a tier: copies what waits in the journal to its destinations, one after the other. One
- * process drains a tier at a time. A copy is a file, a directory, or this node's files of a
- * checkpoint of several nodes. Files are read and verified on the tier, and written at the
- * destination like any save.
+ * process drains a tier at a time. A copy is a file, a checkpoint of a group, or this node's files
+ * of such a checkpoint. Files are read and verified on the tier, and written at the destination
+ * like any save.
  */
 #define _GNU_SOURCE
 #include "tier/tier.h"
@@ -52,20 +52,26 @@ static int plan(struct carry *carry, const struct io_entry *there, struct base_e
 	return ret;
 }
 
-static bool is_newer_there(const struct carry *carry)
-{
-	struct io_entry there;
-
-	return !io_look(carry->entry->path, true, &there) &&
-	       there.modified_ns > carry->original.newest_ns;
-}
-
 /* Sets the result for a destination that is newer. The entry then gets the time that the copy would
  * have had there. */
 static void find_newer(struct carry *carry)
 {
 	carry->result = IOSHAPE_DRAINED_NEWER;
 	carry->there_ns = carry->original.modified_ns;
+}
+
+/* Returns 0 if the destination was not replaced because another process has just saved there,
+ * otherwise `ret`. */
+static int unless_newer(struct carry *carry, int ret, struct base_error *error)
+{
+	struct io_entry there;
+
+	if (ret != -EEXIST || io_look(carry->entry->path, true, &there) ||
+	    there.modified_ns <= carry->original.newest_ns)
+		return ret;
+	base_error_begin(error);
+	find_newer(carry);
+	return 0;
 }
 
 static int see_name(void *user, const char *name, struct base_error *error)
@@ -88,17 +94,6 @@ static bool is_empty_folder(const char *path, const struct io_entry *there)
 	return empty;
 }
 
-/* Creates the directories above a path, as a direct save of a directory does. */
-static int make_above(const char *path, struct base_error *error)
-{
-	char *above = base_directory_of(path);
-	const int ret = above ? io_folder_make(above, error) :
-				base_no_memory(error, "a path", strlen(path));
-
-	free(above);
-	return ret;
-}
-
 static int look_there(struct carry *carry, struct base_error *error)
 {
 	const char *path = carry->entry->path;
@@ -112,9 +107,7 @@ static int look_there(struct carry *carry, struct base_error *error)
 		return base_refuse(error, -EEXIST, "cannot commit \"%s\": %s", path,
 				   there.kind == IO_FOLDER ? "a directory is there" :
 							     "what is there is not a directory");
-	ret = carry->copy.kind == IO_FOLDER ? make_above(path, error) : 0;
-	if (!ret)
-		ret = plan(carry, is_there ? &there : NULL, error);
+	ret = plan(carry, is_there ? &there : NULL, error);
 	if (!ret && is_there && there.modified_ns > carry->original.newest_ns)
 		find_newer(carry);
 	return ret;
@@ -130,7 +123,7 @@ struct file {
 	const char *from, *to; /* paths of the copy and of the destination */
 	struct io_entry copy;
 	struct io_original original;
-	bool in_new_directory;
+	bool of_checkpoint;
 	int64_t there_ns; /* result: modification time at the destination */
 	/* The following members are used while the file is copied. */
 	struct ioshape_reader *reader;
@@ -211,7 +204,7 @@ static int tell_progress(void *user, enum ioshape_phase phase, uint64_t done, ui
 
 	(void)total;
 	/* A directory ends when it is in place, and not with one of its files. */
-	if (!options->progress || (file->in_new_directory && phase >= IOSHAPE_PHASE_COMMIT))
+	if (!options->progress || (file->of_checkpoint && phase >= IOSHAPE_PHASE_COMMIT))
 		return 0;
 	return options->progress(options->progress_user, phase,
 				 MIN(carry->done + done, carry->bytes), carry->bytes);
@@ -236,7 +229,6 @@ static int write_there(struct file *file, struct base_error *error)
 			.progress_total = bytes,
 		},
 		.checks_space = bytes > 0,
-		.in_new_directory = file->in_new_directory,
 		.checksums = file->checksums.beside ? &file->checksums : NULL,
 		.put = put_all,
 		.user = file,
@@ -261,8 +253,8 @@ static int carry_file(struct file *file, struct base_error *error)
 	return ret;
 }
 
-/* Copies the file of this name from one directory to another one, which is new. */
-static int carry_named(struct carry *carry, const char *from, const char *to, const char *name,
+/* Copies the file of this name from the copy to another directory. */
+static int carry_named(struct carry *carry, const char *to, const char *name,
 		       const struct io_entry *copy, const struct io_original *original,
 		       struct base_error *error)
 {
@@ -270,12 +262,12 @@ static int carry_named(struct carry *carry, const char *from, const char *to, co
 		.carry = carry,
 		.copy = *copy,
 		.original = *original,
-		.in_new_directory = true,
+		.of_checkpoint = true,
 	};
 	char *from_path = NULL, *to_path = NULL;
 	int ret;
 
-	if (asprintf(&from_path, "%s/%s", from, name) < 0)
+	if (asprintf(&from_path, "%s/%s", carry->entry->place, name) < 0)
 		from_path = NULL;
 	if (asprintf(&to_path, "%s/%s", to, name) < 0)
 		to_path = NULL;
@@ -289,182 +281,19 @@ static int carry_named(struct carry *carry, const char *from, const char *to, co
 	return ret;
 }
 
-/* ---- Draining a directory -------------------------------------------------------------------- */
+/* ---- Draining a checkpoint of a group -------------------------------------------------------- */
 
-/* All files are copied into a new directory beside the destination, which is then renamed into
- * place. */
+/* Each node copies the files that it has into one hidden directory beside the destination. The node
+ * that finds all files there adds the manifest, which every node has, and renames the directory
+ * into place. */
 
-/* Each level costs descriptors and stack. No framework nests its checkpoints half as deep. */
-#define MOST_LEVELS 8
-
-/* A directory of the copy, or the copy itself. */
-struct level {
-	struct carry *carry;
-	const struct io_folder *from, *to;
-	/* difference between a time at the destination and the same time on the tier */
-	int64_t later_ns;
-	unsigned levels; /* levels of directories that it may contain */
-};
-
-/* Returns whether a file holds the checksums of another file of the directory. They are not copied,
- * because copying that file writes them again. */
-static bool are_checksums(const struct io_folder *folder, const char *name)
-{
-	const size_t bytes = strlen(name), suffix = strlen(FORMAT_CHECKSUMS_SUFFIX);
-	char file[NAME_MAX + 1];
-	struct io_entry entry;
-
-	if (bytes <= suffix || strcmp(name + bytes - suffix, FORMAT_CHECKSUMS_SUFFIX))
-		return false;
-	snprintf(file, sizeof(file), "%.*s", (int)(bytes - suffix), name);
-	return !io_folder_look(folder, file, &entry, NULL) && entry.kind == IO_FILE;
-}
-
-static struct io_original original_of(const struct level *level, const struct io_entry *copy)
-{
-	return (struct io_original){
-		.modified_ns = copy->modified_ns + level->later_ns,
-		.mode = copy->mode,
-		.newest_ns = INT64_MAX, /* the directory is new, so there is nothing newer */
-	};
-}
-
-static int carry_all(const struct level *level, struct base_error *error);
-
-static int carry_inner(const struct level *level, const char *name, const struct io_entry *copy,
-		       struct base_error *error)
-{
-	const struct io_original original = original_of(level, copy);
-	struct io_folder from = IO_NO_FOLDER, to = IO_NO_FOLDER;
-	struct level inner = *level;
-	int ret;
-
-	if (!level->levels)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "cannot drain \"%s/%s\": its directories are nested too deeply",
-				   level->from->path, name);
-	inner.levels--;
-	inner.from = &from;
-	inner.to = &to;
-	ret = io_folder_open_in(&from, level->from, name, error);
-	if (!ret)
-		ret = io_folder_create_in(&to, level->to, name, error);
-	if (ret == -EEXIST)
-		ret = base_fail(error, ret, "cannot make \"%s/%s\"", level->to->path, name);
-	if (!ret)
-		ret = carry_all(&inner, error);
-	if (!ret)
-		ret = io_folder_resemble(&to, &original, error);
-	if (!ret)
-		ret = io_folder_sync(&to, error);
-	io_folder_close(&to);
-	io_folder_close(&from);
-	return ret;
-}
-
-static int carry_one(void *user, const char *name, struct base_error *error)
-{
-	const struct level *level = user;
-	struct io_original original;
-	struct io_entry copy;
-	int ret = io_folder_look(level->from, name, &copy, error);
-
-	if (ret == -ENOENT)
-		return -EAGAIN;
-	if (ret)
-		return ret;
-	original = original_of(level, &copy);
-	if (copy.kind == IO_FOLDER)
-		return carry_inner(level, name, &copy, error);
-	if (copy.kind == IO_FILE)
-		return are_checksums(level->from, name) ?
-			       0 :
-			       carry_named(level->carry, level->from->path, level->to->path, name,
-					   &copy, &original, error);
-	return base_refuse(error, -EINVAL,
-			   "cannot drain \"%s/%s\": it is neither a file nor a directory",
-			   level->from->path, name);
-}
-
-static int carry_all(const struct level *level, struct base_error *error)
-{
-	struct level own = *level;
-
-	return io_folder_list(level->from, carry_one, &own, error);
-}
-
-static int fill(struct carry *carry, const struct io_folder *to, struct base_error *error)
-{
-	struct io_folder from;
-	struct level level = {
-		.carry = carry,
-		.from = &from,
-		.to = to,
-		.later_ns = carry->original.modified_ns - carry->copy.modified_ns,
-		.levels = MOST_LEVELS,
-	};
-	int ret = io_folder_open(&from, carry->entry->place, error);
-
-	if (!ret)
-		ret = carry_all(&level, error);
-	io_folder_close(&from);
-	/* The failure may come from a process that replaced the copy meanwhile. */
-	if (ret != -ECANCELED && !is_still_there(carry->entry->place, &carry->copy)) {
-		base_error_begin(error);
-		return -EAGAIN;
-	}
-	return ret ? ret : io_folder_resemble(to, &carry->original, error);
-}
-
-/* Renames the new directory into place and takes its modification time. */
-static int put_directory_in_place(struct carry *carry, struct io_new_folder *made,
-				  struct base_error *error)
-{
-	struct io_entry there;
-	int ret = io_folder_look(&made->folder, ".", &there, error);
-
-	if (!ret)
-		ret = io_new_folder_replace(made, FORMAT_MANIFEST_NAME, carry->original.newest_ns,
-					    error);
-	if (!ret)
-		carry->there_ns = there.modified_ns;
-	return ret;
-}
-
-/* Copies a directory with everything in it, which appears atomically. */
-static int carry_folder(struct carry *carry, struct base_error *error)
-{
-	const struct base_log *log = save_settings(carry->tier->context).log;
-	const struct ioshape_drain_options *options = carry->options;
-	struct base_budget tidying = base_budget_begin();
-	struct io_new_folder made;
-	int ret = io_new_folder_make(&made, carry->entry->path, &tidying, log, error);
-
-	if (ret)
-		return ret;
-	ret = fill(carry, &made.folder, error);
-	if (!ret)
-		ret = put_directory_in_place(carry, &made, error);
-	io_new_folder_close(&made, log);
-	if (!ret && options->progress)
-		options->progress(options->progress_user, IOSHAPE_PHASE_DONE, carry->bytes,
-				  carry->bytes);
-	return ret;
-}
-
-/* ---- Draining a checkpoint of several nodes -------------------------------------------------- */
-
-/* If a checkpoint is spread over the tiers of several nodes, each node copies its files into one
- * hidden directory beside the destination. The node that finds all files there adds the manifest,
- * which every node has, and renames the directory into place. */
-
-/* A checkpoint of several nodes, and its destination. */
+/* A checkpoint, and its destination. */
 struct gathering {
 	struct carry *carry;
 	struct group_generation here;
 	struct io_folder there; /* directory of the checkpoints */
 	const char *name;       /* name of the checkpoint in it */
-	/* name of the hidden directory for the files of all nodes */
+	/* name of the hidden directory for its files */
 	char together[GROUP_ATTEMPT_NAME_BYTES];
 	struct io_folder folder; /* hidden directory */
 };
@@ -544,8 +373,8 @@ static int bring_all(struct gathering *gathering, struct base_error *error)
 		original.mode = copy.mode;
 		if (!ret && (io_folder_look(&gathering->folder, listed->name, &there, NULL) ||
 			     there.bytes != listed->bytes))
-			ret = carry_named(carry, carry->entry->place, gathering->folder.path,
-					  listed->name, &copy, &original, error);
+			ret = carry_named(carry, gathering->folder.path, listed->name, &copy,
+					  &original, error);
 		else
 			carry->done += copy.bytes;
 	}
@@ -561,25 +390,44 @@ static int put_manifest(struct gathering *gathering, struct base_error *error)
 
 	ret = io_folder_get(&gathering->here.folder, FORMAT_MANIFEST_NAME,
 			    FORMAT_MAX_MANIFEST_BYTES, &text, NULL, error);
-	if (!ret)
-		ret = io_folder_put(&gathering->folder, FORMAT_MANIFEST_NAME, text.data, text.bytes,
-				    error);
+	/* A node that died may have left one here. */
+	if (!ret) {
+		ret = io_put_whole(gathering->folder.fd, FORMAT_MANIFEST_NAME, text.data,
+				   text.bytes, true, 0666);
+		if (ret)
+			base_fail(error, ret, "cannot write \"%s/" FORMAT_MANIFEST_NAME "\"",
+				  gathering->folder.path);
+	}
 	base_buffer_free(&text);
 	return ret;
 }
 
+/* Renames the hidden directory into place and takes its modification time. */
 static int replace(struct gathering *gathering, struct base_error *error)
 {
 	struct carry *carry = gathering->carry;
+	const struct ioshape_drain_options *options = carry->options;
 	struct io_new_folder made = {
 		.above = gathering->there,
 		.folder = gathering->folder,
 		.name = (char *)(uintptr_t)gathering->name,
 	};
+	struct io_entry there;
 	int ret = io_folder_resemble(&gathering->folder, &carry->original, error);
 
 	snprintf(made.temporary, sizeof(made.temporary), "%s", gathering->together);
-	return ret ? ret : put_directory_in_place(carry, &made, error);
+	if (!ret)
+		ret = io_folder_look(&made.folder, ".", &there, error);
+	if (!ret)
+		ret = io_new_folder_replace(&made, FORMAT_MANIFEST_NAME, carry->original.newest_ns,
+					    error);
+	if (ret)
+		return unless_newer(carry, ret, error);
+	carry->there_ns = there.modified_ns;
+	if (options->progress)
+		options->progress(options->progress_user, IOSHAPE_PHASE_DONE, carry->bytes,
+				  carry->bytes);
+	return 0;
 }
 
 /* Completes the checkpoint. If locks work between the nodes, one node at a time does so. If the
@@ -603,6 +451,18 @@ static int put_generation_in_place(struct gathering *gathering, struct base_erro
 
 /* ---- The whole checkpoint -------------------------------------------------------------------- */
 
+/* Removes what dead drains left at the destination. */
+static void tidy(const struct gathering *gathering)
+{
+	const struct base_log *log = save_settings(gathering->carry->tier->context).log;
+	const struct io_folder *there = &gathering->there, *folder = &gathering->folder;
+	struct base_budget budget = base_budget_begin();
+
+	io_remove_stale(folder->fd, folder->path, &budget, log);
+	io_remove_stale(there->fd, there->path, &budget, log);
+	group_tidy(there, NULL, NULL, &budget, log);
+}
+
 static int open_together(struct gathering *gathering, struct base_error *error)
 {
 	const struct format_manifest *manifest = &gathering->here.manifest;
@@ -616,6 +476,8 @@ static int open_together(struct gathering *gathering, struct base_error *error)
 	if (!ret)
 		ret = io_folder_open(&gathering->folder, path, error);
 	free(path);
+	if (!ret)
+		tidy(gathering);
 	return ret;
 }
 
@@ -649,7 +511,8 @@ static int gather(struct gathering *gathering, struct base_error *error)
 					  base_pass_on(error, &missing);
 }
 
-/* Opens the checkpoint on this tier. Returns 1 if it is none of several nodes. */
+/* Opens the checkpoint on this tier. Returns -EAGAIN, without an error message, if it was replaced
+ * meanwhile. */
 static int open_here(struct gathering *gathering, struct base_error *error)
 {
 	const struct carry *carry = gathering->carry;
@@ -660,22 +523,34 @@ static int open_here(struct gathering *gathering, struct base_error *error)
 
 	if (!path)
 		return base_no_memory(error, "a path", strlen(carry->entry->place));
-	ret = name.kind == GROUP_NAME_STEP ? io_folder_open(&above, path, error) : 1;
+	ret = io_folder_open(&above, path, error);
 	free(path);
 	if (ret)
 		return ret;
-	if (group_generation_open(&gathering->here, &above, gathering->name, name.step, NULL))
-		ret = 1;
-	else if (!group_is_of_nodes(&gathering->here.folder))
-		ret = 1;
+	ret = group_generation_open(&gathering->here, &above, gathering->name, name.step, error);
 	io_folder_close(&above);
-	return ret;
+	if (ret && !is_still_there(carry->entry->place, &carry->copy)) {
+		base_error_begin(error);
+		return -EAGAIN;
+	}
+	return ret != -ENOENT ? ret :
+				base_refuse(error, IOSHAPE_E_DAMAGED,
+					    "\"%s\" has no manifest: it is not a checkpoint",
+					    carry->entry->place);
 }
 
-/* Copies the files of a checkpoint that this node has. Returns 1 if the copy is no checkpoint of
- * several nodes. As long as files of other nodes are missing, the result is IOSHAPE_DRAINED_WAITS
- * with an error message. */
-static int carry_nodes(struct carry *carry, struct base_error *error)
+/* Removes what a failed drain has copied, unless other nodes add to it. */
+static void remove_copied(const struct gathering *gathering)
+{
+	if (gathering->folder.fd >= 0 && !group_is_of_nodes(&gathering->here.folder) &&
+	    io_folder_is_named(&gathering->folder, &gathering->there, gathering->together))
+		io_folder_remove(&gathering->folder, &gathering->there, gathering->together, NULL,
+				 NULL, NULL, NULL);
+}
+
+/* Copies a checkpoint, or this node's files of it. As long as files of other nodes are missing, the
+ * result is IOSHAPE_DRAINED_WAITS with an error message. */
+static int carry_checkpoint(struct carry *carry, struct base_error *error)
 {
 	struct gathering gathering = {
 		.carry = carry,
@@ -696,6 +571,8 @@ static int carry_nodes(struct carry *carry, struct base_error *error)
 		ret = io_folder_open(&gathering.there, above, error);
 	if (!ret)
 		ret = gather(&gathering, error);
+	if (ret || carry->result == IOSHAPE_DRAINED_NEWER)
+		remove_copied(&gathering);
 	io_folder_close(&gathering.folder);
 	io_folder_close(&gathering.there);
 	group_generation_close(&gathering.here);
@@ -712,35 +589,15 @@ static int carry_alone(struct carry *carry, struct base_error *error)
 		.from = carry->entry->place,
 		.to = carry->entry->path,
 		.copy = carry->copy,
-		.original = carry->original,
 	};
-	const int ret = carry_file(&file, error);
+	int ret = look_there(carry, error);
 
-	carry->there_ns = file.there_ns;
-	return ret;
-}
-
-static int carry_what_is_there(struct carry *carry, struct base_error *error)
-{
-	int ret;
-
-	if (carry->copy.kind == IO_FOLDER) {
-		ret = carry_nodes(carry, error);
-		if (ret <= 0)
-			return ret;
-	}
-	ret = look_there(carry, error);
 	if (ret || carry->result != IOSHAPE_DRAINED)
 		return ret;
-	ret = carry->copy.kind == IO_FOLDER ? carry_folder(carry, error) :
-					      carry_alone(carry, error);
-	/* Another process has just saved there. */
-	if (ret == -EEXIST && is_newer_there(carry)) {
-		base_error_begin(error);
-		find_newer(carry);
-		ret = 0;
-	}
-	return ret;
+	file.original = carry->original;
+	ret = carry_file(&file, error);
+	carry->there_ns = file.there_ns;
+	return unless_newer(carry, ret, error);
 }
 
 /* Drains one copy. Returns -EAGAIN without an error message if the copy changed meanwhile. */
@@ -755,7 +612,10 @@ static int carry_copy(struct carry *carry, struct base_error *error)
 		return base_refuse(error, -EINVAL, "\"%s\" is neither a file nor a directory",
 				   carry->entry->place);
 	ret = tier_check_links(carry->entry->path, error);
-	return ret ? ret : carry_what_is_there(carry, error);
+	if (ret)
+		return ret;
+	return carry->copy.kind == IO_FOLDER ? carry_checkpoint(carry, error) :
+					       carry_alone(carry, error);
 }
 
 /* ---- The drain ------------------------------------------------------------------------------- */

@@ -872,6 +872,11 @@ int tier_keep(const struct ioshape_tier *tier, const char *place, uint32_t keep_
 	if (ret == -ENOENT)
 		base_refuse(error, ret, "\"%s\" was not saved on the tier \"%s\"", entry.path,
 			    tier->root.path);
+	if (!ret && copy.kind == IO_FOLDER &&
+	    group_parse_name(strrchr(place, '/') + 1).kind != GROUP_NAME_STEP)
+		ret = base_refuse_with(error, -EINVAL, "save it directly",
+				       "\"%s\" is a directory, and not a checkpoint of a group",
+				       entry.path);
 	if (!ret)
 		ret = tier_journal_read(tier, &journal, error);
 	if (!ret && !(once && is_kept(&journal, place, &copy)))

@@ -7,6 +7,7 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 
+#include <ioshape/group.h>
 #include <ioshape/tier.h>
 
 #include <errno.h>
@@ -21,6 +22,9 @@
 #define NEAR "tier"
 #define OLDER THERE "/older" /* a file that was drained before */
 #define NOTHING THERE "/nothing"
+#define STEP 7
+#define STEP_NAME "step-0000000007"
+#define SHARD "rank-00000.pt"
 
 enum content {
 	OLD,
@@ -29,7 +33,7 @@ enum content {
 };
 
 struct variant {
-	bool folder; /* the saved object is a directory of files */
+	bool folder; /* the saved object is a checkpoint of a group */
 	bool drains; /* the harmed operation is the drain, not the save */
 	bool full;   /* there is space only if a drained copy is removed */
 };
@@ -37,6 +41,8 @@ struct variant {
 static struct sample samples[CONTENTS];
 static uint8_t *archives[CONTENTS]; /* files with the samples */
 static size_t archive_bytes[CONTENTS];
+static uint8_t *shards[CONTENTS]; /* shards of checkpoints with the samples */
+static size_t shard_bytes[CONTENTS];
 static char places[PATH_MAX]; /* folder of the copies of files below THERE */
 
 static struct ioshape_context *context;
@@ -70,56 +76,24 @@ static int close_all(int ret)
 	return ret;
 }
 
-static int save_raw(const char *path, enum content content)
+/* Saves a checkpoint of one rank, as a group. */
+static int save_step(const char *directory, enum content content)
 {
-	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	const struct sample *sample = &samples[content];
-	struct ioshape_file *file;
-	int ret;
-
-	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
-	ret = harm_heed(ioshape_file_open(context, path, &options, &file));
-	if (ret)
-		return ret;
-	ret = harm_heed(ioshape_file_write(file, sample->expected[0], sample->bytes[0]));
-	if (!ret)
-		ret = harm_heed(ioshape_file_commit(file, NULL));
-	ioshape_file_free(file);
-	return ret;
-}
-
-/* Writes an archive, and a directory with a file that has checksums beside it. */
-static int fill(const char *folder, enum content content)
-{
-	char path[PATH_MAX + 16];
-	int ret;
-
-	snprintf(path, sizeof(path), "%s/file", folder);
-	ret = harm_heed(sample_save(context, path, &samples[content], NULL));
-	snprintf(path, sizeof(path), "%s/inner", folder);
-	if (!ret && mkdir(path, 0700))
-		ret = -errno;
-	snprintf(path, sizeof(path), "%s/inner/raw", folder);
-	return ret ? ret : save_raw(path, content);
-}
-
-static int save_folder(const char *path, enum content content)
-{
-	struct save_directory *directory;
-	int ret = harm_heed(save_directory_make(context, path, &directory));
+	struct ioshape_group *group;
+	int ret = harm_heed(ioshape_group_open(context, directory, NULL, &group));
 
 	if (ret)
 		return ret;
-	ret = fill(save_directory_path(directory), content);
-	if (!ret)
-		ret = harm_heed(save_directory_commit(directory));
-	save_directory_free(directory);
+	ret = harm_heed(ioshape_group_save_tensors(group, STEP, sample->tensors, sample->count,
+						   NULL, NULL));
+	ioshape_group_free(group);
 	return ret;
 }
 
 static const char *path_of(const struct variant *variant)
 {
-	return variant->folder ? THERE "/folder" : THERE "/file";
+	return variant->folder ? THERE "/" STEP_NAME : THERE "/file";
 }
 
 static int save_near(bool folder, const char *path, enum content content)
@@ -129,8 +103,12 @@ static int save_near(bool folder, const char *path, enum content content)
 
 	if (ret)
 		return ret;
-	ret = folder ? save_folder(place, content) :
-		       harm_heed(sample_save(context, place, &samples[content], NULL));
+	if (folder) {
+		*strrchr(place, '/') = 0;
+		ret = save_step(place, content);
+	} else {
+		ret = harm_heed(sample_save(context, place, &samples[content], NULL));
+	}
 	ioshape_free(place);
 	return ret ? ret : harm_heed(ioshape_tier_keep(tier, path, NULL));
 }
@@ -223,15 +201,14 @@ static int drain_well(const struct act *act)
 static bool holds(const struct variant *variant, enum content content)
 {
 	const char *path = path_of(variant);
-	char file[64], raw[64];
+	char shard[64], manifest[64];
 
 	if (!variant->folder)
 		return scratch_same(path, archives[content], archive_bytes[content]);
-	snprintf(file, sizeof(file), "%s/file", path);
-	snprintf(raw, sizeof(raw), "%s/inner/raw", path);
-	return !access(raw, F_OK) &&
-	       scratch_same(file, archives[content], archive_bytes[content]) &&
-	       scratch_same(raw, samples[content].expected[0], samples[content].bytes[0]);
+	snprintf(shard, sizeof(shard), "%s/" SHARD, path);
+	snprintf(manifest, sizeof(manifest), "%s/manifest.json", path);
+	return !access(manifest, F_OK) &&
+	       scratch_same(shard, shards[content], shard_bytes[content]);
 }
 
 static enum state look_there(const struct variant *variant)
@@ -290,6 +267,10 @@ static int save_archives(const struct act *act)
 		ret = sample_save(context, "old", &samples[OLD], NULL);
 	if (!ret)
 		ret = sample_save(context, "new", &samples[NEW], NULL);
+	if (!ret)
+		ret = save_step("olds", OLD);
+	if (!ret)
+		ret = save_step("news", NEW);
 	return close_all(ret);
 }
 
@@ -307,6 +288,8 @@ static void open_act(const struct act *act)
 	harm_alone(save_archives, act, "save");
 	archives[OLD] = scratch_read("old", &archive_bytes[OLD]);
 	archives[NEW] = scratch_read("new", &archive_bytes[NEW]);
+	shards[OLD] = scratch_read("olds/" STEP_NAME "/" SHARD, &shard_bytes[OLD]);
+	shards[NEW] = scratch_read("news/" STEP_NAME "/" SHARD, &shard_bytes[NEW]);
 }
 
 static void open_look(const struct act *act)
@@ -320,6 +303,7 @@ static void close_act(const struct act *act)
 	(void)act;
 	for (unsigned content = 0; content < CONTENTS; content++) {
 		free(archives[content]);
+		free(shards[content]);
 		sample_free(&samples[content]);
 	}
 }

@@ -30,12 +30,11 @@ class Saver:
         self.tier.keep(str(path))
         return path
 
-    def save_directory(self, name: str, **contents: bytes) -> Path:
-        """Save a directory with these files on the tier. Return its destination."""
-        path = self.slow / name
-        with ioshape.directory(self.tier.place(str(path), 0)) as folder:
-            for file, content in contents.items():
-                Path(folder, file).write_bytes(content)
+    def save_group(self, step: int) -> Path:
+        """Save a checkpoint of a group on the tier. Return its destination."""
+        path = self.slow / f"step-{step:010d}"
+        folder = Path(self.tier.place(str(path), 0)).parent
+        ioshape.save_group({"step": step}, folder, step=step)
         self.tier.keep(str(path))
         return path
 

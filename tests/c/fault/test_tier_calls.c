@@ -4,7 +4,7 @@
  * fails: nothing that was kept is lost, nothing is torn, and nothing older replaces what is newer.
  */
 #define _GNU_SOURCE
-#include "internal.h"
+#include "group/group.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/tier_calls.h"
@@ -20,12 +20,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* What is saved: versions, which tell themselves by every byte. A directory has two such files. */
+/* What is saved: versions, which tell themselves by every byte. A checkpoint of a group has two
+ * such files. */
 #define PATHS 3
-#define FOLDER 2 /* which of them is one */
+#define FOLDER 2 /* which of them is a checkpoint of a group */
 static const size_t bytes_of[PATHS] = { 3000, (1 << 20) + 5000, 30000 };
-static const char *const names_in_folder[] = { "0", "inner/1" };
-static const char *const path_of[PATHS] = { "there/small", "there/large", "there/folder" };
+#define STEP 7
+#define RANKS 2
+static const char *const path_of[PATHS] = { "there/small", "there/large", "there/step-0000000007" };
 
 /* Of all processes. */
 static struct {
@@ -74,24 +76,53 @@ static int save_file(const char *path, size_t bytes, uint32_t version)
 	return ret;
 }
 
+static int commit(struct group_attempt *attempt, size_t bytes, uint32_t crc32)
+{
+	char names[RANKS][FORMAT_PART_NAME_BYTES];
+	struct format_manifest_file files[RANKS];
+	struct format_manifest_part parts[RANKS];
+	struct format_manifest manifest = {
+		.step = STEP,
+		.saved = 1700000000,
+		.mode = IOSHAPE_MODE_EACH,
+		.rank_count = RANKS,
+		.parts = parts,
+		.file_count = RANKS,
+		.files = files,
+	};
+
+	for (uint32_t rank = 0; rank < RANKS; rank++) {
+		format_part_name(names[rank], rank);
+		files[rank] = (struct format_manifest_file){ names[rank], bytes, crc32, false };
+		parts[rank] = (struct format_manifest_part){ .file = rank,
+							     .crc32 = crc32,
+							     .bytes = bytes };
+	}
+	snprintf(manifest.attempt, sizeof(manifest.attempt), "%s", attempt->id);
+	return group_attempt_commit(attempt, &manifest, false, NULL);
+}
+
+/* Saves a checkpoint as a group does. */
 static int save_folder(const char *path, size_t bytes, uint32_t version)
 {
-	struct save_directory *directory;
-	char file[8192];
-	int ret = save_directory_make(context, path, &directory);
+	char *above = base_directory_of(path), name[FORMAT_PART_NAME_BYTES];
+	uint32_t *words = malloc(bytes);
+	struct group_attempt attempt = GROUP_NO_ATTEMPT;
+	int ret = words && above ? 0 : -ENOMEM;
 
-	if (!ret) {
-		snprintf(file, sizeof(file), "%s/inner", save_directory_path(directory));
-		ret = mkdir(file, 0777) ? -errno : 0;
-	}
-	for (int i = 0; !ret && i < 2; i++) {
-		snprintf(file, sizeof(file), "%s/%s", save_directory_path(directory),
-			 names_in_folder[i]);
-		ret = save_file(file, bytes, version);
+	for (size_t i = 0; words && i < bytes / sizeof(*words); i++)
+		words[i] = version;
+	if (!ret)
+		ret = group_attempt_begin(&attempt, above, STEP, NULL, "0000471a", NULL, NULL);
+	for (uint32_t rank = 0; !ret && rank < RANKS; rank++) {
+		format_part_name(name, rank);
+		ret = io_folder_put(&attempt.folder, name, words, bytes, NULL);
 	}
 	if (!ret)
-		ret = save_directory_commit(directory);
-	save_directory_free(directory);
+		ret = commit(&attempt, bytes, base_crc32(0, words, bytes));
+	group_attempt_abandon(&attempt);
+	free(words);
+	free(above);
 	return ret;
 }
 
@@ -111,9 +142,6 @@ static int save_on_tier(unsigned which)
 		return ret;
 	ret = save_at(place, which, version);
 	ioshape_free(place);
-	/* One that waits is in the way, as it would be at the destination. */
-	if (ret == -EEXIST && which == FOLDER)
-		return ioshape_tier_drain(tier, NULL);
 	if (!ret)
 		ret = ioshape_tier_keep(tier, path_of[which], NULL);
 	if (!ret)
@@ -144,12 +172,13 @@ static uint32_t version_of_file(const char *path, size_t bytes)
 /* Returns the version in an open directory, which its successor may replace and remove. */
 static uint32_t version_of_open_folder(int fd)
 {
-	char path[64];
-	uint32_t versions[2];
+	char path[64], name[FORMAT_PART_NAME_BYTES];
+	uint32_t versions[RANKS];
 
-	for (int i = 0; i < 2; i++) {
-		snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", fd, names_in_folder[i]);
-		versions[i] = version_of_file(path, bytes_of[FOLDER]);
+	for (uint32_t rank = 0; rank < RANKS; rank++) {
+		format_part_name(name, rank);
+		snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", fd, name);
+		versions[rank] = version_of_file(path, bytes_of[FOLDER]);
 	}
 	return versions[0] == versions[1] ? versions[0] : UINT32_MAX;
 }
@@ -438,22 +467,6 @@ TEST(tests, a_copy_that_is_half_removed_does_not_come_back)
 		at = calls_find("unlinkat", harm.nth);
 	} while (at >= 0);
 	ck_assert_uint_gt(tried, 4);
-}
-
-/* Another process removes the inner directory as soon as the drain has made it. */
-TEST(tests, a_directory_that_goes_meanwhile_is_not_called_drained)
-{
-	static const struct scene scene = { .which = FOLDER };
-	struct harm harm = { .scene = &scene, .mode = CALLS_COUNT, .code = ENOENT };
-	long made;
-
-	ck_assert(harm_once(&harm));
-	made = calls_find("mkdirat", 0);
-	made = calls_find("mkdirat", (unsigned long)made + 1);
-	ck_assert_int_gt(made, 0);
-	harm.mode = CALLS_FAIL;
-	harm.nth = (unsigned long)calls_find("openat64", (unsigned long)made) + 1;
-	ck_assert(harm_once(&harm));
 }
 
 /* ---- Anywhere -------------------------------------------------------------------------------- */

@@ -231,13 +231,14 @@ def test_what_replaces_an_object_is_read_once(store: Store, tmp_path: Path) -> N
 def test_what_lies_on_a_tier_alone_is_uploaded_from_there(store: Store, tmp_path: Path) -> None:
     with saver(tmp_path) as saves:
         file = saves.save("model.pt", b"weights")
-        folder = saves.save_directory("model", weights=b"1234", config=b"5")
+        folder = saves.save_group(1)
+        folder_bytes = next(one.n_bytes for one in saves.copies() if one.path == str(folder))
         variables = {**store.variables, "IOSHAPE_TIER": str(saves.fast)}
-        for path, n_bytes in ((file, 7), (folder, 5)):
+        for path, n_bytes in ((file, 7), (folder, folder_bytes)):
             text = succeed(call("upload", path, f"s3://{BUCKET}/run/", "--json", env=variables))
             (found,) = json.loads(text)
             assert (found["url"], found["bytes"]) == (f"s3://{BUCKET}/run/{path.name}", n_bytes)
-        assert {"run/model.pt", "run/model/weights"} <= set(store.objects())
+        assert {"run/model.pt", f"run/{folder.name}/manifest.json"} <= set(store.objects())
         # If the file at the destination is newer, it is uploaded instead of the copy.
         file.write_bytes(b"newer here")
         later = time.time_ns() + 10**9

@@ -680,7 +680,7 @@ def test_the_exporter_serves_what_waits_on_a_tier(tmp_path: Path) -> None:
     ):
         saves.save("a.pt", b"12345")
         saves.save("a.pt", b"123456")
-        saves.save_directory("model", weights=b"1234", config=b"5")
+        saves.save_group(1)
         with undrained(saves.fast):
             found = one.scrape()
         assert found[f"ioshape_tier_waiting{labels}"] == 2
