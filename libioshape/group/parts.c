@@ -800,7 +800,7 @@ static int begin_file(struct writing *writing, struct io_file_options *options,
 		return 0;
 	/* Listen before waiting for a slot, so that other ranks can connect meanwhile. */
 	stream_address(part, group->options.rank, address, sizeof(address));
-	return stream_listener_open(&writing->listener, address, error);
+	return stream_listener_open(&writing->listener, address, group->options.ranks, error);
 }
 
 int group_write_parts(struct group_part *part, struct group_written *written,

@@ -36,10 +36,7 @@
 /* Most tries to listen: another listener that removes dead sockets may take ours for dead. */
 #define MOST_TRIES 16
 
-/* Most connections without a stream. It exceeds the ranks of any host; each takes one to three
- * descriptors. */
-#define MOST_NEWCOMERS 4096u
-/* Time in which a connection must name its rank. */
+/* Time in which a connection must name its rank. Others wait meanwhile. */
 #define SILENCE_MS 10000u
 
 struct local_link {
@@ -336,22 +333,17 @@ static const struct stream_link_ops local_ops = {
 
 /* ---- Opening and closing the listener -------------------------------------------------------- */
 
-/* A connection whose stream was not asked for yet. Ranks connect in any order. */
-struct newcomer {
-	struct local_link *link;
-	uint64_t since_ns;
-	uint64_t rank; /* rank of the sender, once it has sent its hello */
+/* The connection of a rank whose stream was not asked for yet. Ranks connect in any order. */
+struct arrival {
+	struct local_link *link; /* NULL: the rank has not connected */
 	int memory_fd;
 };
 
-#define NOBODY UINT64_MAX
-
 struct stream_listener {
 	int fd;
-	struct sockaddr_un at;      /* its address; the path is empty before the socket listens */
-	struct newcomer *newcomers; /* connections, in no order */
-	struct pollfd *ready; /* poll entries: one for each connection, and one for the listener */
-	size_t count, room;
+	struct sockaddr_un at;    /* its address; the path is empty before the socket listens */
+	struct arrival *arrivals; /* by rank */
+	uint32_t ranks;
 };
 
 /* Listens, then gives the socket its name: a socket that has its name and does not listen is dead.
@@ -428,18 +420,24 @@ static void remove_dead(const struct sockaddr_un *beside)
 		closedir(listing);
 }
 
-int stream_listener_open(struct stream_listener **out, const char *address,
+int stream_listener_open(struct stream_listener **out, const char *address, uint32_t ranks,
 			 struct base_error *error)
 {
 	struct stream_listener *listener = calloc(1, sizeof(*listener));
 	struct sockaddr_un at;
-	int ret;
+	int ret = 0;
 
 	*out = NULL;
 	if (!listener)
 		return base_no_memory(error, "a socket of a writer", sizeof(*listener));
 	listener->fd = -1;
-	ret = find_address(&at, address, error);
+	listener->ranks = ranks;
+	listener->arrivals = calloc(ranks, sizeof(*listener->arrivals));
+	if (!listener->arrivals)
+		ret = base_no_memory(error, "ranks of this host",
+				     ranks * sizeof(*listener->arrivals));
+	if (!ret)
+		ret = find_address(&at, address, error);
 	if (ret)
 		goto fail;
 	remove_dead(&at);
@@ -459,194 +457,104 @@ fail:
 	return ret;
 }
 
-static void free_newcomer(struct newcomer *newcomer)
+static void drop(struct arrival *arrival)
 {
-	local_close(&newcomer->link->base);
-	base_close(newcomer->memory_fd);
+	if (!arrival->link)
+		return;
+	local_close(&arrival->link->base);
+	base_close(arrival->memory_fd);
+	arrival->link = NULL;
 }
 
 void stream_listener_close(struct stream_listener *listener)
 {
 	if (!listener)
 		return;
-	for (size_t i = 0; i < listener->count; i++)
-		free_newcomer(&listener->newcomers[i]);
+	for (uint32_t rank = 0; listener->arrivals && rank < listener->ranks; rank++)
+		drop(&listener->arrivals[rank]);
 	if (*listener->at.sun_path)
 		unlink(listener->at.sun_path);
 	base_close(listener->fd);
-	free(listener->newcomers);
-	free(listener->ready);
+	free(listener->arrivals);
 	free(listener);
 }
 
 /* ---- Accepting connections ------------------------------------------------------------------- */
 
-/* Makes room for one more connection, and for poll() on all of them. */
-static int make_room(struct stream_listener *listener, struct base_error *error)
+/* Waits for the hello of a connection, and keeps the connection for its rank. Closes one that sends
+ * no hello. Fails if go_on ends the wait. */
+static int take_hello(struct stream_listener *listener, struct local_link *link,
+		      const struct stream_wait *wait, struct base_error *error)
 {
-	const size_t room = listener->room ? 2 * listener->room : 16;
-	struct newcomer *newcomers;
-	struct pollfd *ready;
+	const uint64_t begin_ns = base_now_ns();
+	struct arrival arrival = { link, -1 };
+	struct stream_frame hello;
+	int ret, stopped = 0;
 
-	if (listener->count < listener->room)
-		return 0;
-	newcomers = realloc(listener->newcomers, room * sizeof(*newcomers));
-	if (!newcomers)
-		return base_no_memory(error, "ranks of this host", room * sizeof(*newcomers));
-	listener->newcomers = newcomers;
-	ready = realloc(listener->ready, (room + 1) * sizeof(*ready));
-	if (!ready)
-		return base_no_memory(error, "ranks of this host", (room + 1) * sizeof(*ready));
-	listener->ready = ready;
-	listener->room = room;
+	while ((ret = receive_message(link, &hello, &arrival.memory_fd)) == -EAGAIN && !stopped &&
+	       base_now_ns() - begin_ns < base_ms_to_ns(SILENCE_MS)) {
+		if (!local_wait(&link->base, false))
+			stopped = stream_go_on(wait, error);
+	}
+	if (ret || hello.kind != STREAM_HELLO || hello.offset >= listener->ranks) {
+		drop(&arrival);
+		return stopped;
+	}
+	/* If a rank has connected again, it has given up its earlier connection. */
+	drop(&listener->arrivals[hello.offset]);
+	listener->arrivals[hello.offset] = arrival;
 	return 0;
 }
 
-static int accept_all(struct stream_listener *listener, struct base_error *error)
+/* Accepts a connection. Returns 1 if there is none. */
+static int accept_next(struct stream_listener *listener, const struct stream_wait *wait,
+		       struct base_error *error)
 {
+	const int fd =
+		base_above_streams(accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
 	struct local_link *link;
-	int ret, fd;
-
-	for (;;) {
-		ret = make_room(listener, error);
-		if (ret || listener->count == MOST_NEWCOMERS)
-			return ret;
-		fd = base_above_streams(
-			accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
-		if (fd < 0) {
-			if (errno == EAGAIN)
-				return 0;
-			if (errno == EINTR || errno == ECONNABORTED)
-				continue;
-			return base_fail_with(
-				error, -errno, "raise ulimit -n",
-				"cannot accept connections from other ranks of this host at \"%s\"",
-				listener->at.sun_path);
-		}
-		link = take_socket(fd, false, &ret);
-		/* Ignore connections of other users. */
-		if (!link)
-			continue;
-		listener->newcomers[listener->count++] = (struct newcomer){
-			.link = link,
-			.since_ns = base_now_ns(),
-			.rank = NOBODY,
-			.memory_fd = -1,
-		};
-	}
-}
-
-/* Returns the position of the connection of `rank`, ignoring position `but`; listener->count if
- * there is none. */
-static size_t find(const struct stream_listener *listener, uint64_t rank, size_t but)
-{
-	size_t i = 0;
-
-	while (i < listener->count && (i == but || listener->newcomers[i].rank != rank))
-		i++;
-	return i;
-}
-
-/* Receives the hello of a connection. Returns false if the connection must be closed. */
-static bool hear(struct newcomer *newcomer)
-{
-	struct stream_frame hello;
-	int ret = receive_message(newcomer->link, &hello, &newcomer->memory_fd);
-
-	if (ret == -EAGAIN)
-		return base_now_ns() - newcomer->since_ns < base_ms_to_ns(SILENCE_MS);
-	if (ret || hello.kind != STREAM_HELLO || hello.offset > UINT32_MAX)
-		return false;
-	newcomer->rank = hello.offset;
-	return true;
-}
-
-static void drop_newcomer(struct stream_listener *listener, size_t position)
-{
-	free_newcomer(&listener->newcomers[position]);
-	listener->newcomers[position] = listener->newcomers[--listener->count];
-}
-
-static void hear_all(struct stream_listener *listener)
-{
-	struct newcomer *newcomers = listener->newcomers;
-
-	/* Go backwards: drop_newcomer() moves the last connection here, which was handled
-	 * already. */
-	for (size_t i = listener->count; i--;) {
-		size_t other;
-
-		if (newcomers[i].rank != NOBODY)
-			continue;
-		if (!hear(&newcomers[i])) {
-			drop_newcomer(listener, i);
-			continue;
-		}
-		other = find(listener, newcomers[i].rank, i);
-		/* If a rank has connected again, it has given up its earlier connection. */
-		if (newcomers[i].rank != NOBODY && other < listener->count)
-			drop_newcomer(listener, newcomers[i].since_ns > newcomers[other].since_ns ?
-							other :
-							i);
-	}
-}
-
-static int wait_for_newcomers(struct stream_listener *listener, const struct stream_wait *wait,
-			      struct base_error *error)
-{
-	size_t count = 0;
-
-	for (size_t i = 0; i < listener->count; i++)
-		if (listener->newcomers[i].rank == NOBODY)
-			listener->ready[count++] = (struct pollfd){
-				.fd = listener->newcomers[i].link->fd,
-				.events = POLLIN,
-			};
-	if (listener->count < MOST_NEWCOMERS)
-		listener->ready[count++] = (struct pollfd){ .fd = listener->fd, .events = POLLIN };
-	if (poll(listener->ready, count, STREAM_PATIENCE_MS) > 0)
-		return 0;
-	return stream_go_on(wait, error);
-}
-
-/* Waits for the connection of `rank` and removes it from the list. The caller owns its link and
- * fd. */
-static int await_newcomer(struct stream_listener *listener, uint32_t rank,
-			  struct newcomer *newcomer, const struct stream_wait *wait,
-			  struct base_error *error)
-{
-	size_t position;
 	int ret;
 
-	for (;;) {
-		ret = accept_all(listener, error);
-		if (ret)
-			return ret;
-		hear_all(listener);
-		position = find(listener, rank, listener->count);
-		if (position < listener->count)
-			break;
-		ret = wait_for_newcomers(listener, wait, error);
-		if (ret)
-			return ret;
-	}
-	*newcomer = listener->newcomers[position];
-	listener->newcomers[position] = listener->newcomers[--listener->count];
-	return 0;
+	if (fd < 0 && errno == EAGAIN)
+		return 1;
+	if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
+		return 0;
+	if (fd < 0)
+		return base_fail_with(
+			error, -errno, "raise ulimit -n",
+			"cannot accept connections from other ranks of this host at \"%s\"",
+			listener->at.sun_path);
+	link = take_socket(fd, false, &ret);
+	/* Ignore connections of other users. */
+	return link ? take_hello(listener, link, wait, error) : 0;
 }
 
 int stream_receiver_open_local(struct stream_receiver **out, struct stream_listener *listener,
 			       uint32_t rank, const struct stream_wait *wait,
 			       struct base_error *error)
 {
-	struct newcomer newcomer;
-	int ret = await_newcomer(listener, rank, &newcomer, wait, error);
+	struct arrival *arrival = &listener->arrivals[rank];
+	struct pollfd ready = { .fd = listener->fd, .events = POLLIN };
+	struct local_link *link;
+	int ret;
 
 	*out = NULL;
-	if (ret)
-		return ret;
-	newcomer.link->base.rank = rank;
-	return stream_receiver_new(out, &newcomer.link->base, newcomer.memory_fd, wait, error);
+	/* Accept all that are waiting: the last connection of the rank counts. */
+	for (;;) {
+		ret = accept_next(listener, wait, error);
+		if (ret > 0) {
+			if (arrival->link)
+				break;
+			ret = poll(&ready, 1, STREAM_PATIENCE_MS) > 0 ? 0 :
+									stream_go_on(wait, error);
+		}
+		if (ret)
+			return ret;
+	}
+	link = arrival->link;
+	arrival->link = NULL;
+	link->base.rank = rank;
+	return stream_receiver_new(out, &link->base, arrival->memory_fd, wait, error);
 }
 
 /* ---- Connecting ------------------------------------------------------------------------------ */

@@ -172,7 +172,7 @@ static void set_up(void)
 	struct base_error error = { 0 };
 
 	snprintf(address, sizeof(address), "fuzz-%d", (int)getpid());
-	if (stream_listener_open(&listener, address, &error)) {
+	if (stream_listener_open(&listener, address, RANK + 1, &error)) {
 		fprintf(stderr, "%s\n", error.text);
 		abort();
 	}

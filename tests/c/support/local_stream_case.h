@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define RANK 7u
+#define MOST_RANKS 64u
 
 static char address[64];
 static int fds_before;
@@ -73,7 +74,8 @@ static inline struct stream_listener *listen_here(void)
 	struct stream_listener *listener;
 	struct base_error error = { 0 };
 
-	ck_assert_msg(!stream_listener_open(&listener, address, &error), "%s", error.text);
+	ck_assert_msg(!stream_listener_open(&listener, address, MOST_RANKS, &error), "%s",
+		      error.text);
 	return listener;
 }
 
