@@ -7,7 +7,6 @@ import pickle
 import pty
 import shutil
 import subprocess
-import sysconfig
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,14 +16,13 @@ from pathlib import Path
 import ioshape
 import pytest
 import torch
+from command import IOSHAPE, call, succeed
 from processes import TIMEOUT_S
+from records import flip
 from tree import build_folder
 
-IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
 RANKS = 3
 MODES = ["each", "rank0"]
-
-Done = subprocess.CompletedProcess[str]
 
 
 def state(step: int, rank: int) -> dict[str, torch.Tensor]:
@@ -71,14 +69,6 @@ def attempt(runs: Path, step: int, *, kill: bool = False) -> Iterator[Path]:
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -194,23 +184,6 @@ def test_prune(runs: Path) -> None:
 
 
 # ---- The commands --------------------------------------------------------------------------------
-
-
-def call(*arguments: str | Path, folder: Path | None = None) -> Done:
-    return subprocess.run(
-        [IOSHAPE, *arguments],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
-def succeed(done: Done) -> str:
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
 
 
 def test_ls(runs: Path) -> None:
