@@ -72,9 +72,7 @@ static const struct store_ops *choose_store(const struct ioshape_group *group,
 			group->directory);
 		return NULL;
 	}
-	if (redis && (asked == IOSHAPE_BOARD_REDIS || !asked))
-		return &store_redis;
-	return asked == IOSHAPE_BOARD_HOST ? &store_memory : &store_files;
+	return redis && (asked == IOSHAPE_BOARD_REDIS || !asked) ? &store_redis : &store_files;
 }
 
 /* Names the store. The name includes the version of messages, so that ranks of different versions
@@ -92,16 +90,16 @@ static int name_store(struct ioshape_group *group, struct base_error *error)
 	return 0;
 }
 
-static int open_store(struct ioshape_group *group, const struct store_ops *ops,
-		      uint32_t deadline_ms, struct store **store, struct base_error *error)
+static int open_store(struct ioshape_group *group, const struct store_ops *ops, const char *name,
+		      struct store **store, struct base_error *error)
 {
 	const struct store_config config = {
-		.name = group->board_name,
+		.name = name,
 		.rank = group->options.rank,
 		.ranks = group->options.ranks,
 		.directory = group->directory,
 		.coordinator = &group->coordinator,
-		.deadline_ms = deadline_ms,
+		.deadline_ms = group->options.deadline_ms,
 	};
 
 	return store_open(store, ops, &config, error);
@@ -118,12 +116,12 @@ static int open_board(struct ioshape_group *group, struct base_error *error)
 	ops = choose_store(group, error);
 	if (!ops)
 		return error->code;
-	group->may_move = ops == &store_files && !group->options.board;
+	group->may_move = ops == &store_files && group->options.board != IOSHAPE_BOARD_FILES;
 	ret = name_store(group, error);
 	/* The pool only decides under which keys the Redis keeps the messages. */
 	snprintf(group->coordinator.pool, sizeof(group->coordinator.pool), "%s",
 		 pool_name ? pool_name : "groups");
-	return ret ? ret : open_store(group, ops, group->options.deadline_ms, &group->board, error);
+	return ret ? ret : open_store(group, ops, group->board_name, &group->board, error);
 }
 
 /*
@@ -134,11 +132,13 @@ static int open_board(struct ioshape_group *group, struct base_error *error)
  */
 static int open_memory(struct ioshape_group *group, struct base_error *error)
 {
-	if (!group->may_move || group->node_count > 1)
+	/* With IOSHAPE_BOARD_HOST all nodes are on this host, whatever their names. */
+	if (!group->may_move ||
+	    (group->node_count > 1 && group->options.board != IOSHAPE_BOARD_HOST))
 		return 0;
-	return open_store(group, &store_memory,
-			  group->options.rank ? 0 : group->options.deadline_ms, &group->memory,
-			  error);
+	snprintf(group->memory_name, sizeof(group->memory_name), "%016llx",
+		 (unsigned long long)group->id);
+	return open_store(group, &store_memory, group->memory_name, &group->memory, error);
 }
 
 /* Moves to the store in memory. The store in the directory stays open until all ranks have come to

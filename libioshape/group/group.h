@@ -336,8 +336,9 @@ struct ioshape_group {
 	char *token;
 	char job[GROUP_JOB_BYTES]; /* hash of the token, which begins the ids of attempts */
 	char *node;
-	char board_name[17];
-	struct store *board; /* store for messages; NULL if this is the only rank */
+	char board_name[17];  /* name of the store in which the ranks meet */
+	char memory_name[17]; /* name of the store in memory: the group's id */
+	struct store *board;  /* store for messages; NULL if this is the only rank */
 	/* Ranks that share memory meet in a store in the directory and then move to a store in
 	 * memory: `memory` is the new store before the move, `met` the old store after it. Rank 0
 	 * needs `met` until all ranks have moved. */

@@ -17,8 +17,8 @@ struct store_config {
 	/* Directory of the checkpoints, in which store_files keeps its folder. */
 	const char *directory;
 	const struct slots_config *coordinator; /* Redis: address, password, pool, log */
-	/* Deadline of store_open(), in milliseconds. Rank 0 waits until an earlier job's store has
-	 * gone; the other ranks wait for rank 0. */
+	/* Deadline of store_open(), in milliseconds, within which the ranks of a store_redis meet.
+	 */
 	uint32_t deadline_ms;
 	/* Parent of the folder in memory; NULL: /dev/shm, or else XDG_RUNTIME_DIR. */
 	const char *memory;
@@ -45,8 +45,8 @@ struct store;
 struct store_ops;
 
 /* The kinds of stores. store_files is in the directory of the checkpoints, for ranks that share
- * nothing else. store_memory is in the memory of a host, if all ranks share it. store_redis is in
- * the coordinator's Redis. */
+ * nothing else. store_memory is in the memory of a host, if all ranks share it: its name is used
+ * once, and rank 0 opens it before the others. store_redis is in the coordinator's Redis. */
 extern const struct store_ops store_files;
 extern const struct store_ops store_memory;
 extern const struct store_ops store_redis;

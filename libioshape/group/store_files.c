@@ -6,9 +6,10 @@
  * rank knows which other rank has ended. The folder of an earlier job may still be there, and its
  * messages are read until rank 0 drops their scopes.
  *
- * Ranks that share the memory of a host keep the folder there. Each rank has a file life-<rank> in
- * it and holds a lock on it, which the kernel drops when the process ends, however it ends. A
- * folder whose life-0 is not locked belongs to a dead job.
+ * Ranks that share the memory of a host keep the folder there, after they have met elsewhere. Its
+ * name is used once. Each rank has a file life-<rank> in it and holds a lock on it, which the
+ * kernel drops when the process ends, however it ends. A folder whose life-0 is not locked belongs
+ * to a dead job.
  */
 #define _GNU_SOURCE
 #include "group/store.h"
@@ -22,8 +23,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define DIRECTORY_MARK ".ioshape-board-" /* prefix of folders in the directory of checkpoints */
@@ -37,10 +38,6 @@
 #define LIFE "life"
 #define RANK0_LIFE LIFE "-0"
 
-/* Bounds of the pause between two tries to enter a folder in memory. */
-#define FIRST_PAUSE_NS 1000000u
-#define MOST_PAUSE_NS 100000000u
-
 /* Size of "<scope>.<name>", with the final 0. */
 #define FILE_NAME_BYTES (2 * STORE_NAME_BYTES)
 
@@ -51,9 +48,9 @@ struct files_store {
 	int64_t opened; /* time when it was opened, by the server's clock, in seconds since 1970 */
 	/* Only in memory: */
 	char place[STORE_PLACE_BYTES]; /* directory that has the folder */
-	int folder_fd; /* the folder, held open: a later folder of its name is another */
-	int life_fd;   /* this rank's life file, locked */
-	int rank0_fd;  /* rank 0's life file; -1 on rank 0 */
+	int folder_fd;                 /* the folder, held open */
+	int life_fd;                   /* this rank's life file, locked */
+	int rank0_fd;                  /* rank 0's life file; -1 on rank 0 */
 };
 
 static bool is_in_memory(const struct files_store *store)
@@ -170,20 +167,9 @@ static int begin_life(struct files_store *store)
 	return ret;
 }
 
-/* Marks rank 0 as ended, before its folder is removed. Best effort: the lock says it a little
- * later. */
-static void say_end(const struct files_store *store)
-{
-	if (store->life_fd >= 0)
-		(void)!ftruncate(store->life_fd, 1);
-}
-
 static bool rank0_has_ended(const struct files_store *store)
 {
-	struct stat stat;
-
-	return store->rank0_fd >= 0 &&
-	       (!is_locked(store->rank0_fd) || fstat(store->rank0_fd, &stat) || stat.st_size > 0);
+	return store->rank0_fd >= 0 && !is_locked(store->rank0_fd);
 }
 
 static bool files_has_ended(struct store *base, uint32_t rank)
@@ -402,13 +388,21 @@ struct sweeping {
 	int place_fd;
 };
 
-/* Removes a folder of a dead job. No rank creates one meanwhile, because this process holds the
- * lock of the place. */
+/* Returns whether a folder belongs to a dead job. One without a rank 0 may be a new one. */
+static bool is_dead(int folder_fd)
+{
+	struct stat stat;
+	bool locked;
+
+	if (look_at_life(folder_fd, RANK0_LIFE, &locked))
+		return !locked;
+	return !fstat(folder_fd, &stat) && time(NULL) - stat.st_mtim.tv_sec > FORGOTTEN_AFTER_S;
+}
+
 static int sweep_one(void *opaque, const char *name, struct base_error *error)
 {
 	const struct sweeping *sweeping = opaque;
 	char path[STORE_PLACE_BYTES + NAME_MAX];
-	bool locked;
 	int fd;
 
 	(void)error;
@@ -419,109 +413,58 @@ static int sweep_one(void *opaque, const char *name, struct base_error *error)
 	if (fd < 0)
 		return 0;
 	snprintf(path, sizeof(path), "%s/%s", sweeping->store->place, name);
-	look_at_life(fd, RANK0_LIFE, &locked);
-	if (!locked)
+	if (is_dead(fd))
 		remove_folder(path, geteuid());
 	close(fd);
 	return 0;
 }
 
-static int make_folder(struct files_store *store, int place_fd)
+/* Removes the folders of dead jobs. */
+static void sweep(struct files_store *store)
 {
-	const struct io_folder place = { .fd = place_fd, .path = store->place };
-	struct sweeping sweeping = { store, place_fd };
+	struct io_folder place = { .path = store->place };
+	struct sweeping sweeping = { .store = store };
+
+	place.fd = sweeping.place_fd = open_folder(store->place);
+	if (place.fd < 0)
+		return;
+	io_folder_list(&place, sweep_one, &sweeping, NULL);
+	base_close(place.fd);
+}
+
+/* Creates rank 0's folder. */
+static int make_folder(struct files_store *store, struct base_error *error)
+{
 	int ret;
 
-	io_folder_list(&place, sweep_one, &sweeping, NULL);
+	sweep(store);
 	if (mkdir(store->path, 0700))
-		return errno == EEXIST ? -EADDRINUSE : -errno;
+		return base_fail(error, -errno, "cannot make the folder \"%s\"", store->path);
 	ret = store->folder_fd = open_folder(store->path);
-	/* Do this last, because the other ranks join when it is there. */
 	if (ret >= 0)
 		ret = begin_life(store);
-	if (ret)
-		remove_folder(store->path, store->owner);
-	return ret;
-}
-
-/* Creates rank 0's folder and removes those of dead jobs. Returns -EADDRINUSE if a rank 0 that is
- * alive has a folder of this name, or another rank 0 holds the lock of the place. */
-static int take_folder(struct files_store *store)
-{
-	const int place_fd = open_folder(store->place);
-	int ret = 0;
-
-	if (place_fd < 0)
-		return place_fd;
-	if (flock(place_fd, LOCK_EX | LOCK_NB))
-		ret = errno == EWOULDBLOCK ? -EADDRINUSE : -errno;
 	if (!ret)
-		ret = make_folder(store, place_fd);
-	base_close(place_fd);
-	return ret;
-}
-
-/* Joins rank 0's folder. Returns -ENOENT if it is not there yet, and -EEXIST if it already had a
- * rank of this number. */
-static int join_folder(struct files_store *store)
-{
-	int ret = store->folder_fd = open_folder(store->path);
-
-	if (ret < 0)
-		return ret;
-	store->rank0_fd = base_own(open_life(store->folder_fd, RANK0_LIFE));
-	/* The folder has no rank 0, or one of a dead job: this job's rank 0 is still to come. */
-	if (store->rank0_fd < 0 || rank0_has_ended(store))
-		return -ENOENT;
-	return begin_life(store);
-}
-
-static int fail_taking(const struct files_store *store, int code, struct base_error *error)
-{
-	if (code == -EADDRINUSE)
-		return base_fail_with(
-			error, code, "end that group, or give this one another token",
-			"another group with the same token still runs on this host (%s is "
-			"its folder)",
-			store->path);
-	return base_fail(error, code, "cannot store the messages of ranks in memory, in \"%s\"",
+		return 0;
+	remove_folder(store->path, store->owner);
+	return base_fail(error, ret, "cannot store the messages of ranks in memory, in \"%s\"",
 			 store->path);
 }
 
-static int fail_joining(const struct files_store *store, int code, struct base_error *error)
+/* Joins rank 0's folder, which is there as long as rank 0 is alive. */
+static int join_folder(struct files_store *store, struct base_error *error)
 {
-	if (code == -EEXIST)
-		return base_fail_with(error, code, "end that group, or give this one another token",
-				      "%s holds another group with the same token, which has or "
-				      "had a rank %" PRIu32,
-				      store->path, store->base.config.rank);
-	base_refuse_with(error, -ETIMEDOUT,
-			 "check whether it failed, runs on another host, or uses another version "
-			 "of this library",
-			 "rank 0 of the group has not opened %s", store->path);
+	int ret = store->folder_fd = open_folder(store->path);
+
+	if (ret >= 0) {
+		store->rank0_fd = base_own(open_life(store->folder_fd, RANK0_LIFE));
+		ret = store->rank0_fd < 0 || rank0_has_ended(store) ? -ENOENT : begin_life(store);
+	}
+	if (ret != -ENOENT)
+		return ret ? base_fail(error, ret, "cannot join \"%s\"", store->path) : 0;
+	base_refuse_with(error, -ETIMEDOUT, "find out why it ended",
+			 "rank 0 of the group has ended: \"%s\" is gone", store->path);
 	base_error_of_rank(error, 0);
 	return -ETIMEDOUT;
-}
-
-static int enter_memory(struct files_store *store, struct base_error *error)
-{
-	const struct store_config *config = &store->base.config;
-	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(config->deadline_ms);
-	uint64_t pause_ns = FIRST_PAUSE_NS;
-	int ret;
-
-	for (;;) {
-		ret = config->rank ? join_folder(store) : take_folder(store);
-		if (!ret)
-			return 0;
-		leave_memory(store);
-		/* Retry: an earlier job may be about to end, or rank 0 about to come. */
-		if ((!config->rank && ret != -EADDRINUSE) || base_now_ns() >= end_ns)
-			break;
-		store_sleep_ns(pause_ns);
-		pause_ns = MIN(2 * pause_ns, MOST_PAUSE_NS);
-	}
-	return config->rank ? fail_joining(store, ret, error) : fail_taking(store, ret, error);
 }
 
 /* ---- Entering the folder for a call ---------------------------------------------------------- */
@@ -745,18 +688,16 @@ static void files_drop(struct store *base, const char *scope)
 	leave(store, removal.folder.fd);
 }
 
-/* Closes the store; rank 0 removes its folder. In memory, rank 0's life file is still locked then,
- * so that no other rank regards the folder as a dead job's. */
+/* Closes the store; rank 0 removes its folder. In memory, it gives up its lock before, so that the
+ * other ranks see the end of rank 0 and not a missing folder. */
 static void files_close(struct store *base)
 {
 	struct files_store *store = (struct files_store *)base;
 	const bool entered = is_in_memory(store) ? store->life_fd >= 0 : store->path != NULL;
 
-	if (!base->config.rank && entered) {
-		say_end(store);
-		remove_folder(store->path, store->owner);
-	}
 	leave_memory(store);
+	if (!base->config.rank && entered)
+		remove_folder(store->path, store->owner);
 	free(store->path);
 }
 
@@ -818,7 +759,7 @@ static int open_in_memory(struct store **out, const struct store_config *config,
 		store->path = NULL;
 		return base_no_memory(error, "a path", strlen(store->place));
 	}
-	return enter_memory(store, error);
+	return config->rank ? join_folder(store, error) : make_folder(store, error);
 }
 
 const struct store_ops store_files = {

@@ -9,6 +9,7 @@
 #include "support/board_case.h"
 #include "support/check_main.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -134,9 +135,12 @@ TEST(tests, test_all_see_that_a_rank_was_killed)
 	close_all();
 }
 
-TEST(tests, test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew)
+TEST(tests, test_all_see_that_rank_0_was_killed_and_the_next_job_removes_its_folder)
 {
+	struct board_case next = boards;
+	struct base_error error = { 0 };
 	struct base_buffer note = { 0 };
+	struct store *other;
 	pid_t orphan, pid = start_process(0, &orphan);
 
 	open_ranks(1, 2);
@@ -144,18 +148,14 @@ TEST(tests, test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew)
 	kill_now(pid);
 	for (uint32_t i = 1; i < 3; i++)
 		wait_until_gone(of[i], 0);
-	/*
-	 * A new rank 0 replaces the old one although a child of the old one lives. The old messages
-	 * are gone.
-	 */
-	of[0] = board_case_open(&boards, 0);
-	of[3] = board_case_open(&boards, 3);
-	ck_assert(!board_case_look(of[3], "s1", "hello-0", &note));
-	board_case_post(of[3], "s1", "n", "x", 1);
-	board_case_expect(of[0], "s1", "n", "x", 1);
-	/* Ranks that met the old rank 0 cannot use the new one's store. */
-	ck_assert(store_has_ended(of[1], 0));
-	ck_assert_int_eq(store_get(of[1], "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
+	ck_assert_int_eq(board_case_try(&boards, 3, 0, &other, &error), -ETIMEDOUT);
+	ck_assert_ptr_nonnull(strstr(error.sentence, "has ended"));
+	/* A child of the dead rank 0 lives, and does not keep the folder. */
+	strcat(next.name, "a");
+	other = board_case_open(&next, 0);
+	ck_assert(!exists(folder));
+	ck_assert_int_eq(store_get(of[1], "s1", "hello-0", &note, NULL), IOSHAPE_E_COORDINATOR);
+	store_close(other);
 	kill(orphan, SIGKILL);
 	base_buffer_free(&note);
 	close_all();
@@ -176,40 +176,24 @@ TEST(tests, test_a_stopped_rank_lives)
 	close_all();
 }
 
-TEST(tests, test_rank_0_that_does_not_come_is_named)
+TEST(tests, test_a_rank_that_finds_no_folder_names_rank_0)
 {
 	struct base_error error = { 0 };
 	struct store *board;
 
-	ck_assert_int_eq(board_case_try(&boards, 1, 300, &board, &error), -ETIMEDOUT);
+	ck_assert_int_eq(board_case_try(&boards, 1, 0, &board, &error), -ETIMEDOUT);
 	ck_assert_ptr_null(board);
 	ck_assert_int_eq(error.code, -ETIMEDOUT);
 }
 
-static void *close_soon(void *board)
+TEST(tests, test_a_name_is_used_once)
 {
-	usleep(200000);
-	store_close(board);
-	return NULL;
-}
-
-TEST(tests, test_another_group_of_the_same_name_is_waited_for)
-{
-	pthread_t thread;
 	struct store *board;
 
 	open_ranks(0, 1);
-	ck_assert_int_eq(board_case_try(&boards, 0, 200, &board, NULL), -EADDRINUSE);
-	ck_assert_int_eq(board_case_try(&boards, 1, 200, &board, NULL), -EEXIST);
-	/* A rank that has ended cannot come back; it would belong to another job. */
-	store_close(of[1]);
-	of[1] = NULL;
-	wait_until_gone(of[0], 1);
-	ck_assert_int_eq(board_case_try(&boards, 1, 200, &board, NULL), -EEXIST);
-	ck_assert(!pthread_create(&thread, NULL, close_soon, of[0]));
-	ck_assert_int_eq(board_case_try(&boards, 0, 20000, &of[0], NULL), 0);
-	ck_assert(!pthread_join(thread, NULL));
-	open_ranks(1, 1);
+	ck_assert_int_eq(board_case_try(&boards, 0, 0, &board, NULL), -EEXIST);
+	ck_assert_int_eq(board_case_try(&boards, 1, 0, &board, NULL), -EEXIST);
+	ck_assert(exists(folder));
 	close_all();
 }
 
@@ -237,7 +221,8 @@ TEST(tests, test_the_folder_is_ours_alone_and_nothing_is_beside_the_generations)
 TEST(tests, test_folders_of_dead_jobs_are_removed)
 {
 	struct board_case next = boards;
-	char dead[600], file[700];
+	char dead[600], file[700], empty[600];
+	struct timespec times[2] = { { .tv_nsec = UTIME_OMIT }, { 0 } };
 	struct store *other;
 
 	open_ranks(0, 0);
@@ -245,12 +230,18 @@ TEST(tests, test_folders_of_dead_jobs_are_removed)
 	ck_assert(!mkdir(dead, 0700));
 	snprintf(file, sizeof(file), "%s/life-0", dead);
 	scratch_write(file, "", 0);
-	/* Rank 0 of any job removes folders of dead processes, and keeps those of living ones. */
+	snprintf(empty, sizeof(empty), "%s/ioshape-%u/board-empty", memory, (unsigned)geteuid());
+	ck_assert(!mkdir(empty, 0700));
+	/* Rank 0 of any job removes folders of dead processes. It keeps those of living ones, and
+	 * those that may be new. */
 	strcat(next.name, "other");
 	other = board_case_open(&next, 0);
 	ck_assert(!exists(dead));
-	ck_assert(exists(folder));
+	ck_assert(exists(folder) && exists(empty));
 	store_close(other);
+	ck_assert(!utimensat(AT_FDCWD, empty, times, 0));
+	store_close(board_case_open(&next, 0));
+	ck_assert(exists(folder) && !exists(empty));
 	close_all();
 }
 
