@@ -60,7 +60,7 @@ void stream_sender_free(struct stream_sender *sender, const char *why);
 /* The socket at which a writer accepts the streams of ranks of its host. */
 struct stream_listener;
 
-/* `ranks`: number of ranks of the group, for whose streams it has memory. */
+/* Listens at `address` for the streams of the group's ranks, of which there are `ranks`. */
 int stream_listener_open(struct stream_listener **out, const char *address, uint32_t ranks,
 			 struct base_error *error);
 void stream_listener_close(struct stream_listener *listener); /* NULL is fine */
