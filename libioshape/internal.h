@@ -62,17 +62,6 @@ void base_copier_copy(struct base_copier *copier, void *to, const void *from, si
 /* Copies memory by this thread and, above 1 MiB, by the helping threads. `copier` may be NULL. */
 void base_copier_free(struct base_copier *copier);
 
-/* ---- Growing byte buffers (base/memory.c) ---------------------------------------------------- */
-
-/* A byte buffer that grows. All zeros is an empty buffer. A failed append leaves it unchanged. */
-struct base_buffer {
-	uint8_t *data;
-	size_t bytes;
-	size_t room;
-};
-
-void base_buffer_free(struct base_buffer *buffer);
-
 /* ---- Lock domains of directories (io/folder.c) ----------------------------------------------- */
 
 /*
@@ -82,23 +71,6 @@ void base_buffer_free(struct base_buffer *buffer);
  * another domain. A lock from there says nothing about the writer.
  */
 void io_lock_domain(int directory_fd, char *domain);
-
-/* ---- Checksums beside a file in another format (format/index.c) ------------------------------ */
-
-/* One CRC-32 for each block of a file. The last block may be shorter. */
-struct format_checksums {
-	uint64_t file_bytes;
-	uint64_t block_bytes;
-	uint64_t blocks;
-	const uint32_t *crc32; /* array of `blocks` checksums */
-	/* Modification time of the file in nanoseconds since 1970; 0 if unknown. Checksums with
-	 * another time belong to another file. */
-	int64_t modified_ns;
-};
-
-/* Appends the checksums to `out` in their file format. Returns 0, -ENOMEM, or -EFBIG if they would
- * be too large to be read again. */
-int format_checksums_encode(struct base_buffer *out, const struct format_checksums *checksums);
 
 /* ---- Staging memory of a context (save/open.c) ----------------------------------------------- */
 

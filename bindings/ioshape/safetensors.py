@@ -52,7 +52,6 @@ __all__ = [
     "save_file",
     "save_file_async",
     "save_model",
-    "save_sharded",
 ]
 
 _OURS = ("pt", "torch", "pytorch")
@@ -196,46 +195,6 @@ def save_model(
         funnel.save, request, _package.save_model, model, filename, metadata, force_contiguous
     )
     return report
-
-
-def save_sharded(
-    tensors: Mapping[str, torch.Tensor],
-    directory: str | os.PathLike[str],
-    *,
-    max_shard_bytes: int = 5_000_000_000,
-    checksums: bool = False,
-) -> list[Report]:
-    """Save tensors that are sharded over ranks as one Hugging Face directory.
-
-    All ranks of torch.distributed must call it, each with its state dict. It accepts state dicts of
-    FSDP2, DTensors on any mesh, and ShardedTensors. Plain tensors must be equal on all ranks that
-    have them; one rank saves them.
-
-    The files are those that save_file() would write from the whole tensors: model.safetensors, or
-    above `max_shard_bytes` model-00001-of-00002.safetensors and so on. The second form also has
-    model.safetensors.index.json. No rank gathers whole tensors. Each rank writes pieces of up to
-    32 MiB of each file, and needs memory for three of them.
-
-    When this returns, the whole directory is on stable storage. An existing directory is replaced
-    as ioshape.directory() does it: its other files stay. If a rank fails or dies, the directory
-    stays as it was.
-
-    Args:
-        tensors: Tensors by name. Tensors that share memory are saved under each name.
-        directory: The path. All ranks must see it.
-        max_shard_bytes: Most bytes of tensors in one file. A larger tensor gets a file of its own.
-        checksums: As in save_file(), for each file.
-
-    Returns:
-        A Report for each piece that this rank wrote.
-
-    Raises:
-        StorageError: This rank or another one could not write the directory.
-        ValueError: A value is not a tensor, or the ranks together lack a part of a tensor.
-    """
-    from ioshape._integrations.safetensors import sharded  # noqa: PLC0415 - torch.distributed.checkpoint
-
-    return sharded.save(tensors, os.fspath(directory), max_shard_bytes, checksums=checksums)
 
 
 def load_file(

@@ -561,12 +561,17 @@ void base_free_secret(char *text);
  */
 char *base_directory_of(const char *path);
 
-/*
- * Make room for `more` bytes; append bytes. struct base_buffer, a growing byte array, is in
- * internal.h.
- */
+/* A byte buffer that grows. All zeros is an empty buffer. A failed append leaves it unchanged. */
+struct base_buffer {
+	uint8_t *data;
+	size_t bytes;
+	size_t room;
+};
+
+/* Make room for `more` bytes; append bytes. */
 int base_buffer_reserve(struct base_buffer *buffer, size_t more); /* returns 0 or -ENOMEM */
 int base_buffer_append(struct base_buffer *buffer, const void *data, size_t bytes);
+void base_buffer_free(struct base_buffer *buffer);
 
 /* ---- Little-endian numbers, as the formats on disk have them --------------------------------- */
 

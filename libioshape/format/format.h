@@ -222,7 +222,20 @@ int format_check_metadata(const struct ioshape_metadata *metadata, struct base_e
  * 1 MiB. */
 #define FORMAT_MOST_CHECKSUMS_BYTES (32 * MIB)
 
-/* internal.h declares struct format_checksums and format_checksums_encode(). */
+/* One CRC-32 for each block of a file. The last block may be shorter. */
+struct format_checksums {
+	uint64_t file_bytes;
+	uint64_t block_bytes;
+	uint64_t blocks;
+	const uint32_t *crc32; /* array of `blocks` checksums */
+	/* Modification time of the file in nanoseconds since 1970; 0 if unknown. Checksums with
+	 * another time belong to another file. */
+	int64_t modified_ns;
+};
+
+/* Appends the checksums to `out` in their file format. Returns 0, -ENOMEM, or -EFBIG if they would
+ * be too large to be read again. */
+int format_checksums_encode(struct base_buffer *out, const struct format_checksums *checksums);
 /* Decodes a file of checksums. The bytes are untrusted. After success the checksums are valid, and
  * the struct owns them. Returns 0, -ENOMEM, IOSHAPE_E_DAMAGED, or IOSHAPE_E_FORMAT if a later
  * version wrote the bytes or they are something else. After a failure there is nothing to free. */

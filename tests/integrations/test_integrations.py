@@ -8,6 +8,9 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import safetensors
+import torch
+import torch.distributed as dist
 from processes import TIMEOUT_S
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "ioshape"
@@ -79,6 +82,71 @@ assert all(torch.equal(loaded[name], state[name]) for name in state)
     assert saved_by_us(tmp_path) == names
     index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == {"weight", "bias"}
+
+
+# Two processes save the shards, and one of them makes whole files of the shards.
+_EXPORT = """
+import json, os
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageWriter, consolidate_safetensors_files
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+import ioshape
+rank = 0 if (child := os.fork()) else 1
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+torch.manual_seed(1)
+table = torch.randn(1003, 771)
+whole = {"rows": table, "columns": table * 2, "plain": torch.arange(5.0)}
+state = {
+    "rows": distribute_tensor(whole["rows"], mesh, [Shard(0)]),
+    "columns": distribute_tensor(whole["columns"], mesh, [Shard(1)]),
+    "plain": whole["plain"],
+}
+files = {"rows": 1, "columns": 2, "plain": 2}
+dcp.save(state, storage_writer=HuggingFaceStorageWriter("shards", files, save_distributed=True))
+if rank == 0:
+    os.mkdir("model")
+    with open("model/config.json", "w") as config:
+        config.write("{}")
+    with ioshape.directory("model") as folder:
+        consolidate_safetensors_files("shards", folder, files)
+together = HuggingFaceStorageWriter(
+    "together", files, save_distributed=True, enable_consolidation=True
+)
+dcp.save(state, storage_writer=together)
+dist.barrier()
+dist.destroy_process_group()
+if rank == 0:
+    torch.save(whole, "whole.pt")
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(
+    not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo"
+)
+def test_ranks_export_one_directory_in_the_format_of_hugging_face(tmp_path: Path) -> None:
+    done = run(tmp_path, _EXPORT)
+    assert "ioshape" not in done.stderr
+    whole = torch.load(tmp_path / "whole.pt")
+    files = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for folder in (tmp_path / "model", tmp_path / "together"):
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        assert sorted(set(index["weight_map"].values())) == files
+        assert set(index["weight_map"]) == set(whole)
+        for name, file in index["weight_map"].items():
+            with safetensors.safe_open(folder / file, "pt") as opened:
+                assert torch.equal(opened.get_tensor(name), whole[name])
+    assert (tmp_path / "model" / "config.json").read_text() == "{}"
+    shards = {path.name for path in (tmp_path / "shards").iterdir()}
+    assert shards == {path.name for path in (tmp_path / "together" / "sharded").iterdir()}
+    assert len(shards) == 4
+    assert saved_by_us(tmp_path) == {*shards, "whole.pt"}
 
 
 def test_the_usual_storage_of_torch_checkpointing_is_ours(tmp_path: Path) -> None:

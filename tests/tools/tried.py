@@ -55,7 +55,7 @@ class Trial:
 TRIALS = {
     trial.package: trial
     for trial in (
-        Trial("torch", ("test_dcp.py", "test_dcp_ranks.py", "test_safetensors_ranks.py")),
+        Trial("torch", ("test_dcp.py", "test_dcp_ranks.py")),
         Trial("safetensors", ("test_safetensors.py",)),
         Trial("huggingface_hub", ("test_huggingface.py",), "transformers"),
         Trial("transformers", ("test_huggingface.py",), "transformers"),

@@ -72,34 +72,6 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def made(tensors: list[Entry], metadata: dict[str, str]) -> tuple[bytes, tuple[Entry, ...]]:
-    """Return the length and header of a new file, and its tensors with their new offsets.
-
-    The offsets of the arguments only tell the sizes of the tensors.
-    """
-    places = list(DTYPES)  # in the order from the end of the file
-    offset, placed = 0, []
-    members: dict[str, Any] = {_METADATA: metadata}
-    for one in sorted(tensors, key=lambda one: (-places.index(one.dtype), one.name.encode())):
-        begin, offset = offset, offset + one.end - one.begin
-        members[one.name] = {
-            "dtype": one.dtype,
-            "shape": one.shape,
-            "data_offsets": [begin, offset],
-        }
-        placed.append(one._replace(begin=begin, end=offset))
-    text = json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _LENGTH_BYTES)
-    if len(text) > MAX_BYTES or len(tensors) > MAX_TENSORS:
-        raise ValueError(
-            f"{len(tensors)} names and shapes take {len(text)} bytes: save fewer in one file"
-        )
-    first = _LENGTH_BYTES + len(text)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text, tuple(
-        one._replace(begin=one.begin + first, end=one.end + first) for one in placed
-    )
-
-
 class _Wrong(Exception):
     """A defect of the header. The argument describes it."""
 

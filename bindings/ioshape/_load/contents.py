@@ -14,7 +14,6 @@ from ioshape._formats import safetensors as header
 from ioshape._formats.dtypes import DTYPES
 from ioshape._load.pickled import Tensor, list_tensors
 from ioshape._load.reader import RawRecord, Reader
-from ioshape._load.sums import SUFFIX
 from ioshape._load.verified import VerifiedFile
 from ioshape._tier.nearest import nearest
 
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 # A pickle holds names and numbers. This is enough for half a million tensors.
 _MAX_PICKLE_BYTES = 1 << 26
 _LONGEST_REASON = 200
+#: suffix of the name of the file of checksums beside a safetensors file
+SUFFIX = ".ioshape-sums"
 # The unit of the checksums beside a file.
 _BLOCK_BYTES = 1 << 20
 

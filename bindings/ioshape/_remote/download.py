@@ -20,7 +20,7 @@ from ioshape._core.errors import failure
 from ioshape._core.report import Progress
 from ioshape._files.directory import sync_tree
 from ioshape._files.open import open as open_file
-from ioshape._load.sums import SUFFIX
+from ioshape._load.contents import SUFFIX
 from ioshape._native import lib
 from ioshape._remote.address import Address, parse
 from ioshape._remote.answers import length

@@ -18,8 +18,8 @@ from ioshape._core.names import is_unfinished
 from ioshape._formats.dcp_names import DESCRIPTION
 from ioshape._group import dcp_series as series
 from ioshape._group.generations import Handle, generations
+from ioshape._load.contents import SUFFIX
 from ioshape._load.reader import Reader
-from ioshape._load.sums import SUFFIX
 from ioshape._native import lib
 from ioshape._remote.listing import LISTING, MARKERS, MOST_NAMES, Kind, check_name
 from ioshape._remote.sums import Known, Sums

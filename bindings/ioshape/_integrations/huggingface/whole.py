@@ -176,41 +176,28 @@ class Whole:
         """Stop redirecting: files written to the path from now on are not part of the directory."""
         _filling.pop(self.path, None)
 
-    def finish(self, told: str = "", complete: Callable[[list[str]], object] | None = None) -> None:
-        """Put the directory in place when all ranks have written their part.
-
-        Args:
-            told: This rank's message for `complete`.
-            complete: Is called with the messages of all ranks before the directory is put in place,
-                on the rank that does so.
-        """
+    def finish(self) -> None:
+        """Put the directory in place when all ranks have written their part."""
         self.stop_filling()
         inside = under_way.place_of(os.path.join(self.folder, ""))  # noqa: PTH118
         for handle in under_way.all_under_way():
             if handle._place.startswith(inside):
                 handle.wait()
         if self._directory is not None:
-            self._put_in_place(self._directory, told, complete)
+            self._put_in_place(self._directory)
             return
         assert self._ranks is not None
         if self._durable:
             sync_tree(self.folder)
         self._ended = True
-        self._ranks.tell(str(self._ranks.rank), told)
+        self._ranks.tell(str(self._ranks.rank), "")
         self._listen("end")
         self._ranks.hear()
 
-    def _put_in_place(
-        self,
-        directory: NewDirectory,
-        told: str,
-        complete: Callable[[list[str]], object] | None,
-    ) -> None:
+    def _put_in_place(self, directory: NewDirectory) -> None:
         with directory:
-            others = range(1, self._ranks.size if self._ranks is not None else 1)
-            of_each = [told, *(self._listen(str(rank), rank) for rank in others)]
-            if complete is not None:
-                complete(of_each)
+            for rank in range(1, self._ranks.size if self._ranks is not None else 1):
+                self._listen(str(rank), rank)
             if self._durable:
                 sync_tree(directory.path)
             directory.commit()
