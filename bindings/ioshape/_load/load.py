@@ -85,7 +85,7 @@ def load(
         # Load the model.
         model.load_state_dict(ioshape.load(path, only=["model.*"])["model"])
 
-    To read a slice of a tensor, use ioshape.open(). If the parts contain more than tensors,
+    To read a slice of a tensor, use ioshape.open(). If the file contains more than tensors,
     containers and plain values, torch.load creates the whole object first, by its rules.
 
     Any thread may call this. With `into`, no other thread may use the targets during the call.
