@@ -298,7 +298,7 @@ struct save_probe {
 	char options[512];
 	uint64_t total_bytes, free_bytes;
 	uint32_t memory_alignment, offset_alignment;
-	int direct, rotational; /* 0 or 1; -1 if unknown */
+	int direct; /* 0 or 1; -1 if unknown */
 	bool remote;
 	uint32_t target_count;
 	uint32_t targets_listed;
@@ -310,7 +310,6 @@ struct save_probe {
 	char target_pool[64];
 	bool is_file;
 	char file_stripes[256];
-	int64_t file_stripe_count;
 	uint64_t for_bytes;
 	char engine[32];
 	char choice[160];
@@ -318,9 +317,7 @@ struct save_probe {
 	uint32_t queue_depth;
 	int uring_errno;
 	char engine_note[512];
-	bool buffers_refused;
 	char stripes_asked[256];
-	int64_t asked_stripe_count;
 	char stripes_why[256];
 	char pool[SLOTS_NAME_BYTES];
 	uint32_t writers;

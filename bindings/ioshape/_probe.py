@@ -46,8 +46,6 @@ class Storage:
     offset_alignment: int = 0
     #: whether direct I/O works; None if unknown
     direct: bool | None = None
-    #: whether the local disk spins; None if unknown
-    rotational: bool | None = None
     #: whether other hosts may mount the filesystem, too
     remote: bool = False
     #: number of storage targets; 0 if unknown
@@ -68,8 +66,6 @@ class Storage:
     is_file: bool = False
     #: layout of that file; "" if it is not striped
     file_stripes: str = ""
-    #: stripes of that file
-    file_stripe_count: int = 0
     #: size of the file that the following members describe the writing of
     for_bytes: int = 0
     #: the engine that would write it: "uring", "uring-async", "threads", "buffered"
@@ -84,13 +80,8 @@ class Storage:
     uring_errno: int = 0
     #: engines that do not work here, with the reason; "" if all do
     engine_note: str = ""
-    #: whether io_uring would fail to register the buffers of a save, mostly because RLIMIT_MEMLOCK
-    #: is too low
-    buffers_refused: bool = False
     #: layout that the save would request; "" if it keeps the directory's own
     stripes_asked: str = ""
-    #: stripes of that layout
-    asked_stripe_count: int = 0
     #: reason for that layout
     stripes_why: str = ""
     #: name of the pool of slots
@@ -123,20 +114,13 @@ def probe(path: str | os.PathLike[str], *, nbytes: int = 0, files: int = 0) -> S
     values: dict[str, Any] = {}
     for name in (one.name for one in fields(Storage)):
         if name != "targets":
-            member = getattr(found, name)
-            values[name] = _known(member) if name in _UNSURE else _value(member)
+            values[name] = _value(getattr(found, name))
+    values["direct"] = None if found.direct < 0 else bool(found.direct)
     targets = found.targets[0 : found.targets_listed]
     values["targets"] = tuple(
         StorageTarget(_value(one.name), one.total_bytes, one.free_bytes) for one in targets
     )
     return Storage(**values)
-
-
-_UNSURE = ("direct", "rotational")
-
-
-def _known(number: int) -> bool | None:
-    return None if number < 0 else bool(number)
 
 
 def _value(member: Any) -> Any:

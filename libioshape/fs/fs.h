@@ -285,9 +285,8 @@ struct fs_storage {
 	uint32_t targets;      /* storage targets; 0: not known */
 	uint32_t target_count; /* entries of the list below */
 	struct fs_target target[FS_MOST_TARGETS];
-	struct fs_layout layout;           /* layout of new files in this directory */
-	bool remote;                       /* other hosts may share it */
-	bool rotational_known, rotational; /* whether a local disk spins */
+	struct fs_layout layout; /* layout of new files in this directory */
+	bool remote;             /* other hosts may share it */
 };
 
 /*

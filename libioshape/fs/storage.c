@@ -607,45 +607,6 @@ static bool is_remote(const struct fs_storage *storage)
 	return !fs_is_local(storage->family);
 }
 
-/*
- * Reads whether a disk spins. A disk has the file in its own folder; a partition, in the folder
- * above.
- */
-static bool read_rotational(const char *root, unsigned device_major, unsigned device_minor,
-			    bool *rotational)
-{
-	static const char *const above[] = { "", "/.." };
-	uint64_t number;
-	char path[96];
-
-	for (size_t i = 0; i < ARRAY_LENGTH(above); i++) {
-		snprintf(path, sizeof(path), "/sys/dev/block/%u:%u%s/queue/rotational",
-			 device_major, device_minor, above[i]);
-		if (!fs_read_number(root, path, &number)) {
-			*rotational = number;
-			return true;
-		}
-	}
-	return false;
-}
-
-static void look_at_disk(const char *root, const struct statx *status, struct fs_storage *storage)
-{
-	unsigned device_major = status->stx_dev_major, device_minor = status->stx_dev_minor;
-	struct stat source;
-
-	/* Btrfs has anonymous devices; the mount table names one of its block devices. */
-	if (!device_major) {
-		if (strncmp(storage->mount.source, "/dev/", 5) ||
-		    stat(storage->mount.source, &source) || !S_ISBLK(source.st_mode))
-			return;
-		device_major = major(source.st_rdev);
-		device_minor = minor(source.st_rdev);
-	}
-	storage->rotational_known =
-		read_rotational(root, device_major, device_minor, &storage->rotational);
-}
-
 int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 		       struct fs_storage *storage, struct base_error *error)
 {
@@ -670,8 +631,6 @@ int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 	read_layout_of(directory_fd, storage->family, S_ISDIR(status.stx_mode), &storage->layout);
 	if (storage->family == FS_LUSTRE)
 		fs_list_lustre_targets(root, storage);
-	if (!storage->remote)
-		look_at_disk(root, &status, storage);
 	return 0;
 }
 

@@ -84,7 +84,6 @@ struct io_choice {
 	const char *engine; /* name of the engine; "" if none can be opened */
 	/* Why the first engine of the rule was not opened: a negative errno, or 0. */
 	int code;
-	bool buffers_refused;
 	char note[256]; /* downgrades of the engine, or "" */
 	size_t block_bytes;
 	unsigned depth;

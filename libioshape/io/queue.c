@@ -347,8 +347,6 @@ static int try_engine(struct io_lane *lane, const struct io_engine_ops *ops, cha
 	};
 	int ret = ops->open(&lane->engine, &params, why, why_bytes);
 
-	/* The only downgrade of an engine that opens is that its buffers are not registered. */
-	lane->buffers_refused = !ret && *why;
 	if (!ret) {
 		lane->ops = ops;
 		lane->engine_asked = lane->shape.engine;
@@ -545,7 +543,6 @@ void io_choose(const struct io_config *config, const struct fs_info *fs, uint64_
 	choice->block_bytes = shape.block_bytes;
 	choice->depth = shape.depth;
 	choice->code = lane ? lane->first_code : ret;
-	choice->buffers_refused = lane && lane->buffers_refused;
 	choice->engine = !ret ? lane->ops->id : asked ? asked->id : "";
 	snprintf(choice->note, sizeof(choice->note), "%.255s",
 		 ret ? error.sentence : lane->downgrade);

@@ -183,8 +183,6 @@ struct io_lane {
 	unsigned engine_depth; /* depth that the engine was opened for */
 	/* Why the first engine of the rule could not be opened: a negative errno, or 0. */
 	int first_code;
-	/* The engine is open, but its buffers are not registered. */
-	bool buffers_refused;
 	bool engine_failed; /* a request failed: the next file opens a new engine */
 	/* The engine's downgrades for the report, or "". */
 	char downgrade[256];

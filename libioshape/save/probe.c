@@ -53,11 +53,6 @@ static void copy(char *into, size_t room, const char *text)
 }
 #define COPY(into, text) copy(into, sizeof(into), text)
 
-static int64_t stripes(uint32_t count)
-{
-	return count == FS_ALL_TARGETS ? -1 : (int64_t)count;
-}
-
 static void take_storage(struct save_probe *found, const struct fs_storage *storage)
 {
 	COPY(found->family, fs_family_name(storage->family));
@@ -67,7 +62,6 @@ static void take_storage(struct save_probe *found, const struct fs_storage *stor
 	COPY(found->options, storage->mount.options);
 	found->total_bytes = storage->total_bytes;
 	found->free_bytes = storage->free_bytes;
-	found->rotational = storage->rotational_known ? storage->rotational : -1;
 	found->remote = storage->remote;
 	found->target_count = storage->targets;
 	found->targets_listed = MIN(storage->target_count, (uint32_t)PROBE_TARGETS);
@@ -86,7 +80,8 @@ static void take_layout(struct save_probe *found, const struct fs_layout *layout
 		return;
 	fs_layout_text(layout, found->stripes, sizeof(found->stripes));
 	found->stripe_bytes = part->stripe_bytes;
-	found->stripe_count = stripes(part->stripe_count);
+	found->stripe_count = part->stripe_count == FS_ALL_TARGETS ? -1 :
+								     (int64_t)part->stripe_count;
 	COPY(found->target_pool, part->pool);
 	found->mirrors = MAX(layout->mirrors, 1u);
 }
@@ -97,7 +92,6 @@ static void take_file(struct save_probe *found, const struct io_folder *folder, 
 	const char *name = strrchr(file, '/') + 1;
 	struct io_input input;
 	struct io_entry entry;
-	const struct fs_part *part;
 
 	if (io_folder_look(folder, name, &entry, NULL) || entry.kind != IO_FILE)
 		return;
@@ -105,11 +99,8 @@ static void take_file(struct save_probe *found, const struct io_folder *folder, 
 	/* If this user may not read the file, its layout stays unknown. */
 	if (io_input_open(&input, file, 0, 0, IOSHAPE_DIRECT_OFF, NULL))
 		return;
-	part = fs_layout_main(&input.fs.layout, input.bytes);
-	if (input.fs.layout.count && part) {
+	if (input.fs.layout.count && fs_layout_main(&input.fs.layout, input.bytes))
 		fs_layout_text(&input.fs.layout, found->file_stripes, sizeof(found->file_stripes));
-		found->file_stripe_count = stripes(part->stripe_count);
-	}
 	io_input_close(&input);
 }
 
@@ -129,14 +120,12 @@ static void choose_shape(struct save_probe *found, const struct io_config *confi
 	COPY(found->engine, choice.engine);
 	COPY(found->engine_note, choice.note);
 	found->uring_errno = -choice.code;
-	found->buffers_refused = choice.buffers_refused;
 }
 
 /* Chooses the layout of the future file; its count is 0 if that is unknown. */
 static void choose_layout(struct save_probe *found, const struct fs_facts *facts,
 			  const struct io_config *config, struct fs_layout *layout)
 {
-	const struct fs_part *part;
 	struct fs_layout ask;
 
 	*layout = facts->directory;
@@ -145,8 +134,6 @@ static void choose_layout(struct save_probe *found, const struct fs_facts *facts
 		return;
 	*layout = ask;
 	fs_layout_text(&ask, found->stripes_asked, sizeof(found->stripes_asked));
-	part = fs_layout_main(&ask, found->for_bytes);
-	found->asked_stripe_count = part ? stripes(part->stripe_count) : 0;
 }
 
 static int choose_slots(struct save_probe *found, const struct save_slots *slots,

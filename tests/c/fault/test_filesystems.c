@@ -494,8 +494,6 @@ static bool is_known(const struct filesystem *filesystem)
 	/* A FUSE daemon may use storage that others share, so its filesystem counts as remote. */
 	if (storage.remote != (filesystem->kind == FUSE) || storage.targets || storage.layout.count)
 		return complain("it looks like one that is shared, or striped");
-	if (filesystem->kind == IMAGE && !storage.rotational_known)
-		return complain("whether its disk rotates is not known");
 	if (!strchr(name, '@') != (filesystem->kind == FUSE))
 		return complain("its pool is \"%s\"", name);
 	return true;

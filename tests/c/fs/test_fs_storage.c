@@ -234,33 +234,6 @@ TEST(cases, more_targets_than_have_room_are_counted)
 
 /* ---- Other filesystems ----------------------------------------------------------------------- */
 
-TEST(cases, a_local_disk_turns_or_does_not)
-{
-	struct stat status;
-	unsigned device_major, device_minor;
-	char name[64];
-
-	ck_assert_int_eq(stat(scratch_directory(), &status), 0);
-	device_major = major(status.st_dev);
-	device_minor = minor(status.st_dev);
-	mount_as("ext4", "/dev/sda1", "rw");
-	look(scratch_directory());
-	ck_assert(!storage.rotational_known);
-	put("1\n", "/sys/devices/disk/queue/rotational");
-	put("8:1\n", "/sys/devices/disk/part/dev");
-	put("", "/sys/dev/block/nothing");
-	/* sysfs shows a partition like this; the file is in the folder of its disk. */
-	snprintf(name, sizeof(name), "sys/dev/block/%u:%u", device_major, device_minor);
-	ck_assert_int_eq(symlink("../../devices/disk/part", scratch_path(name)), 0);
-	look(scratch_directory());
-	if (!device_major) /* a made-up device number has no disk */
-		return;
-	ck_assert(storage.rotational_known && storage.rotational);
-	put("0\n", "/sys/devices/disk/part/queue/rotational");
-	look(scratch_directory());
-	ck_assert(storage.rotational_known && !storage.rotational);
-}
-
 static const struct {
 	const char *type;
 	bool remote;
@@ -272,30 +245,6 @@ LOOP_TEST(cases, a_block_device_behind_fuse_is_this_host_s, 0, ARRAY_LENGTH(far)
 	look(scratch_directory());
 	ck_assert_str_eq(storage.mount.type, far[_i].type);
 	ck_assert_int_eq(storage.remote, far[_i].remote);
-}
-
-static const char *const sources[] = { "none", "/dev/null", "/dev/no-such-device" };
-
-/* btrfs uses such device numbers; here it is memory, which has no disk either. */
-LOOP_TEST(cases, a_device_without_a_number_has_no_disk_unless_the_table_names_one, 0,
-	  ARRAY_LENGTH(sources))
-{
-	const int fd = open("/dev/shm", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	struct base_error error = { 0 };
-	struct stat status;
-	char line[256];
-
-	ck_assert_int_eq(fstat(fd, &status), 0);
-	ck_assert_uint_eq(major(status.st_dev), 0);
-	snprintf(line, sizeof(line), "%llu 1 0:%u / /dev/shm rw - btrfs %s rw\n",
-		 (unsigned long long)(mount_of_path("/dev/shm") & INT32_MAX), minor(status.st_dev),
-		 sources[_i]);
-	put(line, "/proc/self/mountinfo");
-	ck_assert_int_eq(fs_look_at_storage(fd, "/dev/shm", scratch_directory(), &storage, &error),
-			 0);
-	ck_assert_str_eq(storage.mount.source, sources[_i]);
-	ck_assert(!storage.rotational_known);
-	close(fd);
 }
 
 TEST(cases, unknown_targets_are_not_counted)

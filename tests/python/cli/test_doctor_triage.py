@@ -65,7 +65,6 @@ LOCAL = replace(
     mount_point="/",
     options="rw",
     remote=False,
-    rotational=False,
 )
 REDIS = Coordination(address="redis://coordinator", latency_s=0.0004)
 HEALTHY = Installation(
