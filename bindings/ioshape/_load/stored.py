@@ -101,17 +101,25 @@ class StoredTensor:
         each = index if isinstance(index, tuple) else (index,)
         if not all(_is_view(one) for one in each):
             return self[...][index]
-        # Move elements as integers of their size, because torch cannot copy some dtypes.
-        number = getattr(torch, _NUMBERS[torch.empty(0, dtype=self.dtype).element_size()])
-        part = torch.empty_strided(self.shape, self._stride, dtype=number, device="meta")[index]
+        part = self._on_meta()[index]
         # Permute the dimensions so that the result has the order of the file.
         order = sorted(range(part.dim()), key=part.stride().__getitem__, reverse=True)
         part = part.permute(order)
-        tensor = torch.empty(part.shape, dtype=number, device="cpu")
+        tensor = torch.empty(part.shape, dtype=part.dtype, device="cpu")
         if tensor.numel():
             self._fill(tensor, part)
         back = [order.index(dim) for dim in range(len(order))]
         return tensor.permute(back).view(self.dtype)
+
+    def _on_meta(self) -> torch.Tensor:
+        """Return a tensor on "meta" with the shape and strides of this one.
+
+        Its elements are integers of their size, because torch cannot copy some dtypes.
+        """
+        import torch  # noqa: PLC0415
+
+        number = getattr(torch, _NUMBERS[torch.empty(0, dtype=self.dtype).element_size()])
+        return torch.empty_strided(self.shape, self._stride, dtype=number, device="meta")
 
     def _fill(self, tensor: torch.Tensor, part: torch.Tensor) -> None:
         """Read a tensor. `part` is on "meta": its strides and offset say where the bytes are."""
@@ -214,7 +222,7 @@ def _of_zip(reader: Reader) -> dict[str, StoredTensor | str]:
         elif not tensor.is_plain:
             found[tensor.name] = "is not a plain tensor"
         else:
-            found[tensor.name] = _in_record(reader, tensor, by_name.get(tensor.record))
+            found[tensor.name] = in_record(reader, tensor, by_name.get(tensor.record))
     return found
 
 
@@ -227,7 +235,8 @@ def _byteorder(reader: Reader, record: RawRecord | None) -> str:
     return text.decode(errors="replace")
 
 
-def _in_record(reader: Reader, tensor: Tensor, record: RawRecord | None) -> StoredTensor | str:
+def in_record(reader: Reader, tensor: Tensor, record: RawRecord | None) -> StoredTensor | str:
+    """Return a tensor of an archive, or the reason why only load() can read it."""
     each = item_bytes(tensor.dtype)
     if each is None:
         return f"has the dtype {tensor.dtype}, which this version of ioshape does not know"

@@ -7,7 +7,6 @@ import collections
 import dataclasses
 import io
 import itertools
-import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 from torch.futures import Future
 
-from ioshape._core.errors import DamagedError, StorageError
+from ioshape._core.errors import DamagedError, StorageError, failure
 from ioshape._device.incoming import Incoming
 from ioshape._device.stream import bytes_of, changed
 from ioshape._device.stretches import Wanted
@@ -25,13 +24,15 @@ from ioshape._integrations.dcp import metadata as description
 from ioshape._load.contents import tensors_of
 from ioshape._load.reader import Reader as ZipReader
 from ioshape._load.reader import can_read
-from ioshape._native import ffi
+from ioshape._load.stored import in_record
+from ioshape._native import lib
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
-    from ioshape._load.pickled import Tensor
+    from ioshape._load.reader import RawRecord
+    from ioshape._load.stored import StoredTensor
 
 
 # A tensor of at most this size is read as a whole if only a part is wanted. DCP's own files have
@@ -39,51 +40,54 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 1 << 20
 
 
-def _memory(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the CPU, as a view."""
-    address = ffi.cast("char *", tensor.data_ptr())
-    return memoryview(ffi.buffer(address, tensor.numel() * tensor.element_size())).cast("B")
-
-
 class _Stored:
     """A tensor that torch.save or ioshape.save has stored in a data file."""
 
-    def __init__(self, reader: ZipReader, tensor: Tensor) -> None:
-        self._reader = reader
-        self.dtype: torch.dtype = getattr(torch, tensor.dtype)
-        self.shape = tensor.shape
-        self._record = next(one for one in reader.records() if one.name == tensor.record)
-        self._item_bytes = torch.empty(0, dtype=self.dtype).element_size()
-        self._offset = tensor.storage_offset
-        n_bytes = math.prod(self.shape) * self._item_bytes
-        self.is_plain = _is_contiguous(tensor) and self._offset + n_bytes <= self._record.n_bytes
+    def __init__(self, reader: ZipReader, tensor: StoredTensor, record: RawRecord) -> None:
+        self._reader, self._tensor, self._record = reader, tensor, record
 
-    def _read_rows(self, first: int, into: torch.Tensor) -> None:
-        """Fill a contiguous tensor on the CPU with rows from this one on."""
-        row_bytes = math.prod(self.shape[1:]) * self._item_bytes
-        offset, view = self._offset + first * row_bytes, _memory(into)
-        record = self._record
-        if not view.nbytes:
+    def read_part(self, offsets: tuple[int, ...], target: torch.Tensor) -> None:
+        """Fill the target with the part of the tensor that begins at these offsets."""
+        stored, record = self._tensor, self._record
+        index = tuple(
+            slice(first, first + length)
+            for first, length in zip(offsets, target.shape, strict=True)
+        )
+        part = stored._on_meta()[index]
+        if part.shape != target.shape:
+            path = self._reader.path
+            raise failure(
+                lib.IOSHAPE_E_DAMAGED,
+                f'"{path}" is damaged: its tensor has not the shape that .metadata tells',
+                path,
+                "load",
+                remedy="use another copy or an older checkpoint",
+            )
+        is_same = target.dtype == stored.dtype
+        if is_same and self._bring(part, target):
             return
-        if view.nbytes < record.n_bytes <= _SMALL_BYTES:
+        if target.nbytes < record.n_bytes <= _SMALL_BYTES:
             # In DCP's own files the checksum covers the whole record.
-            whole = bytearray(record.n_bytes)
-            self._reader.read_file(record.file_offset, memoryview(whole))
-            view[:] = whole[offset : offset + view.nbytes]
-            return
-        self._reader.read_file(record.file_offset + offset, view)
+            target.copy_(stored[...][index])
+        elif is_same and target.device.type == "cpu" and target.numel():
+            stored._fill(target.view(part.dtype), part)
+        else:
+            target.copy_(stored[index])
 
-    def _bring_rows(self, first: int, target: torch.Tensor) -> bool:
-        """Fill a tensor on a device with rows; return False if that has no pinned memory."""
+    def _bring(self, part: torch.Tensor, target: torch.Tensor) -> bool:
+        """Fill a tensor on a device through pinned memory; return False if that cannot be done.
+
+        `part` is on "meta": its offset says where the bytes are.
+        """
         incoming = Incoming(target.nbytes)
-        if target.nbytes < _SMALL_BYTES or not incoming.takes(target.device):
+        is_row = part.is_contiguous() and target.is_contiguous()
+        if target.nbytes < _SMALL_BYTES or not is_row or not incoming.takes(target.device):
             return False
         record, reader = self._record, self._reader
-        row_bytes = math.prod(self.shape[1:]) * self._item_bytes
-        begin = target.storage_offset() * self._item_bytes
+        begin = target.storage_offset() * target.element_size()
         incoming.add(
             Wanted(
-                record.file_offset + self._offset + first * row_bytes,
+                self._tensor._begin + int(part.storage_offset()) * part.element_size(),
                 bytes_of(target.untyped_storage())[begin : begin + target.nbytes],
                 lambda: changed(target),
                 reader.crc32_of_all(record) if target.nbytes == record.n_bytes else None,
@@ -93,35 +97,9 @@ class _Stored:
         incoming.bring(reader.read_file)
         return True
 
-    def read_part(self, offsets: tuple[int, ...], target: torch.Tensor) -> None:
-        """Fill the target with the part of the tensor that begins at these offsets."""
-        lengths = tuple(target.shape)
-        first, count = (offsets[0], lengths[0]) if offsets else (0, 1)
-        is_same = target.dtype == self.dtype and self.shape[1:] == lengths[1:]
-        if is_same and target.is_contiguous():
-            if self._bring_rows(first, target):
-                return
-            if target.device.type == "cpu":
-                self._read_rows(first, target)
-                return
-        rows = torch.empty((count, *self.shape[1:]), dtype=self.dtype)
-        self._read_rows(first, rows)
-        for dim in range(1, len(lengths)):
-            rows = rows.narrow(dim, offsets[dim], lengths[dim])
-        target.copy_(rows.view(lengths) if not lengths else rows)
-
 
 class _Alone(frozenset[tuple[str, int]]):
     """Positions in data files that only one rank reads."""
-
-
-def _is_contiguous(tensor: Tensor) -> bool:
-    stride = 1
-    for length, one in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
-        if length != 1 and one != stride:
-            return False
-        stride *= length
-    return True
 
 
 class Reader(filesystem.FileSystemReader):
@@ -267,10 +245,14 @@ class Reader(filesystem.FileSystemReader):
 
 def _stored(reader: ZipReader) -> _Stored | None:
     """Return the tensor in an archive; None if it is quantized, of a subclass, or complex."""
-    tensors, _problem = tensors_of(reader, reader.records())
+    records = {record.name: record for record in reader.records()}
+    tensors, _problem = tensors_of(reader, list(records.values()))
     if len(tensors) != 1 or tensors[0].name or not hasattr(torch, tensors[0].dtype):
         return None
-    stored = _Stored(reader, tensors[0])
-    if not stored.is_plain or stored.dtype.is_complex:
+    record = records.get(tensors[0].record)
+    if record is None or not tensors[0].is_plain:
         return None
-    return stored
+    stored = in_record(reader, tensors[0], record)
+    if isinstance(stored, str) or stored.dtype.is_complex:
+        return None
+    return _Stored(reader, stored, record)
