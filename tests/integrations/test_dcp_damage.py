@@ -62,6 +62,21 @@ def test_damage_is_found_and_its_tensor_is_named(tmp_path: Path) -> None:
     assert "'second'" in str(failure)
 
 
+def test_a_shape_that_the_file_does_not_hold_is_damage(tmp_path: Path) -> None:
+    save(tmp_path, {"weight": torch.ones(10, 30)})
+    metadata = pickle.loads((tmp_path / ".metadata").read_bytes())
+    described = metadata.state_dict_metadata["weight"]
+    described.size = described.chunks[0].sizes = torch.Size([20, 30])
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    loaded = {"weight": torch.zeros(20, 30)}
+    with pytest.raises(dcp.CheckpointException) as caught:
+        dcp.load(loaded, storage_reader=ioshape.dcp.Reader(tmp_path), no_dist=True)
+    failure = _failure(caught.value)
+    assert isinstance(failure, ioshape.DamagedError)
+    assert "shape" in str(failure)
+    assert "'weight'" in str(failure)
+
+
 class _Rows(dcp.DefaultLoadPlanner):
     """A planner for a rank that loads some rows of each tensor."""
 

@@ -58,7 +58,7 @@ class _Stored:
             path = self._reader.path
             raise failure(
                 lib.IOSHAPE_E_DAMAGED,
-                f'"{path}" is damaged: its tensor has not the shape that .metadata tells',
+                f"\"{path}\" is damaged: .metadata has another shape than record '{record.name}'",
                 path,
                 "load",
                 remedy="use another copy or an older checkpoint",
