@@ -502,12 +502,13 @@ TEST(tests, a_writer_that_never_listens_is_explained)
 }
 
 /*
- * Listens and dies. The name of its socket remains until the next writer of this user removes it.
+ * Listens and dies. The name of its socket remains until the next writer of this user removes it,
+ * which may be that of another test.
  */
-static void listen_and_die(const void *argument)
+static void listen_and_die(const void *socket)
 {
-	(void)argument;
 	listen_here();
+	ck_assert(!access(((const struct sockaddr_un *)socket)->sun_path, F_OK));
 	kill(getpid(), SIGKILL);
 }
 
@@ -518,10 +519,9 @@ TEST(tests, a_killed_writer_leaves_no_socket)
 	int status;
 	pid_t child;
 
-	child = stream_start(listen_and_die, NULL);
+	child = stream_start(listen_and_die, &dead);
 	ck_assert_int_eq(waitpid(child, &status, 0), child);
 	ck_assert(WIFSIGNALED(status));
-	ck_assert(!access(dead.sun_path, F_OK));
 	strcat(address, "-next");
 	listener = listen_here();
 	ck_assert(access(dead.sun_path, F_OK));
