@@ -38,7 +38,7 @@ void ioshape_py_free_directory(void *keep, struct save_directory **out);
 void ioshape_py_free_slot(void *keep, struct ioshape_slot **out);
 void ioshape_py_free_reader(void *keep, struct ioshape_reader **out);
 void ioshape_py_free_group(void *keep, struct ioshape_group **out);
-void ioshape_py_free_generation(void *keep, struct ioshape_generation **out);
+void ioshape_py_free_checkpoint(void *keep, struct ioshape_checkpoint **out);
 void ioshape_py_free_tier(void *keep, struct ioshape_tier **out);
 
 /* System calls that Python's os module lacks. */

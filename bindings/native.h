@@ -59,7 +59,7 @@ FREED_BY_C(file)
 FREED_BY_C(slot)
 FREED_BY_C(reader)
 FREED_BY_C(group)
-FREED_BY_C(generation)
+FREED_BY_C(checkpoint)
 FREED_BY_C(tier)
 
 static void ioshape_py_free_directory(void *keep, struct save_directory **out)

@@ -40,13 +40,13 @@ class Rank(Training):
 
     def save(self) -> None:
         """Save this rank's share of a checkpoint, in the background except for the last save."""
-        generation = (self.state(), self.options.folder, self.step)
+        checkpoint = (self.state(), self.options.folder, self.step)
         how: dict[str, Any] = {"mode": self.options.mode, "keep_last": KEEP}
         if self.stopping:
-            self.tell_save(ioshape.save_group(*generation, **how, deadline=self.time_left()))
+            self.tell_save(ioshape.save_group(*checkpoint, **how, deadline=self.time_left()))
             return
         self.finish_save()
-        self.saving = ioshape.save_group_async(*generation, **how)
+        self.saving = ioshape.save_group_async(*checkpoint, **how)
 
     def resume(self) -> None:
         """Resume from the newest checkpoint, if there is one. All ranks load the same step."""

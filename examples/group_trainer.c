@@ -88,17 +88,17 @@ static int load_tensor(struct ioshape_reader *reader, const char *name, void *in
 static int resume(struct ioshape_context *context, struct ioshape_group *group,
 		  const char *directory, struct model *model)
 {
-	struct ioshape_generation *generation = NULL;
+	struct ioshape_checkpoint *checkpoint = NULL;
 	struct ioshape_reader *reader = NULL;
 	uint64_t step;
 	int ret;
 
 	ret = ioshape_group_get_latest(group, NULL, &step);
 	if (!ret)
-		ret = ioshape_generation_open(context, directory, step, &generation);
+		ret = ioshape_checkpoint_open(context, directory, step, &checkpoint);
 	if (!ret)
-		ret = ioshape_generation_open_part(generation, (uint32_t)model->rank, NULL,
-						   &reader);
+		ret = ioshape_checkpoint_open_shard(checkpoint, (uint32_t)model->rank, NULL,
+						    &reader);
 	if (!ret)
 		ret = load_tensor(reader, "weights", model->weights);
 	if (!ret)
@@ -109,7 +109,7 @@ static int resume(struct ioshape_context *context, struct ioshape_group *group,
 		fprintf(stderr, "group_trainer, rank %d: %s\n", model->rank,
 			ioshape_last_error()->sentence);
 	ioshape_reader_free(reader);
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 	return ret;
 }
 

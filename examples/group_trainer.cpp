@@ -73,8 +73,8 @@ bool resume(ioshape::context &context, ioshape::group &group, const std::string 
 	if (!step)
 		return false;
 	// While the checkpoint is open, retention does not remove it.
-	const ioshape::generation generation(context, directory, *step);
-	const ioshape::reader reader = generation.part_reader(model.rank);
+	const ioshape::checkpoint checkpoint(context, directory, *step);
+	const ioshape::reader reader = checkpoint.shard_reader(model.rank);
 
 	reader.load(reader.find_tensor("weights"), model.weights.data());
 	reader.load(reader.find_tensor("momentum"), model.momentum.data());

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ioshape._core.under_way import wait_all
     from ioshape._files.directory import directory
     from ioshape._files.open import open  # noqa: A004 - as gzip.open
-    from ioshape._group.generations import generations, latest, prune
+    from ioshape._group.checkpoints import checkpoints, latest, prune
     from ioshape._group.group import save_group, save_group_async
     from ioshape._group.load import load_group
     from ioshape._latest import load_latest
@@ -63,10 +63,10 @@ _HOMES = {
     "before_step": "_save.lazy",
     "configure": "_core.config",
     "directory": "_files.directory",
-    "generations": "_group.generations",
+    "checkpoints": "_group.checkpoints",
     "inspect": "_load.contents",
     "job": "_core.job",
-    "latest": "_group.generations",
+    "latest": "_group.checkpoints",
     "load": "_load.load",
     "load_group": "_group.load",
     "load_latest": "_latest",
@@ -75,7 +75,7 @@ _HOMES = {
     "patch": "_run.patch",
     "patched": "_run.patch",
     "probe": "_probe",
-    "prune": "_group.generations",
+    "prune": "_group.checkpoints",
     "save": "_save.save",
     "save_async": "_save.save",
     "save_group": "_group.group",
@@ -140,9 +140,15 @@ _MOVED = {
         ),
         "types",
     ),
+    "generations": "_group.checkpoints",
 }
 
-_RENAMED = {"Step": "Downgrade"}
+_RENAMED = {
+    "Generation": "Checkpoint",
+    "Part": "Shard",
+    "Step": "Downgrade",
+    "generations": "checkpoints",
+}
 
 # The keys of _HOMES and __version__, as a literal list that type checkers understand.
 __all__ = [
@@ -154,9 +160,9 @@ __all__ = [
     "StorageError",
     "__version__",
     "before_step",
+    "checkpoints",
     "configure",
     "directory",
-    "generations",
     "inspect",
     "job",
     "latest",
@@ -206,7 +212,8 @@ def _moved(name: str) -> object:
 
     home, now = _MOVED[name], _RENAMED.get(name, name)
     value: object = getattr(import_module(f"{__name__}.{home}"), now)
-    sentence = f"ioshape.{name} is now ioshape.{home}.{now}; version 0.3 removes the old name"
+    where = f"ioshape.{now}" if now in _HOMES else f"ioshape.{home}.{now}"
+    sentence = f"ioshape.{name} is now {where}; version 0.3 removes the old name"
     warn(sentence, DeprecationWarning, stacklevel=3)
     return value
 

@@ -19,8 +19,8 @@ from ioshape._core.errors import (
     warn_passed_over,
 )
 from ioshape._core.under_way import place_of
+from ioshape._group.checkpoints import latest
 from ioshape._group.dcp_series import cannot_look
-from ioshape._group.generations import latest
 from ioshape._group.load import load_group
 from ioshape._load.load import load
 from ioshape._load.reader import Reader

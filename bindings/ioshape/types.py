@@ -3,7 +3,7 @@
 
 from ioshape._core.job import Job
 from ioshape._core.report import Downgrade, Progress
-from ioshape._group.generations import Generation, Part
+from ioshape._group.checkpoints import Checkpoint, Shard
 from ioshape._load.contents import Contents, Record
 from ioshape._load.pickled import Tensor
 from ioshape._load.stored import StoredTensor
@@ -15,15 +15,15 @@ from ioshape._slots.slots import Place, Slot, SlotInfo
 
 __all__ = [
     "AtomicFile",
+    "Checkpoint",
     "Contents",
     "Downgrade",
-    "Generation",
     "Job",
     "Notice",
-    "Part",
     "Place",
     "Progress",
     "Record",
+    "Shard",
     "Slot",
     "SlotInfo",
     "Storage",

@@ -3,7 +3,7 @@
  * Group saves: all ranks of a job save one checkpoint together, which exists as a whole or not at
  * all.
  *
- * Identifiers call such a checkpoint a generation. It is a directory such as "step-0000001000" with
+ * It is a directory such as "step-0000001000" with
  * a few large files and "manifest.json". The manifest lists the files with their sizes and
  * checksums, and it is written last. A directory without a valid manifest is no checkpoint.
  *
@@ -69,11 +69,11 @@ enum ioshape_mode {
 
 /** Key-value store through which the ranks exchange messages: which ranks are there, what is
  * planned, and which ranks have finished. All ranks must use the same store. */
-enum ioshape_board {
-	IOSHAPE_BOARD_AUTO = 0,  /**< the first of the following that works */
-	IOSHAPE_BOARD_REDIS = 1, /**< the context's coordinator, if that is a Redis */
-	IOSHAPE_BOARD_HOST = 2,  /**< memory of this host, if all ranks are on it */
-	IOSHAPE_BOARD_FILES = 3  /**< small files beside the checkpoints */
+enum ioshape_store {
+	IOSHAPE_STORE_AUTO = 0,  /**< the first of the following that works */
+	IOSHAPE_STORE_REDIS = 1, /**< the context's coordinator, if that is a Redis */
+	IOSHAPE_STORE_HOST = 2,  /**< memory of this host, if all ranks are on it */
+	IOSHAPE_STORE_FILES = 3  /**< small files beside the checkpoints */
 };
 
 /** The ranks of a job that save together. */
@@ -83,7 +83,7 @@ struct ioshape_group;
 struct ioshape_tier;
 
 /** Options of a group. `ranks` and `token` must be the same on all ranks, and so must the effective
- * value of `board`. For `mode`, `keep_last` and `keep_every` the values of rank 0 count. */
+ * value of `store`. For `mode`, `keep_last` and `keep_every` the values of rank 0 count. */
 struct ioshape_group_options {
 	size_t size;    /**< sizeof(struct ioshape_group_options) */
 	uint32_t rank;  /**< rank of this process, from 0 to ranks - 1 */
@@ -91,7 +91,7 @@ struct ioshape_group_options {
 	/** number of ranks of the group on this host; 0 if unknown */
 	uint32_t local_ranks;
 	enum ioshape_mode mode;   /**< which ranks write files (IOSHAPE_MODE) */
-	enum ioshape_board board; /**< store for the messages between ranks */
+	enum ioshape_store store; /**< store for the messages between ranks */
 	/** Name that all ranks of this job share and that no other job uses. NULL: the context's
 	 * job. */
 	const char *token;
@@ -287,11 +287,11 @@ void ioshape_group_free(struct ioshape_group *group);
  * -ESTALE, so that a program never mixes old and new shards. Open the checkpoint again then.
  * Several threads may use one handle.
  */
-struct ioshape_generation;
+struct ioshape_checkpoint;
 
 /** Description of a checkpoint of a group. */
-struct ioshape_generation_info {
-	size_t size;            /**< sizeof(struct ioshape_generation_info); set before the call */
+struct ioshape_checkpoint_info {
+	size_t size;            /**< sizeof(struct ioshape_checkpoint_info); set before the call */
 	uint64_t step;          /**< number of the checkpoint */
 	uint32_t ranks;         /**< number of ranks that saved it */
 	uint32_t files;         /**< number of files without the manifest */
@@ -299,18 +299,18 @@ struct ioshape_generation_info {
 	int64_t saved_s;        /**< time of the save, in seconds since 1970 */
 	enum ioshape_mode mode; /**< which ranks wrote the files */
 	uint32_t distinct;      /**< number of distinct shards; 1 if all ranks saved equal bytes */
-	const char *path;       /**< path of the directory; valid until the generation is freed */
+	const char *path;       /**< path of the directory; valid until the checkpoint is freed */
 	/** serial number, higher than those of the checkpoints that existed when it was saved */
 	uint64_t serial;
 };
 
-/** Initializes a struct ioshape_generation_info. */
-#define IOSHAPE_GENERATION_INFO_INIT IOSHAPE_SIZED(ioshape_generation_info)
+/** Initializes a struct ioshape_checkpoint_info. */
+#define IOSHAPE_CHECKPOINT_INFO_INIT IOSHAPE_SIZED(ioshape_checkpoint_info)
 
 /** Location of a rank's shard: an ordinary file of torch.save(), or a range of a zip. */
-struct ioshape_part_info {
-	size_t size;      /**< sizeof(struct ioshape_part_info); set before the call */
-	const char *file; /**< path of the file; valid until the generation is freed */
+struct ioshape_shard_info {
+	size_t size;      /**< sizeof(struct ioshape_shard_info); set before the call */
+	const char *file; /**< path of the file; valid until the checkpoint is freed */
 	/** Name of the shard in the zip, or name of the file itself: "rank-00007.pt". If an equal
 	 * shard of another rank is stored, the name of that one. */
 	const char *name;
@@ -320,8 +320,8 @@ struct ioshape_part_info {
 	uint32_t same_as; /**< lowest rank that saved equal bytes; this rank if there is no other */
 };
 
-/** Initializes a struct ioshape_part_info. */
-#define IOSHAPE_PART_INFO_INIT IOSHAPE_SIZED(ioshape_part_info)
+/** Initializes a struct ioshape_shard_info. */
+#define IOSHAPE_SHARD_INFO_INIT IOSHAPE_SIZED(ioshape_shard_info)
 
 /**
  * Opens a checkpoint of a group for reading. Any process may open it, also one of another job.
@@ -330,47 +330,47 @@ struct ioshape_part_info {
  * not read the files. With IOSHAPE_LATEST it passes over newer checkpoints that are not valid, and
  * logs a warning for each.
  *
- * @param context    context. It must be open and outlive the generation
+ * @param context    context. It must be open and outlive the checkpoint
  * @param directory  directory of the checkpoints
  * @param step       number of the checkpoint. IOSHAPE_LATEST opens the newest
- * @param out        receives the generation, to be freed with ioshape_generation_free(). NULL if
+ * @param out        receives the checkpoint, to be freed with ioshape_checkpoint_free(). NULL if
  *                   the call fails
  * @return 0; -ENOENT if there is no such checkpoint; IOSHAPE_E_DAMAGED if it is not valid;
  *         IOSHAPE_E_FORMAT if its manifest is none of this library; -EOPNOTSUPP if a later version
  *         of the library wrote it; IOSHAPE_E_UNUSABLE for IOSHAPE_LATEST if there are checkpoints
  *         but none is valid; another negative code
  */
-int ioshape_generation_open(struct ioshape_context *context, const char *directory, uint64_t step,
-			    struct ioshape_generation **out);
+int ioshape_checkpoint_open(struct ioshape_context *context, const char *directory, uint64_t step,
+			    struct ioshape_checkpoint **out);
 
 /**
  * Returns the description of a checkpoint.
  *
- * @param generation  the generation
+ * @param checkpoint  the checkpoint
  * @param info        filled. Its size must be set before the call
  * @return 0; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked child
  */
-int ioshape_generation_get_info(struct ioshape_generation *generation,
-				struct ioshape_generation_info *info);
+int ioshape_checkpoint_get_info(struct ioshape_checkpoint *checkpoint,
+				struct ioshape_checkpoint_info *info);
 
 /**
  * Returns the location of a rank's shard.
  *
- * @param generation  the generation
+ * @param checkpoint  the checkpoint
  * @param rank        rank that saved the shard
  * @param info        filled. Its size must be set before the call
  * @return 0; -ENOENT if the checkpoint has no such rank; -EINVAL if an argument is NULL or the size
  *         is invalid; -EPERM in a forked child
  */
-int ioshape_generation_get_part(struct ioshape_generation *generation, uint32_t rank,
-				struct ioshape_part_info *info);
+int ioshape_checkpoint_get_shard(struct ioshape_checkpoint *checkpoint, uint32_t rank,
+				 struct ioshape_shard_info *info);
 
 /**
  * Opens a rank's shard for reading. The reader reads only the shard's range of the file.
  *
- * The reader may outlive the generation. It may not outlive the context.
+ * The reader may outlive the checkpoint. It may not outlive the context.
  *
- * @param generation  the generation
+ * @param checkpoint  the checkpoint
  * @param rank        rank that saved the shard
  * @param options     options of the reader. `file_offset` and `file_bytes` must be 0. NULL for all
  *                    defaults
@@ -380,31 +380,31 @@ int ioshape_generation_get_part(struct ioshape_generation *generation, uint32_t 
  *         node; -ESTALE if the checkpoint was replaced or removed; -EINVAL for an invalid argument;
  *         IOSHAPE_E_DAMAGED; another negative code
  */
-int ioshape_generation_open_part(struct ioshape_generation *generation, uint32_t rank,
-				 const struct ioshape_reader_options *options,
-				 struct ioshape_reader **out);
+int ioshape_checkpoint_open_shard(struct ioshape_checkpoint *checkpoint, uint32_t rank,
+				  const struct ioshape_reader_options *options,
+				  struct ioshape_reader **out);
 
 /**
  * Reads all files of a checkpoint and compares them with the checksums of the manifest.
  *
  * The checksums cover every byte, including the checksums inside the shards.
  *
- * @param generation     the generation
+ * @param checkpoint     the checkpoint
  * @param progress       receives the progress. NULL for none
  * @param progress_user  passed to `progress`
  * @return 0; IOSHAPE_E_DAMAGED for the first damage; -ESTALE if the checkpoint was replaced or
  *         removed; -ECANCELED if `progress` stopped the call; -EPERM in a forked child; another
  *         negative code
  */
-int ioshape_generation_verify(struct ioshape_generation *generation, ioshape_progress_fn progress,
+int ioshape_checkpoint_verify(struct ioshape_checkpoint *checkpoint, ioshape_progress_fn progress,
 			      void *progress_user);
 
 /**
  * Closes a checkpoint and frees its handle, also in a forked child.
  *
- * @param generation  the generation; NULL is allowed
+ * @param checkpoint  the checkpoint; NULL is allowed
  */
-void ioshape_generation_free(struct ioshape_generation *generation);
+void ioshape_checkpoint_free(struct ioshape_checkpoint *checkpoint);
 
 /**
  * Lists the complete checkpoints in a directory, oldest first.
@@ -420,7 +420,7 @@ void ioshape_generation_free(struct ioshape_generation *generation);
  * @return 0; -ENOENT if there is no such directory; -EINVAL if an argument is NULL; another
  *         negative code
  */
-int ioshape_generation_list(struct ioshape_context *context, const char *directory,
+int ioshape_checkpoint_list(struct ioshape_context *context, const char *directory,
 			    uint64_t **steps, size_t *count);
 
 /** Options that select the checkpoints to keep. */
@@ -454,7 +454,7 @@ struct ioshape_prune_options {
  * @return 0; -ENOENT if there is no such directory; -EINVAL for an invalid argument; another
  *         negative code
  */
-int ioshape_generation_prune(struct ioshape_context *context, const char *directory,
+int ioshape_checkpoint_prune(struct ioshape_context *context, const char *directory,
 			     const struct ioshape_prune_options *options, uint64_t *removed);
 
 #ifdef __cplusplus

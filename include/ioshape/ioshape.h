@@ -344,7 +344,7 @@ int ioshape_context_open(struct ioshape_context **out,
  * Frees a context and everything that it caches.
  *
  * This must be the last call on the context. Free all readers, files, slots, groups, tiers and
- * generations of the context before. Saves that are still in the background are aborted and leave
+ * checkpoints of the context before. Saves that are still in the background are aborted and leave
  * no temporary file. The call waits for their end. Their handles stay valid for ioshape_save_free()
  * only. In a forked child the call does nothing.
  *
@@ -355,7 +355,7 @@ void ioshape_context_free(struct ioshape_context *context);
 /**
  * Frees memory that the library allocated for the caller and that is not a handle.
  *
- * Such memory comes from ioshape_generation_list(), ioshape_tier_place(), ioshape_tier_find() and
+ * Such memory comes from ioshape_checkpoint_list(), ioshape_tier_place(), ioshape_tier_find() and
  * ioshape_tier_list(). Any thread may call this function.
  *
  * @param memory  the memory; NULL is allowed
@@ -614,7 +614,7 @@ struct ioshape_report {
 	char mode[16];
 	/* The following members are set by saves of a group only. */
 	char why[160];             /**< reason for the mode */
-	uint64_t generation_bytes; /**< size of all files of the checkpoint; 0 if the save failed */
+	uint64_t checkpoint_bytes; /**< size of all files of the checkpoint; 0 if the save failed */
 	/** bytes that the ranks together did not write, because another rank saved an equal part */
 	uint64_t repeated_bytes;
 };

@@ -573,19 +573,19 @@ public:
 };
 
 /* A complete checkpoint of all ranks of a job, open for reading. The context must outlive it. */
-class generation : public detail::owner<ioshape_generation, ioshape_generation_free>
+class checkpoint : public detail::owner<ioshape_checkpoint, ioshape_checkpoint_free>
 {
 public:
 	/* Opens the checkpoint of this step. Throws -ENOENT if there is none. */
-	generation(const context &context, const std::string &directory, std::uint64_t step)
-		: owner(detail::ask<ioshape_generation *>(ioshape_generation_open, context.get(),
+	checkpoint(const context &context, const std::string &directory, std::uint64_t step)
+		: owner(detail::ask<ioshape_checkpoint *>(ioshape_checkpoint_open, context.get(),
 							  directory.c_str(), step))
 	{
 	}
 	/* Opens the newest complete checkpoint. Throws -ENOENT if there is no checkpoint at all. */
-	static generation latest(const context &context, const std::string &directory)
+	static checkpoint latest(const context &context, const std::string &directory)
 	{
-		return generation(context, directory, IOSHAPE_LATEST);
+		return checkpoint(context, directory, IOSHAPE_LATEST);
 	}
 	/* Returns the steps of all complete checkpoints, oldest first. */
 	static std::vector<std::uint64_t> steps(const context &context,
@@ -595,7 +595,7 @@ public:
 		std::size_t count = 0;
 
 		detail::check(
-			ioshape_generation_list(context.get(), directory.c_str(), &found, &count));
+			ioshape_checkpoint_list(context.get(), directory.c_str(), &found, &count));
 		const std::unique_ptr<std::uint64_t, detail::deleter<ioshape_free>> owner(found);
 		std::vector<std::uint64_t> steps(count);
 
@@ -607,31 +607,31 @@ public:
 	static std::uint64_t prune(const context &context, const std::string &directory,
 				   const ioshape_prune_options &options)
 	{
-		return detail::ask<std::uint64_t>(ioshape_generation_prune, context.get(),
+		return detail::ask<std::uint64_t>(ioshape_checkpoint_prune, context.get(),
 						  directory.c_str(), &options);
 	}
 	/* Returns the description of the checkpoint. */
-	ioshape_generation_info info() const
+	ioshape_checkpoint_info info() const
 	{
-		return detail::fill<ioshape_generation_info>(ioshape_generation_get_info, get());
+		return detail::fill<ioshape_checkpoint_info>(ioshape_checkpoint_get_info, get());
 	}
 	/* Returns the location of a rank's shard. */
-	ioshape_part_info part(std::uint32_t rank) const
+	ioshape_shard_info part(std::uint32_t rank) const
 	{
-		return detail::fill<ioshape_part_info>(ioshape_generation_get_part, get(), rank);
+		return detail::fill<ioshape_shard_info>(ioshape_checkpoint_get_shard, get(), rank);
 	}
 	/* Opens a rank's shard for reading. */
 	reader
-	part_reader(std::uint32_t rank,
-		    const ioshape_reader_options &options = IOSHAPE_READER_OPTIONS_INIT) const
+	shard_reader(std::uint32_t rank,
+		     const ioshape_reader_options &options = IOSHAPE_READER_OPTIONS_INIT) const
 	{
-		return reader(detail::ask<ioshape_reader *>(ioshape_generation_open_part, get(),
+		return reader(detail::ask<ioshape_reader *>(ioshape_checkpoint_open_shard, get(),
 							    rank, &options));
 	}
 	/* Reads all files of the checkpoint and verifies them. */
 	void verify() const
 	{
-		detail::check(ioshape_generation_verify(get(), nullptr, nullptr));
+		detail::check(ioshape_checkpoint_verify(get(), nullptr, nullptr));
 	}
 };
 

@@ -446,7 +446,7 @@ struct format_range {
  * read again. `stream` is the reader's, which may have begun to read the ranges, or NULL. Returns
  * 0, IOSHAPE_E_DAMAGED with the position of the damage, or another code.
  */
-int format_reader_read(const struct format_reader *reader, struct io_lane *lane,
+int format_reader_read(const struct format_reader *reader, struct io_queue *queue,
 		       struct io_stream *stream, const struct format_range *ranges, size_t count,
 		       bool verify, ioshape_progress_fn progress, void *progress_user,
 		       struct base_error *error);
@@ -454,7 +454,7 @@ int format_reader_read(const struct format_reader *reader, struct io_lane *lane,
 /* Reads bytes [offset, offset + bytes) of the file: records, which are verified as in
  * format_reader_read(), and the bytes between them. The range must lie in the file. `stream` is the
  * reader's: sequential calls find their bytes prefetched. */
-int format_reader_read_file(const struct format_reader *reader, struct io_lane *lane,
+int format_reader_read_file(const struct format_reader *reader, struct io_queue *queue,
 			    struct io_stream *stream, uint64_t offset, void *into, uint64_t bytes,
 			    bool verify, ioshape_progress_fn progress, void *progress_user,
 			    struct base_error *error);

@@ -40,7 +40,7 @@ static const char *name_problem(const char *name)
 
 static bool is_too_large(const struct format_manifest *manifest)
 {
-	uint64_t left = FORMAT_MAX_GENERATION_BYTES;
+	uint64_t left = FORMAT_MAX_CHECKPOINT_BYTES;
 
 	for (uint32_t i = 0; i < manifest->file_count; i++) {
 		if (manifest->files[i].bytes > left)
@@ -58,21 +58,21 @@ static const char *attempt_problem(const char *attempt)
 }
 
 /* Checks a shard against its file. Returns NULL if it is valid, otherwise the problem. */
-static const char *part_problem(const struct format_manifest *manifest,
-				const struct format_manifest_part *part)
+static const char *shard_problem(const struct format_manifest *manifest,
+				 const struct format_manifest_shard *shard)
 {
 	const struct format_manifest_file *file;
 
-	if (part->file >= manifest->file_count)
+	if (shard->file >= manifest->file_count)
 		return "a shard is in a file that is not listed";
 	/* Also because a reader takes 0 bytes for the whole file. */
-	if (!part->bytes)
+	if (!shard->bytes)
 		return "a shard is empty";
-	file = &manifest->files[part->file];
-	if (part->offset > file->bytes || part->bytes > file->bytes - part->offset)
+	file = &manifest->files[shard->file];
+	if (shard->offset > file->bytes || shard->bytes > file->bytes - shard->offset)
 		return "a shard extends past the end of its file";
 	if (!file->bundle &&
-	    (part->offset || part->bytes != file->bytes || part->crc32 != file->crc32))
+	    (shard->offset || shard->bytes != file->bytes || shard->crc32 != file->crc32))
 		return "a file with one shard differs from that shard";
 	return NULL;
 }
@@ -80,28 +80,28 @@ static const char *part_problem(const struct format_manifest *manifest,
 /* Checks a shard that equals another one. Returns NULL if it is valid, otherwise the problem. */
 static const char *repeat_problem(const struct format_manifest *manifest, uint32_t rank)
 {
-	const struct format_manifest_part *part = &manifest->parts[rank], *same;
+	const struct format_manifest_shard *shard = &manifest->shards[rank], *same;
 
-	if (!part->repeats)
+	if (!shard->repeats)
 		return NULL;
-	if (part->same >= rank || manifest->parts[part->same].repeats)
+	if (shard->same >= rank || manifest->shards[shard->same].repeats)
 		return "a shard does not repeat an original shard of a lower rank";
-	same = &manifest->parts[part->same];
-	return same->bytes == part->bytes && same->crc32 == part->crc32 ?
+	same = &manifest->shards[shard->same];
+	return same->bytes == shard->bytes && same->crc32 == shard->crc32 ?
 		       NULL :
 		       "a shard differs from the shard that it repeats";
 }
 
 static uint32_t content_of(const struct format_manifest *manifest, uint32_t rank)
 {
-	return manifest->parts[rank].repeats ? manifest->parts[rank].same : rank;
+	return manifest->shards[rank].repeats ? manifest->shards[rank].same : rank;
 }
 
 static int compare_places(const void *left, const void *right, void *user)
 {
-	const struct format_manifest_part *parts = user;
-	const struct format_manifest_part *a = &parts[*(const uint32_t *)left];
-	const struct format_manifest_part *b = &parts[*(const uint32_t *)right];
+	const struct format_manifest_shard *shards = user;
+	const struct format_manifest_shard *a = &shards[*(const uint32_t *)left];
+	const struct format_manifest_shard *b = &shards[*(const uint32_t *)right];
 
 	if (a->file != b->file)
 		return a->file < b->file ? -1 : 1;
@@ -114,23 +114,23 @@ static int compare_places(const void *left, const void *right, void *user)
 
 /* Checks that shards in one position are equal and that no others overlap, and sets their holders.
  * All shards must lie inside their files. */
-static int check_apart(const struct format_manifest *manifest, const char **problem)
+static int check_ashard(const struct format_manifest *manifest, const char **problem)
 {
-	struct format_manifest_part *before, *part, *parts = manifest->parts;
+	struct format_manifest_shard *before, *shard, *shards = manifest->shards;
 	uint32_t *order = reallocarray(NULL, MAX(manifest->rank_count, 1), sizeof(*order));
 
 	if (!order)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < manifest->rank_count; i++)
-		parts[i].holder = order[i] = i;
-	qsort_r(order, manifest->rank_count, sizeof(*order), compare_places, manifest->parts);
+		shards[i].holder = order[i] = i;
+	qsort_r(order, manifest->rank_count, sizeof(*order), compare_places, manifest->shards);
 	for (uint32_t i = 1; i < manifest->rank_count && !*problem; i++) {
-		before = &parts[order[i - 1]];
-		part = &parts[order[i]];
-		if (part->file != before->file || before->offset + before->bytes <= part->offset)
+		before = &shards[order[i - 1]];
+		shard = &shards[order[i]];
+		if (shard->file != before->file || before->offset + before->bytes <= shard->offset)
 			continue;
-		part->holder = before->holder;
-		if (part->offset != before->offset || part->bytes != before->bytes ||
+		shard->holder = before->holder;
+		if (shard->offset != before->offset || shard->bytes != before->bytes ||
 		    content_of(manifest, order[i]) != content_of(manifest, order[i - 1]))
 			*problem = "two shards overlap";
 	}
@@ -175,11 +175,11 @@ static int check_manifest(const struct format_manifest *manifest, const char **p
 		return 0;
 	ret = check_names(manifest, problem);
 	for (uint32_t i = 0; i < manifest->rank_count && !ret && !*problem; i++) {
-		*problem = part_problem(manifest, &manifest->parts[i]);
+		*problem = shard_problem(manifest, &manifest->shards[i]);
 		if (!*problem)
 			*problem = repeat_problem(manifest, i);
 	}
-	return ret || *problem ? ret : check_apart(manifest, problem);
+	return ret || *problem ? ret : check_ashard(manifest, problem);
 }
 
 /* ---- Text ------------------------------------------------------------------------------------ */
@@ -197,9 +197,9 @@ static const char *const mode_words[] = {
 	[IOSHAPE_MODE_RANK0] = "rank0",
 };
 
-void format_part_name(char into[FORMAT_PART_NAME_BYTES], uint32_t rank)
+void format_shard_name(char into[FORMAT_SHARD_NAME_BYTES], uint32_t rank)
 {
-	snprintf(into, FORMAT_PART_NAME_BYTES, "rank-%05" PRIu32 ".pt", rank);
+	snprintf(into, FORMAT_SHARD_NAME_BYTES, "rank-%05" PRIu32 ".pt", rank);
 }
 
 void format_manifest_free(struct format_manifest *manifest)
@@ -207,7 +207,7 @@ void format_manifest_free(struct format_manifest *manifest)
 	for (uint32_t i = 0; i < manifest->file_count; i++)
 		free(manifest->files[i].name);
 	free(manifest->files);
-	free(manifest->parts);
+	free(manifest->shards);
 	memset(manifest, 0, sizeof(*manifest));
 }
 
@@ -233,21 +233,21 @@ static int put_files(struct base_buffer *out, const struct format_manifest *mani
 	return ret ? ret : format_json_put(out, "\n  ],\n");
 }
 
-static int put_parts(struct base_buffer *out, const struct format_manifest *manifest)
+static int put_shards(struct base_buffer *out, const struct format_manifest *manifest)
 {
 	int ret = format_json_put(out, "  \"parts\": [");
 
 	for (uint32_t i = 0; i < manifest->rank_count && !ret; i++) {
-		const struct format_manifest_part *part = &manifest->parts[i];
+		const struct format_manifest_shard *shard = &manifest->shards[i];
 
 		ret = format_json_put(out,
 				      "%s\n    {\"rank\": %" PRIu32 ", \"file\": %" PRIu32
 				      ", \"offset\": %" PRIu64 ", \"bytes\": %" PRIu64
 				      ", \"crc32\": \"%08" PRIx32 "\"",
-				      i ? "," : "", i, part->file, part->offset, part->bytes,
-				      part->crc32);
-		if (!ret && part->repeats)
-			ret = format_json_put(out, ", \"same\": %" PRIu32, part->same);
+				      i ? "," : "", i, shard->file, shard->offset, shard->bytes,
+				      shard->crc32);
+		if (!ret && shard->repeats)
+			ret = format_json_put(out, ", \"same\": %" PRIu32, shard->same);
 		if (!ret)
 			ret = format_json_put(out, "}");
 	}
@@ -259,7 +259,7 @@ static int put_parts(struct base_buffer *out, const struct format_manifest *mani
 static unsigned version_of(const struct format_manifest *manifest)
 {
 	for (uint32_t i = 0; i < manifest->rank_count; i++)
-		if (manifest->parts[i].repeats)
+		if (manifest->shards[i].repeats)
 			return FORMAT_MANIFEST_REPEATS_VERSION;
 	return FORMAT_MANIFEST_VERSION;
 }
@@ -289,7 +289,7 @@ int format_manifest_encode(struct base_buffer *out, const struct format_manifest
 	if (!ret)
 		ret = put_files(out, manifest);
 	if (!ret)
-		ret = put_parts(out, manifest);
+		ret = put_shards(out, manifest);
 	if (!ret)
 		ret = format_json_put(out, TAIL,
 				      base_crc32(0, out->data + before, out->bytes - before));
@@ -421,7 +421,7 @@ static int read_crc32(struct text *text, const char *before, uint32_t *crc)
 struct decoding {
 	struct format_manifest manifest;
 	uint64_t version;
-	struct base_buffer files, parts; /* memory of manifest.files and manifest.parts */
+	struct base_buffer files, shards; /* memory of manifest.files and manifest.parts */
 };
 
 #define LIST_END "\n  ],\n"
@@ -460,12 +460,12 @@ static int read_file(struct decoding *decoding, struct text *text)
 	return 0;
 }
 
-static int read_part(struct decoding *decoding, struct text *text)
+static int read_shard(struct decoding *decoding, struct text *text)
 {
 	struct format_manifest *manifest = &decoding->manifest;
-	struct format_manifest_part part = { .file = 0 };
+	struct format_manifest_shard shard = { .file = 0 };
 	uint64_t rank, file, same;
-	void *parts;
+	void *shards;
 	int ret;
 
 	if (manifest->rank_count == FORMAT_MAX_RANKS)
@@ -479,28 +479,28 @@ static int read_part(struct decoding *decoding, struct text *text)
 	if (!ret)
 		ret = read_u64(text, ", \"file\": ", &file);
 	if (!ret)
-		ret = read_u64(text, ", \"offset\": ", &part.offset);
+		ret = read_u64(text, ", \"offset\": ", &shard.offset);
 	if (!ret)
-		ret = read_u64(text, ", \"bytes\": ", &part.bytes);
+		ret = read_u64(text, ", \"bytes\": ", &shard.bytes);
 	if (!ret)
-		ret = read_crc32(text, ", \"crc32\": \"", &part.crc32);
+		ret = read_crc32(text, ", \"crc32\": \"", &shard.crc32);
 	if (ret)
 		return ret;
 	/* check_manifest() compares it with the number of files, when all files are read. */
-	part.file = (uint32_t)MIN(file, UINT32_MAX);
-	part.repeats = comes(text, ", \"same\": ");
-	if (part.repeats) {
+	shard.file = (uint32_t)MIN(file, UINT32_MAX);
+	shard.repeats = comes(text, ", \"same\": ");
+	if (shard.repeats) {
 		ret = read_u64(text, ", \"same\": ", &same);
-		part.same = (uint32_t)MIN(same, UINT32_MAX);
+		shard.same = (uint32_t)MIN(same, UINT32_MAX);
 	}
 	if (!ret)
 		ret = expect(text, "}");
 	if (ret)
 		return ret;
-	if (base_buffer_append(&decoding->parts, &part, sizeof(part)))
+	if (base_buffer_append(&decoding->shards, &shard, sizeof(shard)))
 		return -ENOMEM;
-	parts = decoding->parts.data;
-	manifest->parts = parts;
+	shards = decoding->shards.data;
+	manifest->shards = shards;
 	manifest->rank_count++;
 	return 0;
 }
@@ -559,7 +559,7 @@ static int read_rest(struct decoding *decoding, struct text *text)
 	if (!ret)
 		ret = expect(text, LIST_END "  \"parts\": [");
 	while (!ret && !comes(text, LIST_END))
-		ret = read_part(decoding, text);
+		ret = read_shard(decoding, text);
 	if (!ret)
 		ret = expect(text, LIST_END);
 	if (!ret && text->end - text->at != TAIL_BYTES)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* manifest.json, which lists the files and shards of a group's checkpoint (a generation in
+/* manifest.json, which lists the files and shards of a group's checkpoint (a checkpoint in
  * identifiers). Pure: converts text to a struct and back. The text is untrusted. */
 #ifndef FORMAT_MANIFEST_H
 #define FORMAT_MANIFEST_H
@@ -17,7 +17,7 @@
 /* Largest manifest. With its decoded form it takes less than 256 MiB of memory. */
 #define FORMAT_MAX_MANIFEST_BYTES (112 * MIB)
 /* Largest size of all files of a checkpoint together, so that sums of sizes cannot overflow. */
-#define FORMAT_MAX_GENERATION_BYTES (UINT64_C(1) << 60)
+#define FORMAT_MAX_CHECKPOINT_BYTES (UINT64_C(1) << 60)
 #define FORMAT_ATTEMPT_BYTES 40u
 #define FORMAT_MAX_FILE_NAME_BYTES 255u
 #define FORMAT_MAX_SERIAL ((uint64_t)INT64_MAX)
@@ -32,7 +32,7 @@ struct format_manifest_file {
 };
 
 /* Shard of a rank: parts[i] is that of rank i. */
-struct format_manifest_part {
+struct format_manifest_shard {
 	uint32_t file; /* position in `files` */
 	uint32_t crc32;
 	uint64_t offset; /* offset of the shard in the file */
@@ -57,7 +57,7 @@ struct format_manifest {
 	/* id of the attempt that wrote it: hexadecimal digits and '-' */
 	char attempt[FORMAT_ATTEMPT_BYTES];
 	uint32_t rank_count;
-	struct format_manifest_part *parts;
+	struct format_manifest_shard *shards;
 	uint32_t file_count;
 	struct format_manifest_file *files;
 };
@@ -86,7 +86,7 @@ void format_manifest_free(struct format_manifest *manifest);
 uint64_t format_manifest_peek_serial(const char *text, size_t bytes);
 
 /* Writes the name of a rank's shard, such as "rank-00007.pt": with at least five digits. */
-#define FORMAT_PART_NAME_BYTES 32
-void format_part_name(char into[FORMAT_PART_NAME_BYTES], uint32_t rank);
+#define FORMAT_SHARD_NAME_BYTES 32
+void format_shard_name(char into[FORMAT_SHARD_NAME_BYTES], uint32_t rank);
 
 #endif

@@ -367,7 +367,7 @@ enum mode {
 
 /* Check of a piece. The pieces from one that begins a check to one that ends it are verified
  * together. */
-struct note {
+struct check {
 	uint64_t record;
 	uint64_t offset; /* first verified byte, in the record */
 	uint64_t bytes;
@@ -377,7 +377,7 @@ struct note {
 
 struct job {
 	const struct format_reader *reader;
-	struct io_lane *lane;
+	struct io_queue *queue;
 	struct io_stream *stream; /* NULL: nothing is prefetched behind the last range */
 	const struct format_range *ranges;
 	bool verify;
@@ -387,7 +387,7 @@ struct job {
 	size_t order_count;
 
 	struct io_piece *pieces; /* pieces of the batch */
-	struct note *notes;      /* check of each piece */
+	struct check *checks;    /* check of each piece */
 	size_t piece_count, room;
 	uint32_t crc; /* checksum of the current check, which may span batches */
 
@@ -410,44 +410,44 @@ static int tell(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint6
 	return job->progress(job->progress_user, phase, job->told, job->total);
 }
 
-static int damaged(const struct job *job, const struct note *note)
+static int damaged(const struct job *job, const struct check *check)
 {
-	const struct format_entry *entry = &job->reader->directory.entries[note->record];
+	const struct format_entry *entry = &job->reader->directory.entries[check->record];
 	char shown[FORMAT_SHOWN_NAME_BYTES];
 
 	if (job->reader->plain) {
 		base_refuse_with(job->error, IOSHAPE_E_DAMAGED, "use another copy",
 				 "\"%s\" is damaged: the checksum of the %s at offset %" PRIu64
 				 " is wrong",
-				 job->reader->input.path, BASE_SIZE(note->bytes), note->offset);
-		base_error_at(job->error, note->offset);
+				 job->reader->input.path, BASE_SIZE(check->bytes), check->offset);
+		base_error_at(job->error, check->offset);
 		return IOSHAPE_E_DAMAGED;
 	}
-	base_refuse_with(job->error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
-			 "\"%s\" is damaged: the checksum of record '%s' is wrong within the %s at "
-			 "offset %" PRIu64 " (offset %" PRIu64 " of the file)",
-			 job->reader->input.path,
-			 format_show_name(shown, entry->name, entry->name_bytes),
-			 BASE_SIZE(note->bytes), note->offset, entry->data_offset + note->offset);
+	base_refuse_with(
+		job->error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
+		"\"%s\" is damaged: the checksum of record '%s' is wrong within the %s at "
+		"offset %" PRIu64 " (offset %" PRIu64 " of the file)",
+		job->reader->input.path, format_show_name(shown, entry->name, entry->name_bytes),
+		BASE_SIZE(check->bytes), check->offset, entry->data_offset + check->offset);
 	base_error_in_record(job->error, shown);
-	base_error_at(job->error, entry->data_offset + note->offset);
+	base_error_at(job->error, entry->data_offset + check->offset);
 	return IOSHAPE_E_DAMAGED;
 }
 
 static int compare_checksums(struct job *job)
 {
 	const struct io_piece *piece;
-	const struct note *note;
+	const struct check *check;
 
 	for (size_t i = 0; i < job->piece_count; i++) {
 		piece = &job->pieces[i];
-		note = &job->notes[i];
+		check = &job->checks[i];
 		if (!piece->want_crc)
 			continue;
-		job->crc = note->begins ? piece->crc :
-					  base_crc32_combine(job->crc, piece->crc, piece->bytes);
-		if (note->ends && job->crc != note->crc32)
-			return damaged(job, note);
+		job->crc = check->begins ? piece->crc :
+					   base_crc32_combine(job->crc, piece->crc, piece->bytes);
+		if (check->ends && job->crc != check->crc32)
+			return damaged(job, check);
 	}
 	return 0;
 }
@@ -457,10 +457,10 @@ static int flush(struct job *job)
 	int ret = 0;
 
 	if (job->piece_count && job->stream)
-		ret = io_read_onward(job->stream, job->lane, job->pieces, job->piece_count,
+		ret = io_read_onward(job->stream, job->queue, job->pieces, job->piece_count,
 				     job->progress ? tell : NULL, job, job->error);
 	else if (job->piece_count)
-		ret = io_read(job->lane, &job->reader->input, job->pieces, job->piece_count,
+		ret = io_read(job->queue, &job->reader->input, job->pieces, job->piece_count,
 			      job->progress ? tell : NULL, job, job->error);
 	if (!ret)
 		ret = compare_checksums(job);
@@ -476,7 +476,7 @@ static int flush(struct job *job)
 static int make_room(struct job *job)
 {
 	const size_t room = job->room ? 2 * job->room : 64;
-	void *pieces, *notes;
+	void *pieces, *checks;
 
 	if (job->piece_count < job->room)
 		return 0;
@@ -484,23 +484,23 @@ static int make_room(struct job *job)
 		return flush(job);
 	pieces = reallocarray(job->pieces, room, sizeof(*job->pieces));
 	job->pieces = pieces ? pieces : job->pieces;
-	notes = reallocarray(job->notes, room, sizeof(*job->notes));
-	job->notes = notes ? notes : job->notes;
-	if (!pieces || !notes)
+	checks = reallocarray(job->checks, room, sizeof(*job->checks));
+	job->checks = checks ? checks : job->checks;
+	if (!pieces || !checks)
 		return base_no_memory(job->error, "a batch of reads",
-				      room * (sizeof(*job->pieces) + sizeof(*job->notes)));
+				      room * (sizeof(*job->pieces) + sizeof(*job->checks)));
 	job->room = room;
 	return 0;
 }
 
-static int add_piece(struct job *job, const struct io_piece *piece, const struct note *note)
+static int add_piece(struct job *job, const struct io_piece *piece, const struct check *check)
 {
 	int ret = make_room(job);
 
 	if (ret)
 		return ret;
 	job->pieces[job->piece_count] = *piece;
-	job->notes[job->piece_count++] = *note;
+	job->checks[job->piece_count++] = *check;
 	return 0;
 }
 
@@ -514,30 +514,30 @@ struct block {
 };
 
 /* Returns the check of a piece [begin, end) of the block. */
-static struct note note_for(const struct job *job, const struct block *block, uint64_t begin,
-			    uint64_t end)
+static struct check note_for(const struct job *job, const struct block *block, uint64_t begin,
+			     uint64_t end)
 {
 	const struct format_reader *reader = job->reader;
 	const struct format_entry *entry = &reader->directory.entries[block->record];
-	struct note note = { .record = block->record };
+	struct check check = { .record = block->record };
 
 	switch (block->mode) {
 	case MODE_BLOCKS:
-		note.offset = block->begin;
-		note.bytes = block->end - block->begin;
-		note.crc32 = reader->index.checks[reader->index.first_check[block->record] +
-						  block->begin / reader->index.check_bytes];
+		check.offset = block->begin;
+		check.bytes = block->end - block->begin;
+		check.crc32 = reader->index.checks[reader->index.first_check[block->record] +
+						   block->begin / reader->index.check_bytes];
 		break;
 	case MODE_WHOLE:
-		note.bytes = entry->bytes;
-		note.crc32 = entry->crc32;
+		check.bytes = entry->bytes;
+		check.crc32 = entry->crc32;
 		break;
 	case MODE_PLAIN:
-		return note;
+		return check;
 	}
-	note.begins = begin == note.offset;
-	note.ends = end == note.offset + note.bytes;
-	return note;
+	check.begins = begin == check.offset;
+	check.ends = end == check.offset + check.bytes;
+	return check;
 }
 
 /* Adds bytes [begin, end) of the record to the batch. They go to `into`, or are dropped if it is
@@ -546,7 +546,7 @@ static int add_part(struct job *job, const struct block *block, uint64_t begin, 
 		    void *into)
 {
 	const struct format_entry *entry = &job->reader->directory.entries[block->record];
-	const struct note note = note_for(job, block, begin, end);
+	const struct check check = note_for(job, block, begin, end);
 	const struct io_piece piece = {
 		.offset = entry->data_offset + begin,
 		.bytes = end - begin,
@@ -556,7 +556,7 @@ static int add_part(struct job *job, const struct block *block, uint64_t begin, 
 
 	if (begin == end || (!into && block->mode == MODE_PLAIN))
 		return 0;
-	return add_piece(job, &piece, &note);
+	return add_piece(job, &piece, &check);
 }
 
 /* Adds the parts of the block that ranges cover, and the gaps between them. `order` holds ranges
@@ -660,14 +660,14 @@ static int walk_record(struct job *job, const size_t *order, size_t count)
 
 static int walk_between(struct job *job, const struct format_range *range)
 {
-	const struct note note = { .record = NO_RECORD };
+	const struct check check = { .record = NO_RECORD };
 	const struct io_piece piece = {
 		.offset = range->offset,
 		.bytes = range->bytes,
 		.into = range->into,
 	};
 
-	return add_piece(job, &piece, &note);
+	return add_piece(job, &piece, &check);
 }
 
 static int walk_all(struct job *job)
@@ -775,20 +775,20 @@ static int run(struct job *job, size_t count)
 	ret = sort_ranges(job, count);
 	if (!ret)
 		ret = read_all(job);
-	free(job->notes);
+	free(job->checks);
 	free(job->pieces);
 	free(job->order);
 	return ret;
 }
 
-int format_reader_read(const struct format_reader *reader, struct io_lane *lane,
+int format_reader_read(const struct format_reader *reader, struct io_queue *queue,
 		       struct io_stream *stream, const struct format_range *ranges, size_t count,
 		       bool verify, ioshape_progress_fn progress, void *progress_user,
 		       struct base_error *error)
 {
 	struct job job = {
 		.reader = reader,
-		.lane = lane,
+		.queue = queue,
 		.stream = stream,
 		.ranges = ranges,
 		.verify = verify,
@@ -899,7 +899,7 @@ uint64_t format_reader_data_end(const struct format_reader *reader)
 	return directory->offset;
 }
 
-int format_reader_read_file(const struct format_reader *reader, struct io_lane *lane,
+int format_reader_read_file(const struct format_reader *reader, struct io_queue *queue,
 			    struct io_stream *stream, uint64_t offset, void *into, uint64_t bytes,
 			    bool verify, ioshape_progress_fn progress, void *progress_user,
 			    struct base_error *error)
@@ -916,7 +916,7 @@ int format_reader_read_file(const struct format_reader *reader, struct io_lane *
 		ret = base_no_memory(error, "ranges of records", stretch.ranges.bytes);
 	else
 		/* malloc() allocates the buffer, so it is aligned for any struct. */
-		ret = format_reader_read(reader, lane, stream, (void *)stretch.ranges.data,
+		ret = format_reader_read(reader, queue, stream, (void *)stretch.ranges.data,
 					 stretch.ranges.bytes / sizeof(struct format_range), verify,
 					 progress, progress_user, error);
 	base_buffer_free(&stretch.ranges);

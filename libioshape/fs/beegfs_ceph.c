@@ -75,9 +75,9 @@ static int make_beegfs_layout(uint32_t pattern, uint32_t chunk_bytes, uint16_t t
 		return -EINVAL;
 	layout->count = 1;
 	layout->mirrors = pattern == BEEGFS_RAID0 ? 1 : 2;
-	layout->parts[0] = (struct fs_part){ .end = UINT64_MAX,
-					     .stripe_bytes = chunk_bytes,
-					     .stripe_count = targets };
+	layout->components[0] = (struct fs_component){ .end = UINT64_MAX,
+						       .stripe_bytes = chunk_bytes,
+						       .stripe_count = targets };
 	return 0;
 }
 
@@ -121,15 +121,15 @@ static bool is_ours_and_new(int fd)
 static int create_on_beegfs(int directory_fd, const char *name, mode_t mode,
 			    const struct fs_layout *ask, struct fs_answer *answer)
 {
-	const struct fs_part *part = &ask->parts[0];
+	const struct fs_component *component = &ask->components[0];
 	struct beegfs_hints hints;
 	int fd, code;
 
 	memset(&hints, 0, sizeof(hints)); /* also the padding between fields */
 	hints.name = name;
 	hints.mode = mode;
-	hints.targets = MIN(part->stripe_count, BEEGFS_MOST_TARGETS);
-	hints.chunk = (uint32_t)part->stripe_bytes;
+	hints.targets = MIN(component->stripe_count, BEEGFS_MOST_TARGETS);
+	hints.chunk = (uint32_t)component->stripe_bytes;
 	if (sizeof(hints) != 24) {
 		errno = EOPNOTSUPP;
 		fs_refused(answer, "creating a file with stripe hints");
@@ -188,19 +188,19 @@ static bool find_number(const char *text, size_t bytes, const char *name, uint64
  * Reads the pool's name. A name that is too long is left out, since a cut name would be another
  * pool's.
  */
-static void ceph_pool(const char *text, size_t bytes, struct fs_part *part)
+static void ceph_pool(const char *text, size_t bytes, struct fs_component *component)
 {
 	const char *value;
 	size_t value_bytes;
 
 	if (!find_value(text, bytes, ' ', "pool", &value, &value_bytes) ||
-	    value_bytes >= sizeof(part->pool))
+	    value_bytes >= sizeof(component->pool))
 		return;
 	for (size_t i = 0; i < value_bytes; i++) {
 		if (value[i] <= ' ' || value[i] >= 0x7f)
 			return;
 	}
-	memcpy(part->pool, value, value_bytes);
+	memcpy(component->pool, value, value_bytes);
 }
 
 /*
@@ -209,7 +209,7 @@ static void ceph_pool(const char *text, size_t bytes, struct fs_part *part)
  */
 static int parse_ceph_layout(const char *text, size_t bytes, struct fs_layout *layout)
 {
-	struct fs_part part = { .end = UINT64_MAX };
+	struct fs_component component = { .end = UINT64_MAX };
 	uint64_t unit, count, object;
 
 	memset(layout, 0, sizeof(*layout));
@@ -219,12 +219,12 @@ static int parse_ceph_layout(const char *text, size_t bytes, struct fs_layout *l
 		return -EINVAL;
 	if (unit % STRIPE_UNIT || count > CEPH_MOST_STRIPES || object < unit || object % unit)
 		return -EINVAL;
-	part.stripe_bytes = unit;
-	part.stripe_count = (uint32_t)count;
-	ceph_pool(text, bytes, &part);
+	component.stripe_bytes = unit;
+	component.stripe_count = (uint32_t)count;
+	ceph_pool(text, bytes, &component);
 	layout->count = 1;
 	layout->mirrors = 1;
-	layout->parts[0] = part;
+	layout->components[0] = component;
 	return 0;
 }
 

@@ -69,14 +69,14 @@ bool fs_writes_cached(enum fs_family family, uint64_t magic);
 /* ---- Layouts: stripes of a file on storage targets (layout.c) -------------------------------- */
 
 #define FS_TARGET_POOL_BYTES 16 /* with the final 0; Lustre allows 15 characters */
-#define FS_MOST_PARTS 8
+#define FS_MOST_COMPONENTS 8
 #define FS_MOST_TARGETS 64 /* most targets that are listed individually */
 #define FS_ALL_TARGETS UINT32_MAX
 /* Files up to this size get one stripe by the automatic rule. */
 #define FS_ONE_STRIPE_BYTES (100 * MIB)
 
 /* A component: a range of a file that is striped in one way. Most files have one. */
-struct fs_part {
+struct fs_component {
 	uint64_t begin, end;             /* end UINT64_MAX: no end */
 	uint64_t stripe_bytes;           /* 0: the filesystem's default */
 	uint32_t stripe_count;           /* targets; FS_ALL_TARGETS; 0: the filesystem's default */
@@ -89,16 +89,16 @@ struct fs_part {
 struct fs_layout {
 	uint32_t count;   /* number of components; 0: not striped, or not known */
 	uint32_t mirrors; /* copies of the file; usually 1 */
-	struct fs_part parts[FS_MOST_PARTS];
+	struct fs_component components[FS_MOST_COMPONENTS];
 	/* For a request, which has one component: the indexes of its OSTs. 0 of them: any. */
 	uint32_t chosen;
 	uint16_t target[FS_MOST_TARGETS];
 };
 
 /* Returns the component of byte `offset`; NULL if there is none. Pure. */
-const struct fs_part *fs_layout_at(const struct fs_layout *layout, uint64_t offset);
+const struct fs_component *fs_layout_at(const struct fs_layout *layout, uint64_t offset);
 /* Returns the component that has most of a file of file_bytes; NULL if not striped. Pure. */
-const struct fs_part *fs_layout_main(const struct fs_layout *layout, uint64_t file_bytes);
+const struct fs_component *fs_layout_main(const struct fs_layout *layout, uint64_t file_bytes);
 
 /*
  * Prints a layout for reports: "8 x 1M, pool flash", "to 100M: 1 x 1M; 8 x 4M". 96 bytes are enough
@@ -117,7 +117,7 @@ enum fs_request_kind {
 struct fs_layout_request {
 	enum fs_request_kind kind;
 	/* For FS_REQUEST_LAYOUT. Fields that are 0 or "" take the directory's values. */
-	struct fs_part part;
+	struct fs_component component;
 };
 
 /* Returns whether layouts can be requested there. Pure. */

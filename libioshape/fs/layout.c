@@ -21,31 +21,32 @@
 #define SIZE_UNIT (64 * KIB)
 #define MOST_STRIPES 2000u
 
-const struct fs_part *fs_layout_at(const struct fs_layout *layout, uint64_t offset)
+const struct fs_component *fs_layout_at(const struct fs_layout *layout, uint64_t offset)
 {
-	for (uint32_t i = 0; i < layout->count && i < FS_MOST_PARTS; i++) {
-		const struct fs_part *part = &layout->parts[i];
+	for (uint32_t i = 0; i < layout->count && i < FS_MOST_COMPONENTS; i++) {
+		const struct fs_component *component = &layout->components[i];
 
-		if (offset >= part->begin && (offset < part->end || part->end == UINT64_MAX))
-			return part;
+		if (offset >= component->begin &&
+		    (offset < component->end || component->end == UINT64_MAX))
+			return component;
 	}
 	return NULL;
 }
 
-const struct fs_part *fs_layout_main(const struct fs_layout *layout, uint64_t file_bytes)
+const struct fs_component *fs_layout_main(const struct fs_layout *layout, uint64_t file_bytes)
 {
-	const struct fs_part *most = NULL;
+	const struct fs_component *most = NULL;
 	uint64_t most_bytes = 0;
 
 	if (!file_bytes)
 		file_bytes = UINT64_MAX;
-	for (uint32_t i = 0; i < layout->count && i < FS_MOST_PARTS; i++) {
-		const struct fs_part *part = &layout->parts[i];
-		uint64_t end = MIN(part->end, file_bytes);
+	for (uint32_t i = 0; i < layout->count && i < FS_MOST_COMPONENTS; i++) {
+		const struct fs_component *component = &layout->components[i];
+		uint64_t end = MIN(component->end, file_bytes);
 
-		if (end > part->begin && end - part->begin > most_bytes) {
-			most_bytes = end - part->begin;
-			most = part;
+		if (end > component->begin && end - component->begin > most_bytes) {
+			most_bytes = end - component->begin;
+			most = component;
 		}
 	}
 	return most;
@@ -83,27 +84,27 @@ static void say_bytes(struct text *text, uint64_t bytes)
 	say(text, "%llu%c", (unsigned long long)bytes, suffixes[suffix]);
 }
 
-static void say_part(struct text *text, const struct fs_part *part)
+static void say_component(struct text *text, const struct fs_component *component)
 {
-	if (part->on_metadata) {
+	if (component->on_metadata) {
 		say(text, "on metadata");
 		return;
 	}
-	if (part->stripe_count == FS_ALL_TARGETS)
+	if (component->stripe_count == FS_ALL_TARGETS)
 		say(text, "all");
-	else if (part->stripe_count)
-		say(text, "%u", part->stripe_count);
+	else if (component->stripe_count)
+		say(text, "%u", component->stripe_count);
 	else
 		say(text, "default");
 	say(text, " x ");
-	if (part->stripe_bytes)
-		say_bytes(text, part->stripe_bytes);
+	if (component->stripe_bytes)
+		say_bytes(text, component->stripe_bytes);
 	else
 		say(text, "default");
-	if (part->overstriped)
+	if (component->overstriped)
 		say(text, " overstriped");
-	if (*part->pool)
-		say(text, ", pool %s", part->pool);
+	if (*component->pool)
+		say(text, ", pool %s", component->pool);
 }
 
 void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_bytes)
@@ -113,16 +114,16 @@ void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_byte
 	if (!text_bytes)
 		return;
 	*text = 0;
-	for (uint32_t i = 0; i < layout->count && i < FS_MOST_PARTS; i++) {
-		const struct fs_part *part = &layout->parts[i];
+	for (uint32_t i = 0; i < layout->count && i < FS_MOST_COMPONENTS; i++) {
+		const struct fs_component *component = &layout->components[i];
 
 		say(&out, "%s", i ? "; " : "");
-		if (part->end != UINT64_MAX) {
+		if (component->end != UINT64_MAX) {
 			say(&out, "to ");
-			say_bytes(&out, part->end);
+			say_bytes(&out, component->end);
 			say(&out, ": ");
 		}
-		say_part(&out, part);
+		say_component(&out, component);
 	}
 	if (layout->count && layout->mirrors > 1)
 		say(&out, ", %u copies", layout->mirrors);
@@ -228,7 +229,7 @@ static int take_pool(const struct parsing *parsing, const char *value,
 }
 
 static int take_pair(const struct parsing *parsing, char *pair, bool seen[KEYS],
-		     struct fs_part *part)
+		     struct fs_component *component)
 {
 	char *equals = strchr(pair, '='), *name, *value;
 	int key;
@@ -248,15 +249,15 @@ static int take_pair(const struct parsing *parsing, char *pair, bool seen[KEYS],
 	seen[key] = true;
 	switch ((enum key)key) {
 	case KEY_COUNT:
-		return take_count(parsing, value, &part->stripe_count);
+		return take_count(parsing, value, &component->stripe_count);
 	case KEY_SIZE:
-		return take_size(parsing, value, &part->stripe_bytes);
+		return take_size(parsing, value, &component->stripe_bytes);
 	default:
-		return take_pool(parsing, value, part->pool);
+		return take_pool(parsing, value, component->pool);
 	}
 }
 
-static int take_pairs(const struct parsing *parsing, char *text, struct fs_part *part)
+static int take_pairs(const struct parsing *parsing, char *text, struct fs_component *component)
 {
 	bool seen[KEYS] = { false };
 	char *rest = text, *pair;
@@ -265,9 +266,9 @@ static int take_pairs(const struct parsing *parsing, char *text, struct fs_part 
 	if (strchr(text, ';'))
 		return refuse(parsing, text, "has several components",
 			      "set them on the directory: lfs setstripe -E");
-	part->end = UINT64_MAX;
+	component->end = UINT64_MAX;
 	while (!ret && (pair = next_pair(&rest)))
-		ret = take_pair(parsing, pair, seen, part);
+		ret = take_pair(parsing, pair, seen, component);
 	return ret;
 }
 
@@ -290,7 +291,7 @@ int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
 	if (!strcmp(words, "directory"))
 		return 0;
 	request->kind = FS_REQUEST_LAYOUT;
-	return take_pairs(&parsing, words, &request->part);
+	return take_pairs(&parsing, words, &request->component);
 }
 
 /* ---- The rule by size ------------------------------------------------------------------------ */
@@ -343,21 +344,21 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
 			  size_t why_bytes)
 {
 	const struct fs_layout *own = &facts->directory;
-	const struct fs_part *part = own->count ? &own->parts[0] : NULL;
+	const struct fs_component *component = own->count ? &own->components[0] : NULL;
 	const uint32_t wanted = stripes_by_size(facts);
 	/*
 	 * BeeGFS does not tell the layout of directories. On Lustre, no layout means that none was
 	 * set.
 	 */
-	const uint32_t had = part && part->stripe_count ? part->stripe_count :
-			     facts->family == FS_BEEGFS ? BEEGFS_DEFAULT_STRIPES :
-							  LUSTRE_DEFAULT_STRIPES;
+	const uint32_t had = component && component->stripe_count ? component->stripe_count :
+			     facts->family == FS_BEEGFS           ? BEEGFS_DEFAULT_STRIPES :
+								    LUSTRE_DEFAULT_STRIPES;
 
 	if (!facts->file_bytes) {
 		snprintf(why, why_bytes, "the directory's layout: the file's size is not known");
 		return 0;
 	}
-	if (own->count > 1 || own->mirrors > 1 || (part && part->on_metadata)) {
+	if (own->count > 1 || own->mirrors > 1 || (component && component->on_metadata)) {
 		snprintf(why, why_bytes, "the directory's layout: it is %s",
 			 own->mirrors > 1 ? "mirrored" : "progressive");
 		return 0;
@@ -368,15 +369,15 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
 		return 0;
 	}
 	ask->count = ask->mirrors = 1;
-	ask->parts[0] = (struct fs_part){ .end = UINT64_MAX, .stripe_count = wanted };
-	if (part) {
-		ask->parts[0].stripe_bytes = part->stripe_bytes;
-		memcpy(ask->parts[0].pool, part->pool, sizeof(part->pool));
-		if (part->stripe_bytes && part->stripe_bytes < LEAST_STRIPE_BYTES)
-			ask->parts[0].stripe_bytes = GOOD_STRIPE_BYTES;
+	ask->components[0] = (struct fs_component){ .end = UINT64_MAX, .stripe_count = wanted };
+	if (component) {
+		ask->components[0].stripe_bytes = component->stripe_bytes;
+		memcpy(ask->components[0].pool, component->pool, sizeof(component->pool));
+		if (component->stripe_bytes && component->stripe_bytes < LEAST_STRIPE_BYTES)
+			ask->components[0].stripe_bytes = GOOD_STRIPE_BYTES;
 	}
 	snprintf(why, why_bytes, "%u stripes for this file size: the directory gives %s%u", wanted,
-		 part && part->stripe_count ? "" : "probably ", had);
+		 component && component->stripe_count ? "" : "probably ", had);
 	return 1;
 }
 
@@ -384,36 +385,37 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
  * Fills in what the user left out with the directory's values. The server would use the defaults of
  * the whole filesystem.
  */
-static void fill_in(struct fs_part *part, const struct fs_facts *facts)
+static void fill_in(struct fs_component *component, const struct fs_facts *facts)
 {
-	const struct fs_part *own = fs_layout_main(&facts->directory, facts->file_bytes);
+	const struct fs_component *own = fs_layout_main(&facts->directory, facts->file_bytes);
 
 	if (!own || own->on_metadata)
 		return;
-	if (!part->stripe_count)
-		part->stripe_count = own->stripe_count;
-	if (!part->stripe_bytes)
-		part->stripe_bytes = own->stripe_bytes;
-	if (!*part->pool)
-		memcpy(part->pool, own->pool, sizeof(own->pool));
+	if (!component->stripe_count)
+		component->stripe_count = own->stripe_count;
+	if (!component->stripe_bytes)
+		component->stripe_bytes = own->stripe_bytes;
+	if (!*component->pool)
+		memcpy(component->pool, own->pool, sizeof(own->pool));
 }
 
 /* Returns whether the directory gives each file this layout. */
-static bool is_given(const struct fs_layout *directory, const struct fs_part *part)
+static bool is_given(const struct fs_layout *directory, const struct fs_component *component)
 {
-	const struct fs_part *own = &directory->parts[0];
+	const struct fs_component *own = &directory->components[0];
 
 	return directory->count == 1 && directory->mirrors == 1 && own->end == UINT64_MAX &&
-	       own->stripe_bytes == part->stripe_bytes && own->stripe_count == part->stripe_count &&
-	       !own->on_metadata && !own->overstriped && !strcmp(own->pool, part->pool);
+	       own->stripe_bytes == component->stripe_bytes &&
+	       own->stripe_count == component->stripe_count && !own->on_metadata &&
+	       !own->overstriped && !strcmp(own->pool, component->pool);
 }
 
 static int choose_wished(const struct fs_layout_request *request, const struct fs_facts *facts,
 			 struct fs_layout *ask, char *why, size_t why_bytes)
 {
-	*ask = (struct fs_layout){ .count = 1, .mirrors = 1, .parts = { request->part } };
-	fill_in(&ask->parts[0], facts);
-	if (is_given(&facts->directory, &ask->parts[0])) {
+	*ask = (struct fs_layout){ .count = 1, .mirrors = 1, .components = { request->component } };
+	fill_in(&ask->components[0], facts);
+	if (is_given(&facts->directory, &ask->components[0])) {
 		snprintf(why, why_bytes, "as requested, which is the directory's layout");
 		return 0;
 	}
@@ -447,18 +449,19 @@ int fs_take_place(const struct fs_facts *facts, const struct fs_even_targets *ta
 		  uint32_t place, uint32_t places, struct fs_layout *ask)
 {
 	const struct fs_layout *layout = ask->count ? ask : &facts->directory;
-	const uint32_t stripes = layout->count ? MAX(layout->parts[0].stripe_count, 1u) :
+	const uint32_t stripes = layout->count ? MAX(layout->components[0].stripe_count, 1u) :
 						 LUSTRE_DEFAULT_STRIPES;
-	struct fs_part part = layout->count ? layout->parts[0] : (struct fs_part){ 0 };
+	struct fs_component component = layout->count ? layout->components[0] :
+							(struct fs_component){ 0 };
 
 	if (facts->family != FS_LUSTRE || layout->count > 1 || layout->mirrors > 1 ||
-	    layout->chosen || part.on_metadata || part.overstriped || part.pool[0] ||
+	    layout->chosen || component.on_metadata || component.overstriped || component.pool[0] ||
 	    targets->count != facts->targets || places < 2 || place > places ||
 	    stripes > targets->count / places)
 		return 0;
-	part.end = UINT64_MAX;
-	part.stripe_count = stripes;
-	*ask = (struct fs_layout){ .count = 1, .mirrors = 1, .parts = { part } };
+	component.end = UINT64_MAX;
+	component.stripe_count = stripes;
+	*ask = (struct fs_layout){ .count = 1, .mirrors = 1, .components = { component } };
 	for (uint32_t i = 0; i < stripes; i++)
 		ask->target[ask->chosen++] = targets->number[(place - 1) * stripes + i];
 	return 1;
@@ -466,11 +469,11 @@ int fs_take_place(const struct fs_facts *facts, const struct fs_even_targets *ta
 
 uint32_t fs_capacity(uint32_t targets, const struct fs_layout *layout, uint64_t file_bytes)
 {
-	const struct fs_part *part = fs_layout_main(layout, file_bytes);
+	const struct fs_component *component = fs_layout_main(layout, file_bytes);
 
-	if (!targets || !part || !part->stripe_count)
+	if (!targets || !component || !component->stripe_count)
 		return 0;
-	return MIN(MAX(targets / part->stripe_count, 1), MOST_CAPACITY);
+	return MIN(MAX(targets / component->stripe_count, 1), MOST_CAPACITY);
 }
 
 /* ---- Creating files -------------------------------------------------------------------------- */

@@ -98,26 +98,26 @@ static uint32_t read_magic(const struct blob *blob)
 	return blob->bytes < 4 ? 0 : take_32(blob, 0);
 }
 
-static int read_stripes(const struct blob *blob, uint32_t pattern, struct fs_part *part)
+static int read_stripes(const struct blob *blob, uint32_t pattern, struct fs_component *component)
 {
 	uint64_t size = take_32(blob, STRIPE_SIZE_AT);
 	uint32_t count = (uint32_t)take(blob, STRIPE_COUNT_AT, 2);
 
 	if (pattern & PATTERN_METADATA) {
-		part->on_metadata = true;
-		part->stripe_count = 1;
+		component->on_metadata = true;
+		component->stripe_count = 1;
 		return 0;
 	}
 	if (size % STRIPE_UNIT || (count > MOST_STRIPES && count < ALL_STRIPES_LEAST))
 		return -EINVAL;
-	part->stripe_bytes = size;
-	part->stripe_count = count >= ALL_STRIPES_LEAST ? FS_ALL_TARGETS : count;
-	part->overstriped = pattern & PATTERN_OVERSTRIPING ||
-			    (count >= ALL_STRIPES_LEAST && count < ALL_STRIPES);
+	component->stripe_bytes = size;
+	component->stripe_count = count >= ALL_STRIPES_LEAST ? FS_ALL_TARGETS : count;
+	component->overstriped = pattern & PATTERN_OVERSTRIPING ||
+				 (count >= ALL_STRIPES_LEAST && count < ALL_STRIPES);
 	return 0;
 }
 
-static int read_pool(const struct blob *blob, struct fs_part *part)
+static int read_pool(const struct blob *blob, struct fs_component *component)
 {
 	const uint8_t *name = blob->data + POOL_AT;
 	const uint8_t *end = memchr(name, 0, POOL_BYTES);
@@ -129,12 +129,12 @@ static int read_pool(const struct blob *blob, struct fs_part *part)
 		if (*name <= ' ' || *name >= 0x7f || *name == '/')
 			return -EINVAL;
 	}
-	memcpy(part->pool, blob->data + POOL_AT, (size_t)(end - (blob->data + POOL_AT)));
+	memcpy(component->pool, blob->data + POOL_AT, (size_t)(end - (blob->data + POOL_AT)));
 	return 0;
 }
 
 /* Reads a plain layout, which describes one component. */
-static int read_part(struct blob blob, struct fs_part *part)
+static int read_component(struct blob blob, struct fs_component *component)
 {
 	uint32_t magic = read_magic(&blob), pattern;
 	int ret;
@@ -151,9 +151,9 @@ static int read_part(struct blob blob, struct fs_part *part)
 	/* A directory's layout may lack a pattern. */
 	if ((pattern & 0xffff) && !(pattern & (PATTERN_RAID0 | PATTERN_METADATA)))
 		return -ENOTSUP;
-	ret = read_stripes(&blob, pattern, part);
+	ret = read_stripes(&blob, pattern, component);
 	if (!ret && magic != MAGIC_V1)
-		ret = read_pool(&blob, part);
+		ret = read_pool(&blob, component);
 	return ret;
 }
 
@@ -164,20 +164,21 @@ static int read_part(struct blob blob, struct fs_part *part)
  */
 static int add_component(const struct blob *blob, size_t entry, struct fs_layout *layout)
 {
-	const struct fs_part *last = layout->count ? &layout->parts[layout->count - 1] : NULL;
+	const struct fs_component *last = layout->count ? &layout->components[layout->count - 1] :
+							  NULL;
 	uint64_t at = take_32(blob, entry + ENTRY_BLOB_AT);
 	uint64_t bytes = take_32(blob, entry + ENTRY_BLOB_BYTES_AT);
-	struct fs_part part = {
+	struct fs_component component = {
 		.begin = take(blob, entry + ENTRY_BEGIN_AT, 8),
 		.end = take(blob, entry + ENTRY_END_AT, 8),
 	};
 	int ret;
 
-	if (part.begin > part.end || part.begin < (last ? last->end : 0))
+	if (component.begin > component.end || component.begin < (last ? last->end : 0))
 		return -EINVAL;
 	if (at > blob->bytes || bytes > blob->bytes - at)
 		return -EINVAL;
-	ret = read_part((struct blob){ blob->data + at, bytes }, &part);
+	ret = read_component((struct blob){ blob->data + at, bytes }, &component);
 	if (ret)
 		return ret;
 	/*
@@ -187,12 +188,12 @@ static int add_component(const struct blob *blob, size_t entry, struct fs_layout
 	if (take_32(blob, entry + ENTRY_FLAGS_AT) & ENTRY_EXTENSION) {
 		if (!last)
 			return -EINVAL;
-		layout->parts[layout->count - 1].end = part.end;
+		layout->components[layout->count - 1].end = component.end;
 		return 0;
 	}
-	if (layout->count == FS_MOST_PARTS)
+	if (layout->count == FS_MOST_COMPONENTS)
 		return -E2BIG;
-	layout->parts[layout->count++] = part;
+	layout->components[layout->count++] = component;
 	return 0;
 }
 
@@ -215,7 +216,7 @@ static int read_composite(struct blob *blob, struct fs_layout *layout)
 	for (uint32_t i = 0; !ret && i < count; i++) {
 		size_t entry = ENTRIES_AT + (size_t)i * ENTRY_BYTES;
 
-		if (i && !take(blob, entry + ENTRY_BEGIN_AT, 8) && layout->parts[0].end)
+		if (i && !take(blob, entry + ENTRY_BEGIN_AT, 8) && layout->components[0].end)
 			break;
 		ret = add_component(blob, entry, layout);
 	}
@@ -231,14 +232,16 @@ static int parse_layout(const void *data, size_t bytes, struct fs_layout *layout
 {
 	struct blob blob = { .data = data, .bytes = bytes };
 	uint32_t magic = read_magic(&blob);
-	struct fs_layout found = { .count = 1, .mirrors = 1, .parts = { { .end = UINT64_MAX } } };
+	struct fs_layout found = { .count = 1,
+				   .mirrors = 1,
+				   .components = { { .end = UINT64_MAX } } };
 	int ret;
 
 	if (magic == MAGIC_COMPOSITE || magic == MAGIC_EXTENDING) {
 		memset(&found, 0, sizeof(found));
 		ret = read_composite(&blob, &found);
 	} else {
-		ret = read_part(blob, &found.parts[0]);
+		ret = read_component(blob, &found.components[0]);
 	}
 	memset(layout, 0, sizeof(*layout));
 	if (!ret || ret == -E2BIG)
@@ -314,17 +317,17 @@ static void put32(uint8_t *to, size_t at, uint32_t value)
 }
 
 /* Writes a plain layout: v3 if it names a pool, otherwise v1. Returns its length. */
-static size_t put_part(uint8_t *to, const struct fs_part *part)
+static size_t put_component(uint8_t *to, const struct fs_component *component)
 {
-	const bool pool = *part->pool;
+	const bool pool = *component->pool;
 
 	put32(to, 0, pool ? MAGIC_V3 : MAGIC_V1);
-	put32(to, PATTERN_AT, PATTERN_RAID0 | (part->overstriped ? PATTERN_OVERSTRIPING : 0));
-	put32(to, STRIPE_SIZE_AT, (uint32_t)part->stripe_bytes);
-	put16(to, STRIPE_COUNT_AT, (uint16_t)MIN(part->stripe_count, ALL_STRIPES));
+	put32(to, PATTERN_AT, PATTERN_RAID0 | (component->overstriped ? PATTERN_OVERSTRIPING : 0));
+	put32(to, STRIPE_SIZE_AT, (uint32_t)component->stripe_bytes);
+	put16(to, STRIPE_COUNT_AT, (uint16_t)MIN(component->stripe_count, ALL_STRIPES));
 	put16(to, STRIPE_COUNT_AT + 2, ANY_TARGET);
 	if (pool)
-		memcpy(to + POOL_AT, part->pool, FS_TARGET_POOL_BYTES);
+		memcpy(to + POOL_AT, component->pool, FS_TARGET_POOL_BYTES);
 	return pool ? V3_BYTES : V1_BYTES;
 }
 
@@ -336,7 +339,7 @@ static size_t put_chosen(uint8_t *to, const struct fs_layout *ask)
 {
 	_Static_assert(V3_BYTES + FS_MOST_TARGETS * OBJECT_BYTES <= REQUEST_BYTES,
 		       "all targets fit");
-	put_part(to, &ask->parts[0]);
+	put_component(to, &ask->components[0]);
 	put32(to, 0, MAGIC_SPECIFIC);
 	put16(to, STRIPE_COUNT_AT + 2, ask->target[0]);
 	for (uint32_t i = 0; i < ask->chosen; i++)
@@ -348,7 +351,7 @@ static size_t put_chosen(uint8_t *to, const struct fs_layout *ask)
 static size_t make_request(const struct fs_layout *ask, uint8_t blob[REQUEST_BYTES])
 {
 	memset(blob, 0, REQUEST_BYTES);
-	return ask->chosen ? put_chosen(blob, ask) : put_part(blob, &ask->parts[0]);
+	return ask->chosen ? put_chosen(blob, ask) : put_component(blob, &ask->components[0]);
 }
 
 /* Returns whether a layout is the file's own. A default layout comes without objects. */

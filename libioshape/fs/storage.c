@@ -684,7 +684,7 @@ const struct fs_even_targets *fs_even_targets(int directory_fd, const char *dire
 
 #define TEXT_BYTES 64
 
-static bool part_is_another(const struct fs_part *ask, const struct fs_part *got)
+static bool component_is_another(const struct fs_component *ask, const struct fs_component *got)
 {
 	if (got->end != UINT64_MAX || got->on_metadata)
 		return true;
@@ -702,10 +702,10 @@ static bool part_is_another(const struct fs_part *ask, const struct fs_part *got
 static int compare(const struct fs_layout *ask, const struct fs_layout *got, char *text,
 		   size_t text_bytes)
 {
-	const struct fs_part *wanted = &ask->parts[0], *part = &got->parts[0];
-	const bool another = got->count != 1 || part_is_another(wanted, part);
+	const struct fs_component *wanted = &ask->components[0], *component = &got->components[0];
+	const bool another = got->count != 1 || component_is_another(wanted, component);
 	const bool fewer = wanted->stripe_count != FS_ALL_TARGETS &&
-			   part->stripe_count < wanted->stripe_count;
+			   component->stripe_count < wanted->stripe_count;
 	char asked[TEXT_BYTES], given[TEXT_BYTES];
 
 	if (text_bytes)
@@ -732,19 +732,19 @@ static int ask_for(int directory_fd, const char *name, mode_t mode, enum fs_fami
 }
 
 int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum fs_family family,
-			  const struct fs_layout *ask, char *note, size_t note_bytes)
+			  const struct fs_layout *ask, char *remark, size_t remark_bytes)
 {
 	struct fs_answer answer = { 0 };
 	char asked[TEXT_BYTES], given[TEXT_BYTES];
 	int fd, differs;
 
-	if (note_bytes)
-		*note = 0;
+	if (remark_bytes)
+		*remark = 0;
 	fd = ask_for(directory_fd, name, mode, family, ask, &answer);
 	if (fd == -EEXIST)
 		return fd;
 	if (fd >= 0) {
-		differs = compare(ask, &answer.got, note, note_bytes);
+		differs = compare(ask, &answer.got, remark, remark_bytes);
 		if (differs < 2 || (answer.plain && !*answer.why))
 			return fd;
 		if (!answer.plain) {
@@ -758,7 +758,7 @@ int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum 
 	if (!*answer.why)
 		snprintf(answer.why, sizeof(answer.why), "the filesystem gave %s",
 			 answer.got.count ? given : "none");
-	snprintf(note, note_bytes,
+	snprintf(remark, remark_bytes,
 		 "the file could not get the layout %s and has the directory's: %s", asked,
 		 answer.why);
 	return fd >= 0 ? fd : fs_create_plainly(directory_fd, name, mode, 0);
@@ -818,16 +818,16 @@ static void name_mount(const char *type, const char *source, const char *target_
 {
 	char whole[64 + sizeof(((struct fs_mount *)0)->source) + FS_TARGET_POOL_BYTES + 64];
 	const char *dot = *target_pool ? "." : "";
-	const char *part;
+	const char *component;
 	int bytes = (int)strlen(source);
 
 	/*
 	 * Clients may name any of several management servers, and may mount a subfolder. Only the
 	 * filesystem's name counts.
 	 */
-	if (!strcmp(type, "lustre") && fs_lustre_name(source, &part)) {
-		bytes = (int)fs_lustre_name(source, &part);
-		source = part;
+	if (!strcmp(type, "lustre") && fs_lustre_name(source, &component)) {
+		bytes = (int)fs_lustre_name(source, &component);
+		source = component;
 	}
 	if (!strcmp(type, "nfs4"))
 		type = "nfs";
@@ -881,7 +881,7 @@ static int open_directory(const char *path)
 static void find_target_pool(const char *path, const char *type, char pool[FS_TARGET_POOL_BYTES])
 {
 	enum fs_family family = fs_family_of(type, 0);
-	const struct fs_part *part;
+	const struct fs_component *component;
 	struct fs_layout layout;
 	int fd;
 
@@ -893,8 +893,9 @@ static void find_target_pool(const char *path, const char *type, char pool[FS_TA
 		return;
 	if (family_of_open(fd, type, 0) == FS_LUSTRE &&
 	    read_layout_of(fd, FS_LUSTRE, true, &layout)) {
-		part = fs_layout_main(&layout, 0);
-		memcpy(pool, part ? part->pool : "", part ? FS_TARGET_POOL_BYTES : 1);
+		component = fs_layout_main(&layout, 0);
+		memcpy(pool, component ? component->pool : "",
+		       component ? FS_TARGET_POOL_BYTES : 1);
 	}
 	close(fd);
 }

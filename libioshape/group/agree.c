@@ -46,14 +46,14 @@ struct facts {
 	uint32_t ranks, nodes;
 	uint64_t bytes; /* bytes of all ranks */
 	bool comm;      /* nodes can send bytes to each other */
-	bool apart;     /* each node writes to a tier of its own */
+	bool ashard;    /* each node writes to a tier of its own */
 };
 
 #define FEW_BYTES (64 * MIB)
 
 static bool rank0_is_possible(const struct facts *facts)
 {
-	return (facts->comm && !facts->apart) || facts->nodes == 1;
+	return (facts->comm && !facts->ashard) || facts->nodes == 1;
 }
 
 static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *facts, char *why,
@@ -64,8 +64,8 @@ static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *f
 		return asked;
 	}
 	snprintf(why, room, "rank0 was requested, but %s",
-		 facts->apart ? "each node saves to its own tier" :
-				"nodes cannot send data to each other (give the group a comm)");
+		 facts->ashard ? "each node saves to its own tier" :
+				 "nodes cannot send data to each other (give the group a comm)");
 	return IOSHAPE_MODE_NODE;
 }
 
@@ -101,39 +101,39 @@ static enum ioshape_mode mode_for(enum ioshape_mode asked, const struct facts *f
 
 /* Alignment of shards in a shard file if stripes do not suit. Small checkpoints use the smaller
  * one. */
-#define PART_ALIGNMENT (1 * MIB)
-#define SMALL_PART_ALIGNMENT 4096u
-#define SMALL_PARTS_BYTES (64 * MIB)
+#define SHARD_ALIGNMENT (1 * MIB)
+#define SMALL_SHARD_ALIGNMENT 4096u
+#define SMALL_SHARDS_BYTES (64 * MIB)
 
 /* Stripes are the alignment if they are no larger than this, and than the average shard divided by
  * PART_ALIGNMENTS. The gaps between shards are written, too: half the alignment for each, on
  * average. */
-#define MOST_PART_ALIGNMENT (16 * MIB)
-#define PART_ALIGNMENTS 4u
+#define MOST_SHARD_ALIGNMENT (16 * MIB)
+#define SHARD_ALIGNMENTS 4u
 
-static uint64_t part_alignment(uint64_t bytes, uint32_t parts, uint64_t stripe_bytes)
+static uint64_t shard_alignment(uint64_t bytes, uint32_t shards, uint64_t stripe_bytes)
 {
-	const uint64_t part_bytes = bytes / MAX(parts, 1);
+	const uint64_t part_bytes = bytes / MAX(shards, 1);
 
-	if (bytes < SMALL_PARTS_BYTES)
-		return SMALL_PART_ALIGNMENT;
-	return stripe_bytes >= PART_ALIGNMENT && stripe_bytes % SMALL_PART_ALIGNMENT == 0 &&
+	if (bytes < SMALL_SHARDS_BYTES)
+		return SMALL_SHARD_ALIGNMENT;
+	return stripe_bytes >= SHARD_ALIGNMENT && stripe_bytes % SMALL_SHARD_ALIGNMENT == 0 &&
 			       stripe_bytes <=
-				       MIN(MOST_PART_ALIGNMENT, part_bytes / PART_ALIGNMENTS) ?
+				       MIN(MOST_SHARD_ALIGNMENT, part_bytes / SHARD_ALIGNMENTS) ?
 		       stripe_bytes :
-		       PART_ALIGNMENT;
+		       SHARD_ALIGNMENT;
 }
 
 /* ---- Sending plans and questions ------------------------------------------------------------- */
 
-int group_tell_plan(struct group_part *part, enum group_question question,
+int group_tell_plan(struct group_shard *shard, enum group_question question,
 		    const struct base_error *failure, struct base_error *error)
 {
-	struct group_plan *plan = &part->plan;
+	struct group_plan *plan = &shard->plan;
 
 	plan->asks = question;
 	plan->failure = *failure;
-	return group_tell(&part->round, &group_plans[part->plans++], plan, error);
+	return group_tell(&shard->round, &group_plans[shard->plans++], plan, error);
 }
 
 /* ---- Which shards are equal ------------------------------------------------------------------ */
@@ -166,16 +166,16 @@ static int find_equal(const struct group_sum *sums, struct group_plan *plan, boo
 }
 
 /* Finds which shards are equal, and which copies are stored: one of each, or one on each node. */
-static int keep_equal(struct group_part *part)
+static int keep_equal(struct group_shard *shard)
 {
-	const struct ioshape_group *group = part->group;
-	struct group_plan *plan = &part->plan;
-	int ret = find_equal(part->sums, plan, false);
+	const struct ioshape_group *group = shard->group;
+	struct group_plan *plan = &shard->plan;
+	int ret = find_equal(shard->sums, plan, false);
 
 	for (uint32_t rank = 0; group->near && rank < plan->count; rank++)
-		part->sums[rank].key.node = group->ranks[rank].node;
+		shard->sums[rank].key.node = group->ranks[rank].node;
 	if (!ret && group->near)
-		ret = find_equal(part->sums, plan, true);
+		ret = find_equal(shard->sums, plan, true);
 	for (uint32_t rank = 0; !ret && rank < plan->count; rank++) {
 		if (group_is_kept(plan, rank))
 			continue;
@@ -189,18 +189,18 @@ static int keep_equal(struct group_part *part)
 
 static int go_on(void *user, struct base_error *error)
 {
-	struct group_part *part = user;
+	struct group_shard *shard = user;
 
-	return group_round_go_on(&part->round, IOSHAPE_PHASE_WAIT, 0, part->task->expected_bytes,
+	return group_round_go_on(&shard->round, IOSHAPE_PHASE_WAIT, 0, shard->task->expected_bytes,
 				 error);
 }
 
-static int take_digest(struct group_part *part, struct base_error *error)
+static int take_digest(struct group_shard *shard, struct base_error *error)
 {
-	int ret = save_take_digest(part->round.save, part->plan.key, &part->digest, go_on, part,
+	int ret = save_take_digest(shard->round.save, shard->plan.key, &shard->digest, go_on, shard,
 				   error);
 
-	part->hashed_bytes += part->digest.bytes;
+	shard->hashed_bytes += shard->digest.bytes;
 	return ret;
 }
 
@@ -212,53 +212,53 @@ static struct group_sum sum_of(const struct save_digest *digest)
 	return sum;
 }
 
-static int answer_digest(struct group_part *part, struct base_error *error)
+static int answer_digest(struct group_shard *shard, struct base_error *error)
 {
 	struct group_digest digest = { 0 };
 	struct base_error unsaid = { 0 };
 	int ret;
 
-	if (!part->plan.ranks[part->group->options.rank].asked)
+	if (!shard->plan.ranks[shard->group->options.rank].asked)
 		return 0;
-	ret = take_digest(part, &digest.failure);
-	digest.sum = sum_of(&part->digest);
-	if (group_tell(&part->round, &group_digest, &digest, &unsaid) && !ret)
+	ret = take_digest(shard, &digest.failure);
+	digest.sum = sum_of(&shard->digest);
+	if (group_tell(&shard->round, &group_digest, &digest, &unsaid) && !ret)
 		ret = base_pass_on(error, &unsaid);
 	return base_pass_on(error, &digest.failure) ? error->code : ret;
 }
 
 static bool is_asked(const void *user, uint32_t rank)
 {
-	const struct group_part *part = user;
+	const struct group_shard *shard = user;
 
-	return part->plan.ranks[rank].asked;
+	return shard->plan.ranks[rank].asked;
 }
 
-static int found_digest(void *user, uint32_t rank, const struct base_buffer *note,
+static int found_digest(void *user, uint32_t rank, const struct base_buffer *body,
 			struct base_error *failure)
 {
-	struct group_part *part = user;
+	struct group_shard *shard = user;
 	struct group_digest digest = { 0 };
 
-	if (!group_read_message(&group_digest, note, &digest))
+	if (!group_read_message(&group_digest, body, &digest))
 		return base_refuse(failure, -EPROTO, "cannot read the digest of its shard");
-	part->sums[rank] = digest.sum;
-	part->sums[rank].known = true;
+	shard->sums[rank] = digest.sum;
+	shard->sums[rank].known = true;
 	return base_pass_on(failure, &digest.failure);
 }
 
-static int collect_digests(struct group_part *part, struct base_error *error)
+static int collect_digests(struct group_shard *shard, struct base_error *error)
 {
 	const struct group_collection collection = {
 		.what = group_digest.name,
 		.missing = "did not send the digest of its shard",
 		.awaits = is_asked,
 		.found = found_digest,
-		.user = part,
+		.user = shard,
 		.beats = true,
 	};
 
-	return group_round_collect(&part->round, &collection, error);
+	return group_round_collect(&shard->round, &collection, error);
 }
 
 /* Sets `asked` for the ranks whose sample equals that of another rank. Returns false if there are
@@ -279,38 +279,38 @@ static bool choose_asked(struct group_plan *plan)
 
 /* Finds which shards are equal, and keeps one of each. Called on rank 0 with the samples of all
  * ranks. */
-static int find_same(struct group_part *part, struct base_error *error)
+static int find_same(struct group_shard *shard, struct base_error *error)
 {
-	struct group_plan *plan = &part->plan;
+	struct group_plan *plan = &shard->plan;
 	const struct base_error none = { 0 };
-	int ret = find_equal(part->sums, plan, false);
+	int ret = find_equal(shard->sums, plan, false);
 
 	if (ret)
-		return base_no_memory(error, "samples", plan->count * sizeof(*part->sums));
+		return base_no_memory(error, "samples", plan->count * sizeof(*shard->sums));
 	if (!choose_asked(plan))
 		return 0;
-	memset(part->sums, 0, plan->count * sizeof(*part->sums));
+	memset(shard->sums, 0, plan->count * sizeof(*shard->sums));
 	base_put_le(plan->key, base_random(), 8);
 	base_put_le(plan->key + 8, base_random(), 8);
-	ret = group_tell_plan(part, GROUP_ASKS_DIGESTS, &none, error);
+	ret = group_tell_plan(shard, GROUP_ASKS_DIGESTS, &none, error);
 	if (!ret && plan->ranks[0].asked) {
-		ret = take_digest(part, error);
-		part->sums[0] = sum_of(&part->digest);
+		ret = take_digest(shard, error);
+		shard->sums[0] = sum_of(&shard->digest);
 	}
 	if (!ret)
-		ret = collect_digests(part, error);
-	if (!ret && keep_equal(part))
-		ret = base_no_memory(error, "digests", plan->count * sizeof(*part->sums));
+		ret = collect_digests(shard, error);
+	if (!ret && keep_equal(shard))
+		ret = base_no_memory(error, "digests", plan->count * sizeof(*shard->sums));
 	return ret;
 }
 
 /* ---- Tiers: where the checkpoint is written -------------------------------------------------- */
 
-static const char *find_reason(const struct group_part *part)
+static const char *find_reason(const struct group_shard *shard)
 {
-	const struct io_file_options *options = &part->task->file_options;
+	const struct io_file_options *options = &shard->task->file_options;
 
-	if (!part->group->near)
+	if (!shard->group->near)
 		return "a rank has no tier";
 	if (options->no_replace)
 		return "the save must not replace an existing checkpoint";
@@ -320,75 +320,75 @@ static const char *find_reason(const struct group_part *part)
 }
 
 /* Notes in the report why the save does not use the tier. Called on all ranks. */
-static void note_reason(struct group_part *part)
+static void note_reason(struct group_shard *shard)
 {
-	if (!*part->plan.not_near)
+	if (!*shard->plan.not_near)
 		return;
-	io_note(&part->notes, IOSHAPE_DOWNGRADE_TIER, "saved directly, not on the tier: %s",
-		part->plan.not_near);
-	io_notes_report(&part->notes, part->report);
+	io_add_downgrade(&shard->downgrades, IOSHAPE_DOWNGRADE_TIER,
+			 "saved directly, not on the tier: %s", shard->plan.not_near);
+	io_report_downgrades(&shard->downgrades, shard->report);
 }
 
 /* Saves into the group's directory after all; all reports give the reason. Called on rank 0. */
-static void save_directly(struct group_part *part, const char *why)
+static void save_directly(struct group_shard *shard, const char *why)
 {
-	part->plan.near = false;
-	snprintf(part->plan.not_near, sizeof(part->plan.not_near), "%s", why);
-	note_reason(part);
+	shard->plan.near = false;
+	snprintf(shard->plan.not_near, sizeof(shard->plan.not_near), "%s", why);
+	note_reason(shard);
 }
 
 /* Estimates how many bytes are written where this node writes. */
-static uint64_t bytes_here(const struct group_part *part)
+static uint64_t bytes_here(const struct group_shard *shard)
 {
-	const struct ioshape_group *group = part->group;
+	const struct ioshape_group *group = shard->group;
 	uint64_t bytes = 0;
 
-	if (!group_is_spread(part))
-		return part->plan.total_bytes;
+	if (!group_is_spread(shard))
+		return shard->plan.total_bytes;
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
-		bytes += group_is_local(group, rank) ? part->plan.ranks[rank].bytes : 0;
+		bytes += group_is_local(group, rank) ? shard->plan.ranks[rank].bytes : 0;
 	return bytes;
 }
 
 /* Reserves space on this node's tier for its own files and for what it keeps for other nodes. */
-static int make_room(const struct group_part *part, struct base_error *error)
+static int make_room(const struct group_shard *shard, struct base_error *error)
 {
-	const struct ioshape_group *group = part->group;
+	const struct ioshape_group *group = shard->group;
 	struct group_tier *tier = group_tier_of(&group->options);
 
-	return tier->ops->make_room(tier, part->task->path, bytes_here(part),
-				    group_is_spread(part) ? group->node_count : 1, error);
+	return tier->ops->make_room(tier, shard->task->path, bytes_here(shard),
+				    group_is_spread(shard) ? group->node_count : 1, error);
 }
 
 /* Decides whether the checkpoint is written on the tier, and reserves space for this node. Called
  * on rank 0. */
-static void choose_place(struct group_part *part)
+static void choose_place(struct group_shard *shard)
 {
 	struct base_error failure = { 0 };
 	const char *reason;
 
-	if (!group_tier_of(&part->group->options))
+	if (!group_tier_of(&shard->group->options))
 		return;
-	reason = find_reason(part);
-	part->plan.near = !reason;
-	if (!reason && make_room(part, &failure))
+	reason = find_reason(shard);
+	shard->plan.near = !reason;
+	if (!reason && make_room(shard, &failure))
 		reason = failure.sentence;
 	if (reason)
-		save_directly(part, reason);
+		save_directly(shard, reason);
 }
 
 /* Notes where the plan says that the checkpoint is written. Called on the other ranks. */
-static void take_place(struct group_part *part)
+static void take_place(struct group_shard *shard)
 {
-	note_reason(part);
+	note_reason(shard);
 }
 
 /* Raises the attempt's serial number above those of the tier and of the directory. Called on rank
  * 0. */
-static void continue_serials(struct group_part *part, struct group_attempt *attempt)
+static void continue_serials(struct group_shard *shard, struct group_attempt *attempt)
 {
-	struct ioshape_group *group = part->group;
-	const char *other = part->plan.near ? group->directory : group->near;
+	struct ioshape_group *group = shard->group;
+	const char *other = shard->plan.near ? group->directory : group->near;
 	struct io_folder directory = IO_NO_FOLDER;
 
 	/* Read the other place only once: the destination may be slow, and a checkpoint that is
@@ -408,17 +408,17 @@ static void continue_serials(struct group_part *part, struct group_attempt *atte
  * Returns -EAGAIN, with an error message, if a node does not. If all nodes see rank 0's attempt,
  * they share one tier.
  */
-static int ask_for_room(struct group_part *part, struct base_error *error)
+static int ask_for_room(struct group_shard *shard, struct base_error *error)
 {
 	struct group_answers answers = { 0 };
-	int ret = group_collect_answers(&part->round, &group_room,
+	int ret = group_collect_answers(&shard->round, &group_room,
 					"did not report whether it has free space", &answers,
 					error);
 
 	if (ret || !answers.failure.code)
 		return ret;
-	part->plan.together = answers.same == answers.count;
-	if (part->plan.together)
+	shard->plan.together = answers.same == answers.count;
+	if (shard->plan.together)
 		return 0;
 	base_refuse(error, -EAGAIN, "%s", answers.failure.sentence);
 	return -EAGAIN;
@@ -437,190 +437,191 @@ static bool is_rank0s(const struct ioshape_group *group, const char *attempt)
 	return there;
 }
 
-static int join(struct group_part *part, struct group_attempt *attempt, struct base_error *error)
+static int join(struct group_shard *shard, struct group_attempt *attempt, struct base_error *error)
 {
-	const struct ioshape_group *group = part->group;
+	const struct ioshape_group *group = shard->group;
 	int ret;
 
-	if (is_rank0s(group, part->plan.attempt))
+	if (is_rank0s(group, shard->plan.attempt))
 		return base_refuse_with(error, -EEXIST,
 					"give each node its own tier, or all nodes the same one",
 					"it sees the tier of rank 0, but other nodes do not");
-	ret = make_room(part, error);
+	ret = make_room(shard, error);
 	return ret ? ret :
-		     group_attempt_begin(attempt, group->near, part->step, part->plan.attempt,
+		     group_attempt_begin(attempt, group->near, shard->step, shard->plan.attempt,
 					 group->job, save_settings(group->context).log, error);
 }
 
 /* Tells rank 0 whether this node has free space. Called on the other ranks. */
-static int answer_for_room(struct group_part *part, struct group_attempt *attempt,
+static int answer_for_room(struct group_shard *shard, struct group_attempt *attempt,
 			   struct base_error *error)
 {
 	struct group_answer answer = { 0 };
 
-	if (!group_leads_node(part->group, part->group->options.rank))
+	if (!group_leads_node(shard->group, shard->group->options.rank))
 		return 0;
-	join(part, attempt, &answer.failure);
-	return group_tell(&part->round, &group_room, &answer, error);
+	join(shard, attempt, &answer.failure);
+	return group_tell(&shard->round, &group_room, &answer, error);
 }
 
 /* ---- Collecting what all ranks want ---------------------------------------------------------- */
 
-static int found_want(void *user, uint32_t rank, const struct base_buffer *note,
+static int found_want(void *user, uint32_t rank, const struct base_buffer *body,
 		      struct base_error *failure)
 {
-	struct group_part *part = user;
+	struct group_shard *shard = user;
 	struct group_want want = { 0 };
 
-	if (!group_read_message(&group_want, note, &want))
+	if (!group_read_message(&group_want, body, &want))
 		return base_refuse(failure, -EPROTO, "cannot read its save request");
 	if (want.failure.code)
 		return base_pass_on(failure, &want.failure);
-	if (want.step != part->step)
+	if (want.step != shard->step)
 		return base_refuse_with(
 			failure, -EINVAL, "all ranks must save the same steps in the same order",
 			"it saves step %llu while rank 0 saves step %llu",
-			(unsigned long long)want.step, (unsigned long long)part->step);
-	part->plan.ranks[rank].bytes = want.bytes;
-	part->sums[rank] = want.sample;
-	part->sums[rank].key.bytes = want.bytes;
+			(unsigned long long)want.step, (unsigned long long)shard->step);
+	shard->plan.ranks[rank].bytes = want.bytes;
+	shard->sums[rank] = want.sample;
+	shard->sums[rank].key.bytes = want.bytes;
 	return 0;
 }
 
-static int collect_wants(struct group_part *part, struct base_error *error)
+static int collect_wants(struct group_shard *shard, struct base_error *error)
 {
 	const struct group_collection collection = {
 		.what = group_want.name,
 		.missing = "did not join the save",
 		.found = found_want,
-		.user = part,
+		.user = shard,
 	};
 
-	return group_round_collect(&part->round, &collection, error);
+	return group_round_collect(&shard->round, &collection, error);
 }
 
 /* ---- Making the plan ------------------------------------------------------------------------- */
 
 /* Returns the stripe size of the checkpoint's files, which are of about one size; 0: not known. */
-static uint64_t stripe_bytes_of(const struct group_part *part, const struct fs_facts *storage)
+static uint64_t stripe_bytes_of(const struct group_shard *shard, const struct fs_facts *storage)
 {
-	const uint32_t count = group_count_files(part, part->plan.mode);
+	const uint32_t count = group_count_files(shard, shard->plan.mode);
 	const struct save_expected expected = {
-		.request = &save_settings(part->group->context).io->layout,
-		.bytes = part->plan.total_bytes / count,
+		.request = &save_settings(shard->group->context).io->layout,
+		.bytes = shard->plan.total_bytes / count,
 		.files = count,
 	};
 	struct fs_layout layout;
-	const struct fs_part *most;
+	const struct fs_component *most;
 
 	save_stripes_of(storage, &expected, &layout);
 	most = fs_layout_main(&layout, expected.bytes);
 	return most ? most->stripe_bytes : 0;
 }
 
-static void choose_mode(struct group_part *part, const struct group_attempt *attempt)
+static void choose_mode(struct group_shard *shard, const struct group_attempt *attempt)
 {
-	struct ioshape_group *group = part->group;
-	struct group_plan *plan = &part->plan;
+	struct ioshape_group *group = shard->group;
+	struct group_plan *plan = &shard->plan;
 	struct fs_facts storage;
 	const struct facts facts = {
 		.ranks = group->options.ranks,
 		.nodes = group->node_count,
 		.bytes = plan->total_bytes,
 		.comm = group->options.comm && !group->comm_failed,
-		.apart = group_is_spread(part),
+		.ashard = group_is_spread(shard),
 	};
 
 	save_look_at_storage(attempt->folder.fd, attempt->folder.path, &group->storage, &storage);
 	plan->mode = mode_for(group->options.mode, &facts, plan->why, sizeof(plan->why));
-	plan->alignment = part_alignment(facts.bytes, facts.ranks, stripe_bytes_of(part, &storage));
+	plan->alignment =
+		shard_alignment(facts.bytes, facts.ranks, stripe_bytes_of(shard, &storage));
 }
 
 /* Frees the space that dead attempts of this job hold. */
 static void remove_dead_attempts(void *user)
 {
-	const struct group_part *part = user;
-	const struct ioshape_group *group = part->group;
+	const struct group_shard *shard = user;
+	const struct ioshape_group *group = shard->group;
 	struct io_folder directory = IO_NO_FOLDER;
 
-	if (io_folder_open(&directory, group_place_of(part), NULL))
+	if (io_folder_open(&directory, group_place_of(shard), NULL))
 		return;
 	group_tidy(&directory, group->job, NULL, NULL, save_settings(group->context).log);
 	io_folder_close(&directory);
 }
 
 /* Checks that there is space where this node writes. */
-static int check_space(struct group_part *part, struct base_error *error)
+static int check_space(struct group_shard *shard, struct base_error *error)
 {
 	const struct save_space space = {
-		.context = part->group->context,
-		.path = group_place_of(part),
-		.needed_bytes = bytes_here(part),
+		.context = shard->group->context,
+		.path = group_place_of(shard),
+		.needed_bytes = bytes_here(shard),
 		.clear = remove_dead_attempts,
-		.clear_user = part,
+		.clear_user = shard,
 	};
 
-	return save_space_check(&space, &part->notes, error);
+	return save_space_check(&space, &shard->downgrades, error);
 }
 
-static int begin_attempt(struct group_part *part, struct group_attempt *attempt,
+static int begin_attempt(struct group_shard *shard, struct group_attempt *attempt,
 			 struct base_error *error)
 {
-	struct ioshape_group *group = part->group;
-	int ret = check_space(part, error);
+	struct ioshape_group *group = shard->group;
+	int ret = check_space(shard, error);
 
 	if (ret)
 		return ret;
-	ret = group_attempt_begin(attempt, group_place_of(part), part->step, NULL, group->job,
+	ret = group_attempt_begin(attempt, group_place_of(shard), shard->step, NULL, group->job,
 				  save_settings(group->context).log, error);
 	if (ret)
 		return ret;
-	continue_serials(part, attempt);
-	strcpy(part->plan.attempt, attempt->name);
-	choose_mode(part, attempt);
+	continue_serials(shard, attempt);
+	strcpy(shard->plan.attempt, attempt->name);
+	choose_mode(shard, attempt);
 	return 0;
 }
 
 /* Asks the other nodes for space. If one has none, all ranks save directly. */
-static int agree_on_place(struct group_part *part, struct group_attempt *attempt,
+static int agree_on_place(struct group_shard *shard, struct group_attempt *attempt,
 			  struct base_error *error)
 {
 	const struct base_error none = { 0 };
-	int ret = group_tell_plan(part, GROUP_ASKS_ROOM, &none, error);
+	int ret = group_tell_plan(shard, GROUP_ASKS_ROOM, &none, error);
 
 	if (!ret)
-		ret = ask_for_room(part, error);
+		ret = ask_for_room(shard, error);
 	if (ret == -EAGAIN) {
 		group_attempt_abandon(attempt);
-		save_directly(part, error->sentence);
+		save_directly(shard, error->sentence);
 		base_error_begin(error);
-		ret = begin_attempt(part, attempt, error);
+		ret = begin_attempt(shard, attempt, error);
 	}
 	return ret;
 }
 
-int group_make_plan(struct group_part *part, struct group_attempt *attempt,
+int group_make_plan(struct group_shard *shard, struct group_attempt *attempt,
 		    struct base_error *error)
 {
 	int ret;
 
-	part->sums = calloc(part->group->options.ranks, sizeof(*part->sums));
-	if (!part->sums)
+	shard->sums = calloc(shard->group->options.ranks, sizeof(*shard->sums));
+	if (!shard->sums)
 		return base_no_memory(error, "a plan",
-				      part->group->options.ranks * sizeof(*part->sums));
-	part->sums[0] = part->sample;
-	ret = collect_wants(part, error);
+				      shard->group->options.ranks * sizeof(*shard->sums));
+	shard->sums[0] = shard->sample;
+	ret = collect_wants(shard, error);
 	if (!ret)
-		ret = find_same(part, error);
-	free(part->sums);
-	part->sums = NULL;
+		ret = find_same(shard, error);
+	free(shard->sums);
+	shard->sums = NULL;
 	if (ret)
 		return ret;
-	for (uint32_t rank = 0; rank < part->group->options.ranks; rank++)
-		part->plan.total_bytes += part->plan.ranks[rank].bytes;
-	choose_place(part);
-	ret = begin_attempt(part, attempt, error);
-	return !ret && group_is_spread(part) ? agree_on_place(part, attempt, error) : ret;
+	for (uint32_t rank = 0; rank < shard->group->options.ranks; rank++)
+		shard->plan.total_bytes += shard->plan.ranks[rank].bytes;
+	choose_place(shard);
+	ret = begin_attempt(shard, attempt, error);
+	return !ret && group_is_spread(shard) ? agree_on_place(shard, attempt, error) : ret;
 }
 
 /* ---- Receiving the plan ---------------------------------------------------------------------- */
@@ -651,37 +652,37 @@ static bool is_sound(const struct group_plan *plan, uint32_t ranks, uint64_t ste
 		name.step == step && plan->mode != IOSHAPE_MODE_AUTO);
 }
 
-static int hear_plan(struct group_part *part, struct base_error *error)
+static int hear_plan(struct group_shard *shard, struct base_error *error)
 {
-	struct group_plan *plan = &part->plan;
+	struct group_plan *plan = &shard->plan;
 	int ret;
 
 	/* Rank 0 asks two questions at most. */
-	if (part->plans == GROUP_MOST_PLANS)
+	if (shard->plans == GROUP_MOST_PLANS)
 		return base_refuse(error, -EPROTO, "rank 0 sent more plans than a save has");
-	ret = group_hear(&part->round, &group_plans[part->plans++], 0, plan, error);
+	ret = group_hear(&shard->round, &group_plans[shard->plans++], 0, plan, error);
 	if (!ret)
 		ret = base_pass_on(error, &plan->failure);
-	if (!ret && !is_sound(plan, part->group->options.ranks, part->step))
+	if (!ret && !is_sound(plan, shard->group->options.ranks, shard->step))
 		ret = base_refuse(error, -EPROTO, "the plan of rank 0 is not valid");
 	return ret;
 }
 
-int group_await_plan(struct group_part *part, struct group_attempt *attempt,
+int group_await_plan(struct group_shard *shard, struct group_attempt *attempt,
 		     struct base_error *error)
 {
 	int ret;
 
 	do {
-		ret = hear_plan(part, error);
-		if (!ret && part->plan.asks == GROUP_ASKS_DIGESTS)
-			ret = answer_digest(part, error);
-		else if (!ret && part->plan.asks == GROUP_ASKS_ROOM)
-			ret = answer_for_room(part, attempt, error);
-	} while (!ret && part->plan.asks);
-	if (ret || !part->plan.near)
+		ret = hear_plan(shard, error);
+		if (!ret && shard->plan.asks == GROUP_ASKS_DIGESTS)
+			ret = answer_digest(shard, error);
+		else if (!ret && shard->plan.asks == GROUP_ASKS_ROOM)
+			ret = answer_for_room(shard, attempt, error);
+	} while (!ret && shard->plan.asks);
+	if (ret || !shard->plan.near)
 		group_attempt_abandon(attempt);
 	if (!ret)
-		take_place(part);
+		take_place(shard);
 	return ret;
 }

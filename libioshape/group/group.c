@@ -63,16 +63,16 @@ static const struct store_ops *choose_store(const struct ioshape_group *group,
 					    struct base_error *error)
 {
 	const bool redis = slots_coordinator_of(group->coordinator.address) == &slots_redis;
-	const enum ioshape_board asked = group->options.board;
+	const enum ioshape_store asked = group->options.store;
 
-	if (asked == IOSHAPE_BOARD_REDIS && !redis) {
+	if (asked == IOSHAPE_STORE_REDIS && !redis) {
 		base_refuse_with(
 			error, -EINVAL, "set IOSHAPE_COORDINATOR",
 			"the group of %s must use Redis, but the coordinator is not a Redis",
 			group->directory);
 		return NULL;
 	}
-	return redis && (asked == IOSHAPE_BOARD_REDIS || !asked) ? &store_redis : &store_files;
+	return redis && (asked == IOSHAPE_STORE_REDIS || !asked) ? &store_redis : &store_files;
 }
 
 /* Names the store. The name includes the version of messages, so that ranks of different versions
@@ -82,9 +82,9 @@ static int name_store(struct ioshape_group *group, struct base_error *error)
 	char *text;
 
 	if (asprintf(&text, "%s\n%s\n%u\n%u", group->token, group->directory, group->options.ranks,
-		     GROUP_NOTES_FORMAT) < 0)
+		     GROUP_MESSAGES_FORMAT) < 0)
 		return base_no_memory(error, "a group's name", strlen(group->directory));
-	snprintf(group->board_name, sizeof(group->board_name), "%016llx",
+	snprintf(group->store_name, sizeof(group->store_name), "%016llx",
 		 (unsigned long long)base_hash_text(text));
 	free(text);
 	return 0;
@@ -105,7 +105,7 @@ static int open_store(struct ioshape_group *group, const struct store_ops *ops, 
 	return store_open(store, ops, &config, error);
 }
 
-static int open_board(struct ioshape_group *group, struct base_error *error)
+static int open_chosen_store(struct ioshape_group *group, struct base_error *error)
 {
 	const char *pool_name = save_settings(group->context).pool_name;
 	const struct store_ops *ops;
@@ -116,12 +116,12 @@ static int open_board(struct ioshape_group *group, struct base_error *error)
 	ops = choose_store(group, error);
 	if (!ops)
 		return error->code;
-	group->may_move = ops == &store_files && group->options.board != IOSHAPE_BOARD_FILES;
+	group->may_move = ops == &store_files && group->options.store != IOSHAPE_STORE_FILES;
 	ret = name_store(group, error);
 	/* The pool only decides under which keys the Redis keeps the messages. */
 	snprintf(group->coordinator.pool, sizeof(group->coordinator.pool), "%s",
 		 pool_name ? pool_name : "groups");
-	return ret ? ret : open_store(group, ops, group->board_name, &group->board, error);
+	return ret ? ret : open_store(group, ops, group->store_name, &group->store, error);
 }
 
 /*
@@ -132,9 +132,9 @@ static int open_board(struct ioshape_group *group, struct base_error *error)
  */
 static int open_memory(struct ioshape_group *group, struct base_error *error)
 {
-	/* With IOSHAPE_BOARD_HOST all nodes are on this host, whatever their names. */
+	/* With IOSHAPE_STORE_HOST all nodes are on this host, whatever their names. */
 	if (!group->may_move ||
-	    (group->node_count > 1 && group->options.board != IOSHAPE_BOARD_HOST))
+	    (group->node_count > 1 && group->options.store != IOSHAPE_STORE_HOST))
 		return 0;
 	snprintf(group->memory_name, sizeof(group->memory_name), "%016llx",
 		 (unsigned long long)group->id);
@@ -147,8 +147,8 @@ static void move_to_memory(struct ioshape_group *group)
 {
 	if (!group->memory)
 		return;
-	group->met = group->board;
-	group->board = group->memory;
+	group->met = group->store;
+	group->store = group->memory;
 	group->memory = NULL;
 }
 
@@ -174,7 +174,7 @@ struct meeting {
 
 /* ---- Meeting: rank 0 ------------------------------------------------------------------------- */
 
-static int found_hello(void *user, uint32_t rank, const struct base_buffer *note)
+static int found_hello(void *user, uint32_t rank, const struct base_buffer *body)
 {
 	struct meeting *meeting = user;
 	struct ioshape_group *group = meeting->round->group;
@@ -183,7 +183,7 @@ static int found_hello(void *user, uint32_t rank, const struct base_buffer *note
 
 	/* Left by an earlier run with another number of ranks: the rank will put its hello
 	 * again. */
-	if (!group_read_message(&group_hello, note, &hello) || hello.ranks != group->options.ranks)
+	if (!group_read_message(&group_hello, body, &hello) || hello.ranks != group->options.ranks)
 		return 0;
 	if (!meeting->have[rank] || known->nonce != hello.own.nonce) {
 		*known = hello.own;
@@ -229,7 +229,7 @@ static int gather_up(struct meeting *meeting, struct base_error *error)
 	struct ioshape_group *group = meeting->round->group;
 	/* Also reads the hellos of ranks that have not answered the roster yet: they may have
 	 * restarted. */
-	int ret = store_collect(group->board, meeting->round->scope, group_hello.name,
+	int ret = store_collect(group->store, meeting->round->scope, group_hello.name,
 				meeting->ready, found_hello, meeting, error);
 
 	if (ret || !meeting->changed || !group_has_all(group, meeting->have))
@@ -240,7 +240,7 @@ static int gather_up(struct meeting *meeting, struct base_error *error)
 	return make_roster(meeting->round, error);
 }
 
-static int fail_missing(const struct meeting *meeting, const char *board_says,
+static int fail_missing(const struct meeting *meeting, const char *store_says,
 			struct base_error *error)
 {
 	const struct ioshape_group *group = meeting->round->group;
@@ -255,7 +255,7 @@ static int fail_missing(const struct meeting *meeting, const char *board_says,
 		error, -ETIMEDOUT,
 		BASE_WORDS("check that all ranks of the job open it with the same directory, job "
 			   "and version of this library%s%s",
-			   *board_says ? "; " : "", board_says),
+			   *store_says ? "; " : "", store_says),
 		"the group of %s is not complete: %u of %u ranks did not join within %u s (%s)",
 		group->directory, missing.count, group->options.ranks,
 		group->options.deadline_ms / 1000, missing.text);
@@ -281,7 +281,7 @@ static int receive_all(struct meeting *meeting, struct base_error *error)
 			return base_pass_on(error, &why);
 		if (base_now_ns() - begin_ns > group->deadline_ns)
 			return fail_missing(meeting, why.text, error);
-		store_wait(group->board, LOOK_MS);
+		store_wait(group->store, LOOK_MS);
 	}
 }
 
@@ -309,11 +309,11 @@ static int meet_as_host(struct group_round *round, struct base_error *error)
 
 /* ---- Meeting: the other ranks ---------------------------------------------------------------- */
 
-static bool take_roster(struct ioshape_group *group, const struct base_buffer *note, bool *complete)
+static bool take_roster(struct ioshape_group *group, const struct base_buffer *body, bool *complete)
 {
 	struct group_roster roster = { .count = group->options.ranks, .ranks = group->ranks };
 
-	if (!group_read_message(&group_roster, note, &roster) ||
+	if (!group_read_message(&group_roster, body, &roster) ||
 	    roster.count != group->options.ranks ||
 	    group->ranks[group->options.rank].nonce != group->nonce ||
 	    (roster.has_tiers && !group->options.tier) || !find_leaders(group, roster.nodes))
@@ -326,15 +326,15 @@ static bool take_roster(struct ioshape_group *group, const struct base_buffer *n
 }
 
 static int look_for_roster(struct group_round *round, struct group_hello *hello,
-			   struct base_buffer *note, bool *complete, struct base_error *error)
+			   struct base_buffer *body, bool *complete, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
 	int ret;
 
-	ret = store_get(group->board, round->scope, "roster-0", note, error);
+	ret = store_get(group->store, round->scope, "roster-0", body, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
-	if (!take_roster(group, note, complete)) {
+	if (!take_roster(group, body, complete)) {
 		*complete = false;
 		return 0;
 	}
@@ -352,20 +352,20 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 		.ranks = group->options.ranks,
 	};
 	uint64_t begin_ns = base_now_ns();
-	struct base_buffer note = { 0 };
+	struct base_buffer body = { 0 };
 	bool started = false;
 	int ret = group_tell(round, &group_hello, &hello, error);
 
 	while (!ret && !started) {
 		struct base_error why = { 0 };
 
-		ret = look_for_roster(round, &hello, &note, &started, &why);
+		ret = look_for_roster(round, &hello, &body, &started, &why);
 		if (ret && ret != IOSHAPE_E_COORDINATOR) {
 			ret = base_pass_on(error, &why);
 			break;
 		}
 		ret = 0;
-		if (!started && (store_has_ended(group->board, 0) ||
+		if (!started && (store_has_ended(group->store, 0) ||
 				 base_now_ns() - begin_ns > group->deadline_ns)) {
 			ret = base_refuse_with(
 				error, -ETIMEDOUT,
@@ -373,13 +373,13 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 					   "directory, job and version of this library%s%s",
 					   *why.text ? "; " : "", why.text),
 				"the group of %s is not complete: rank 0 %s", group->directory,
-				store_has_ended(group->board, 0) ? "has ended" : "did not open it");
+				store_has_ended(group->store, 0) ? "has ended" : "did not open it");
 			break;
 		}
 		if (!started)
-			store_wait(group->board, LOOK_MS);
+			store_wait(group->store, LOOK_MS);
 	}
-	base_buffer_free(&note);
+	base_buffer_free(&body);
 	return ret ? ret : open_memory(group, error);
 }
 
@@ -390,7 +390,7 @@ static int meet(struct ioshape_group *group, struct base_error *error)
 	struct group_round round = { .group = group, .scope = "meeting" };
 	int ret;
 
-	if (!group->board)
+	if (!group->store)
 		return find_nodes(group) ? base_no_memory(error, "a list of nodes", 1) : 0;
 	if (group->options.rank) {
 		ret = meet_as_guest(&round, error);
@@ -417,28 +417,28 @@ static int meet(struct ioshape_group *group, struct base_error *error)
  * and may change at any time. */
 static int take_test_variables(struct ioshape_group_options *options, struct base_error *error)
 {
-	static const char *const boards[] = { "auto", "redis", "host", "files" };
-	const char *board = secure_getenv("IOSHAPE_TEST_BOARD"),
+	static const char *const stores[] = { "auto", "redis", "host", "files" };
+	const char *store = secure_getenv("IOSHAPE_TEST_STORE"),
 		   *node = secure_getenv("IOSHAPE_TEST_NODE");
 
 	if (!options->node || !*options->node)
 		options->node = node;
-	if (options->board || !board || !*board)
+	if (options->store || !store || !*store)
 		return 0;
-	for (size_t i = 0; i < ARRAY_LENGTH(boards); i++) {
-		if (!strcmp(board, boards[i])) {
-			options->board = (enum ioshape_board)i;
+	for (size_t i = 0; i < ARRAY_LENGTH(stores); i++) {
+		if (!strcmp(store, stores[i])) {
+			options->store = (enum ioshape_store)i;
 			return 0;
 		}
 	}
-	return base_refuse(error, -EINVAL, "IOSHAPE_TEST_BOARD cannot be \"%.64s\"", board);
+	return base_refuse(error, -EINVAL, "IOSHAPE_TEST_STORE cannot be \"%.64s\"", store);
 }
 
 static int check_options(const struct ioshape_group_options *options, struct base_error *error)
 {
-	if ((unsigned)options->board > IOSHAPE_BOARD_FILES)
+	if ((unsigned)options->store > IOSHAPE_STORE_FILES)
 		return base_refuse_with(error, -EINVAL, "zero the struct before filling it in",
-					"options.board is not a value of enum ioshape_board");
+					"options.store is not a value of enum ioshape_store");
 	if (options->reserved)
 		return base_refuse(error, -EINVAL, "options.reserved is %u", options->reserved);
 	if (options->ranks > FORMAT_MAX_RANKS || options->rank >= options->ranks)
@@ -512,7 +512,7 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 
 static void free_group(struct ioshape_group *group)
 {
-	store_close(group->board);
+	store_close(group->store);
 	store_close(group->memory);
 	store_close(group->met);
 	pthread_cond_destroy(&group->change);
@@ -589,7 +589,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 		ret = io_folder_make(group->directory, error);
 	}
 	if (!ret)
-		ret = open_board(group, error);
+		ret = open_chosen_store(group, error);
 	if (!ret)
 		ret = meet(group, error);
 	if (!ret)
@@ -602,7 +602,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	base_log(save_settings(context).log, IOSHAPE_LOG_DEBUG,
 		 "%s: rank %u of %u, on %u nodes, messages through %s", group->directory,
 		 options.rank, options.ranks, group->node_count,
-		 group->board ? group->board->ops->id : "nothing");
+		 group->store ? group->store->ops->id : "nothing");
 	*out = group;
 	return 0;
 }
@@ -627,18 +627,18 @@ IOSHAPE_EXPORT int ioshape_group_open(struct ioshape_context *context, const cha
 
 /* ---- Freeing a group ------------------------------------------------------------------------- */
 
-static int found_bye(void *user, uint32_t rank, const struct base_buffer *note)
+static int found_bye(void *user, uint32_t rank, const struct base_buffer *body)
 {
 	bool *have = user;
 
-	(void)note;
+	(void)body;
 	have[rank] = true;
 	return 0;
 }
 
 /* Sends the bye message. Rank 0 waits for those of the others, because in some stores its messages
  * disappear with its process. */
-static void part(struct ioshape_group *group)
+static void shard(struct ioshape_group *group)
 {
 	uint64_t begin_ns = base_now_ns();
 	struct group_round round;
@@ -656,13 +656,13 @@ static void part(struct ioshape_group *group)
 	while (have && !all && base_now_ns() - begin_ns < group->deadline_ns) {
 		have[0] = true;
 		for (uint32_t rank = 1; rank < group->options.ranks; rank++)
-			have[rank] |= store_has_ended(group->board, rank);
-		if (store_collect(group->board, round.scope, group_bye.name, have, found_bye, have,
+			have[rank] |= store_has_ended(group->store, rank);
+		if (store_collect(group->store, round.scope, group_bye.name, have, found_bye, have,
 				  NULL))
 			break;
 		all = group_has_all(group, have);
 		if (!all)
-			store_wait(group->board, 50);
+			store_wait(group->store, 50);
 	}
 	free(have);
 }
@@ -682,7 +682,7 @@ IOSHAPE_EXPORT void ioshape_group_free(struct ioshape_group *group)
 		return;
 	save_stop_background_of(group->context, group);
 	await_saves(group);
-	if (group->board)
-		part(group);
+	if (group->store)
+		shard(group);
 	free_group(group);
 }

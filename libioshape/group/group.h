@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The group layer: everything that the ranks of a job do together. A checkpoint of many ranks is
- * called a generation in identifiers, and a rank's shard of it is called a part.
+ * called a checkpoint in identifiers, and a rank's shard of it is called a part.
  *
  * The ranks proceed in rounds: opening the group, a save, a search for the newest checkpoint. All
  * ranks number the rounds alike and finish one before they begin the next. In each round every rank
- * puts its messages into the store (identifiers also call it the board), and rank 0 decides.
+ * puts its messages into the store (identifiers also call it the store), and rank 0 decides.
  *
  * A checkpoint on disk is a directory of files. It is written under a temporary name, as an
  * attempt. The commit adds the manifest and renames the directory to its final name. Other
@@ -25,7 +25,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- Names in a directory of checkpoints (generations.c) ------------------------------------- */
+/* ---- Names in a directory of checkpoints (checkpoints.c) ------------------------------------- */
 
 /* "step-0000001000" */
 #define GROUP_STEP_NAME_BYTES 32
@@ -39,8 +39,8 @@ enum group_name_kind {
 	GROUP_NAME_OTHER,
 	GROUP_NAME_STEP,
 	GROUP_NAME_ATTEMPT,
-	GROUP_NAME_REPLACED, /* moved aside for another checkpoint of its step: see generations.c */
-	GROUP_NAME_PRUNED,   /* moved aside to be removed: see generations.c */
+	GROUP_NAME_REPLACED, /* moved aside for another checkpoint of its step: see checkpoints.c */
+	GROUP_NAME_PRUNED,   /* moved aside to be removed: see checkpoints.c */
 	GROUP_NAME_DRAINED,  /* target into which nodes drain their files: see tier/drain.c */
 };
 
@@ -60,7 +60,7 @@ void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, cons
  * 0. */
 #define GROUP_JOB_BYTES 9
 
-/* ---- Attempts (generations.c) ---------------------------------------------------------------- */
+/* ---- Attempts (checkpoints.c) ---------------------------------------------------------------- */
 
 struct group_attempt {
 	struct io_folder directory; /* directory of the checkpoints */
@@ -123,34 +123,34 @@ int group_attempt_commit(struct group_attempt *attempt, const struct format_mani
 /* Frees an attempt and removes its directory, unless the attempt was committed. */
 void group_attempt_abandon(struct group_attempt *attempt);
 
-/* ---- Checkpoints in a directory (generations.c) ---------------------------------------------- */
+/* ---- Checkpoints in a directory (checkpoints.c) ---------------------------------------------- */
 
 /* A valid checkpoint: its manifest is valid, and its files exist with the sizes listed there. If
  * the directory has a parity file, it is on the tier of one of several nodes and needs only that
  * node's files. */
-struct group_generation {
+struct group_checkpoint {
 	struct io_folder folder;
 	struct format_manifest manifest;
 	/* Lock on the manifest, which keeps other processes from removing the checkpoint. */
 	struct io_hold held;
 };
 
-#define GROUP_NO_GENERATION                                                                        \
+#define GROUP_NO_CHECKPOINT                                                                        \
 	{                                                                                          \
 		.folder = IO_NO_FOLDER, .held = IO_NO_HOLD                                         \
 	}
 
 /* Opens a checkpoint and validates it. Returns -ENOENT, without an error message, if there is no
  * such directory or no manifest in it. Returns IOSHAPE_E_DAMAGED or another code if the checkpoint
- * is not valid. On failure `generation` is closed. */
-int group_generation_open(struct group_generation *generation, const struct io_folder *directory,
+ * is not valid. On failure `checkpoint` is closed. */
+int group_checkpoint_open(struct group_checkpoint *checkpoint, const struct io_folder *directory,
 			  const char *name, uint64_t step, struct base_error *error);
-void group_generation_close(struct group_generation *generation);
+void group_checkpoint_close(struct group_checkpoint *checkpoint);
 /* Checks that the files exist with the sizes of the manifest. `remedy` is the advice that ends the
  * error message. */
 int group_check_files(const struct io_folder *folder, const struct format_manifest *manifest,
 		      const char *remedy, struct base_error *error);
-uint64_t group_generation_bytes(const struct group_generation *generation);
+uint64_t group_checkpoint_bytes(const struct group_checkpoint *checkpoint);
 
 /* "node-00003.parity": file on a node's tier with the parity that protects the node's files. It
  * also tells a checkpoint of several nodes from an incomplete one. */
@@ -197,10 +197,10 @@ bool group_is_shortage(int code);
 uint64_t group_last_serial(const struct io_folder *directory, const struct base_log *log);
 
 /* Opens the checkpoint of a step. Returns -ENOENT, with an error message, if there is none. */
-int group_open_step(struct group_generation *generation, const struct io_folder *directory,
+int group_open_step(struct group_checkpoint *checkpoint, const struct io_folder *directory,
 		    uint64_t step, struct base_error *error);
 
-/* ---- Removing old attempts and checkpoints (generations.c) ----------------------------------- */
+/* ---- Removing old attempts and checkpoints (checkpoints.c) ----------------------------------- */
 
 /*
  * Removes attempts of this user whose processes are dead. Best effort: failures are logged.
@@ -218,7 +218,7 @@ int group_open_step(struct group_generation *generation, const struct io_folder 
 void group_tidy(const struct io_folder *directory, const char *job, uint64_t *last_serial,
 		struct base_budget *budget, const struct base_log *log);
 
-/* Prunes a directory as ioshape_generation_prune() does. The caller has entered the context
+/* Prunes a directory as ioshape_checkpoint_prune() does. The caller has entered the context
  * already. `job` is as for group_tidy(). */
 int group_prune(struct ioshape_context *context, const char *directory, const char *job,
 		const struct ioshape_prune_options *options, uint64_t *removed,
@@ -226,23 +226,23 @@ int group_prune(struct ioshape_context *context, const char *directory, const ch
 
 /* ---- The public handle of a checkpoint (handle.c) -------------------------------------------- */
 
-struct ioshape_generation {
+struct ioshape_checkpoint {
 	struct ioshape_context *context;
 	struct io_folder directory;
-	struct group_generation found;
+	struct group_checkpoint found;
 	char name[GROUP_ATTEMPT_NAME_BYTES]; /* name of its directory when it was opened */
 	pthread_mutex_t lock; /* protects the texts below, which are made on demand */
 	char **paths;         /* paths of the files, by file */
-	char **part_names; /* names of the shards, by rank, if they are members of a shard file */
+	char **shard_names; /* names of the shards, by rank, if they are members of a shard file */
 };
 
 /* ---- Writing messages (messages.c) ----------------------------------------------------------- */
 
 /* Version of all messages and streams between ranks. */
-#define GROUP_NOTES_FORMAT BASE_FORMAT(7u)
+#define GROUP_MESSAGES_FORMAT BASE_FORMAT(7u)
 
 /* A message that is being written. `failed` remembers that an append failed. */
-struct group_note {
+struct group_body {
 	struct base_buffer bytes;
 	bool failed;
 };
@@ -336,9 +336,9 @@ struct ioshape_group {
 	char *token;
 	char job[GROUP_JOB_BYTES]; /* hash of the token, which begins the ids of attempts */
 	char *node;
-	char board_name[17];  /* name of the store in which the ranks meet */
+	char store_name[17];  /* name of the store in which the ranks meet */
 	char memory_name[17]; /* name of the store in memory: the group's id */
-	struct store *board;  /* store for messages; NULL if this is the only rank */
+	struct store *store;  /* store for messages; NULL if this is the only rank */
 	/* Ranks that share memory meet in a store in the directory and then move to a store in
 	 * memory: `memory` is the new store before the move, `met` the old store after it. Rank 0
 	 * needs `met` until all ranks have moved. */
@@ -484,7 +484,7 @@ struct group_collection {
 	bool (*awaits)(const void *user, uint32_t rank);
 	/* Called once for each message. May fail, with the reason why the message cannot be
 	 * used. */
-	int (*found)(void *user, uint32_t rank, const struct base_buffer *note,
+	int (*found)(void *user, uint32_t rank, const struct base_buffer *body,
 		     struct base_error *failure);
 	void *user;
 	/* Ranks send heartbeats meanwhile. Otherwise one deadline counts for the whole
@@ -512,7 +512,7 @@ struct group_message {
  * message's pass() lists its members once, in order. Reading sets `bad` and yields 0 for a member
  * that does not fit. */
 struct group_payload {
-	struct group_note *note; /* destination when writing; NULL when reading */
+	struct group_body *body; /* destination when writing; NULL when reading */
 	/* Bytes that are still to be read. */
 	const uint8_t *at;
 	size_t left;
@@ -615,20 +615,20 @@ struct group_call {
 /* What a writer has written. */
 struct group_written {
 	struct base_error failure; /* why it has not written the file */
-	char name[FORMAT_PART_NAME_BYTES];
+	char name[FORMAT_SHARD_NAME_BYTES];
 	uint64_t bytes;
 	uint32_t crc32;
 	uint32_t count;
-	struct group_written_part {
+	struct group_written_shard {
 		uint32_t rank;
 		uint32_t crc32;
 		uint64_t offset, bytes;
-	} * parts; /* owned by the receiver of the struct, who frees it */
+	} * shards; /* owned by the receiver of the struct, who frees it */
 };
 
 struct group_verdict {
 	struct base_error failure;
-	uint64_t generation_bytes;
+	uint64_t checkpoint_bytes;
 	/* Why nodes do not protect each other's files; else "". */
 	char unprotected[BASE_ERROR_TEXT_BYTES];
 };
@@ -669,17 +669,17 @@ int group_hear(struct group_round *round, const struct group_message *message, u
 int group_look(struct group_round *round, const struct group_message *message, uint32_t rank,
 	       struct group_watched *watched, void *payload, struct base_error *error);
 /* Appends a message; `note` remembers a failure. */
-void group_write_message(const struct group_message *message, struct group_note *note,
+void group_write_message(const struct group_message *message, struct group_body *body,
 			 const void *payload);
 /* Reads a message. Returns false if the bytes are not such a message; then the payload is
  * undefined. */
-bool group_read_message(const struct group_message *message, const struct base_buffer *note,
+bool group_read_message(const struct group_message *message, const struct base_buffer *body,
 			void *payload);
 
 /* ---- A checkpoint that is being saved -------------------------------------------------------- */
 
 /* The state of one rank while it saves its shard of one checkpoint. */
-struct group_part {
+struct group_shard {
 	struct group_round round;
 	struct ioshape_group *group;
 	const struct save_task *task;
@@ -692,7 +692,8 @@ struct group_part {
 	struct group_sum *sums; /* on rank 0: sample or digest of each rank */
 	uint32_t plans;         /* plans and questions sent or received so far */
 	struct ioshape_report *report;
-	struct io_notes notes; /* downgrades noted before the file was opened, for the report */
+	struct io_downgrades
+		downgrades; /* downgrades noted before the file was opened, for the report */
 	/* Why nodes do not protect each other's files; else "". */
 	char unprotected[BASE_ERROR_TEXT_BYTES];
 	/* Stream that the writer waits for: its rank, the progress when it was last seen to change,
@@ -709,36 +710,36 @@ static inline bool group_is_kept(const struct group_plan *plan, uint32_t rank)
 /* ---- Agreeing on a plan (agree.c) ------------------------------------------------------------ */
 
 /* Returns whether each node saves on a tier of its own. */
-static inline bool group_is_spread(const struct group_part *part)
+static inline bool group_is_spread(const struct group_shard *shard)
 {
-	return part->plan.near && part->group->node_count > 1 && !part->plan.together;
+	return shard->plan.near && shard->group->node_count > 1 && !shard->plan.together;
 }
-static inline const char *group_place_of(const struct group_part *part)
+static inline const char *group_place_of(const struct group_shard *shard)
 {
-	return part->plan.near ? part->group->near : part->group->directory;
+	return shard->plan.near ? shard->group->near : shard->group->directory;
 }
 /* Collects what all ranks want, asks them for digests and space if needed, and begins the attempt.
  * Called on rank 0. */
-int group_make_plan(struct group_part *part, struct group_attempt *attempt,
+int group_make_plan(struct group_shard *shard, struct group_attempt *attempt,
 		    struct base_error *error);
 /* Sends the plan or a question to the other ranks. Called on rank 0. `failure`, if set, says why
  * there is no plan. */
-int group_tell_plan(struct group_part *part, enum group_question question,
+int group_tell_plan(struct group_shard *shard, enum group_question question,
 		    const struct base_error *failure, struct base_error *error);
 /* Answers the questions of rank 0 until it sends the plan. Called on the other ranks. `attempt` is
  * on this node's tier. */
-int group_await_plan(struct group_part *part, struct group_attempt *attempt,
+int group_await_plan(struct group_shard *shard, struct group_attempt *attempt,
 		     struct base_error *error);
 
 /* ---- Writing and sending shards (parts.c) ---------------------------------------------------- */
 
 /* Returns how many files the checkpoint has in this mode. */
-uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode);
+uint32_t group_count_files(const struct group_shard *shard, enum ioshape_mode mode);
 /* Writes this rank's file, with the shards of all ranks that it writes for. Called on writers. */
-int group_write_parts(struct group_part *part, struct group_written *written,
-		      struct base_error *error);
+int group_write_shards(struct group_shard *shard, struct group_written *written,
+		       struct base_error *error);
 /* Sends this rank's shard to its writer. Called on ranks that do not write. */
-int group_send_part(struct group_part *part, struct base_error *error);
+int group_send_shard(struct group_shard *shard, struct base_error *error);
 
 /* ---- Answers of nodes to rank 0 (messages.c) ------------------------------------------------- */
 

@@ -120,15 +120,15 @@ static bool has_changed(struct walk *walk)
  * -EAGAIN, without an error message, if the walk has begun anew. It does so if the list has changed
  * and the candidate is gone, or may be in the wrong position because its age was not readable.
  */
-static int open_candidate(struct walk *walk, struct group_generation *generation,
+static int open_candidate(struct walk *walk, struct group_checkpoint *checkpoint,
 			  struct base_error *error)
 {
 	const struct group_candidate *candidate = &walk->candidates.all[walk->at];
-	const int ret = group_generation_open(generation, &walk->directory, candidate->name,
+	const int ret = group_checkpoint_open(checkpoint, &walk->directory, candidate->name,
 					      candidate->step, error);
 
 	if ((ret == -ENOENT || candidate->serial == GROUP_UNKNOWN_SERIAL) && has_changed(walk)) {
-		group_generation_close(generation);
+		group_checkpoint_close(checkpoint);
 		base_error_begin(error);
 		return -EAGAIN;
 	}
@@ -146,7 +146,7 @@ static int open_candidate(struct walk *walk, struct group_generation *generation
  * While this function looks at one checkpoint after the other, a newer one may appear and the
  * listed ones may go. So if none is valid, it lists them again, until the list no longer changes.
  */
-static int open_newest(struct group_generation *generation, const struct io_folder *directory,
+static int open_newest(struct group_checkpoint *checkpoint, const struct io_folder *directory,
 		       const struct base_log *log, struct base_error *error)
 {
 	struct walk walk = { .directory = *directory };
@@ -161,7 +161,7 @@ static int open_newest(struct group_generation *generation, const struct io_fold
 
 		if (!walk.at)
 			unusable = (struct unusable){ 0 };
-		ret = open_candidate(&walk, generation, &why);
+		ret = open_candidate(&walk, checkpoint, &why);
 		if (!ret || !why.code)
 			continue;
 		if (!is_its_own_fault(ret)) {
@@ -179,34 +179,34 @@ static int open_newest(struct group_generation *generation, const struct io_fold
 
 /* ---- Opening a checkpoint -------------------------------------------------------------------- */
 
-static int open_found(struct ioshape_generation *generation, const char *path, const uint64_t *step,
+static int open_found(struct ioshape_checkpoint *checkpoint, const char *path, const uint64_t *step,
 		      struct base_error *error)
 {
 	const char *slash;
-	int ret = group_open_directory(&generation->directory, path, error);
+	int ret = group_open_directory(&checkpoint->directory, path, error);
 
 	if (!ret && step)
-		ret = group_open_step(&generation->found, &generation->directory, *step, error);
+		ret = group_open_step(&checkpoint->found, &checkpoint->directory, *step, error);
 	else if (!ret)
-		ret = open_newest(&generation->found, &generation->directory,
-				  save_settings(generation->context).log, error);
+		ret = open_newest(&checkpoint->found, &checkpoint->directory,
+				  save_settings(checkpoint->context).log, error);
 	if (ret)
 		return ret;
-	slash = strrchr(generation->found.folder.path, '/');
-	snprintf(generation->name, sizeof(generation->name), "%s", slash + 1);
-	generation->paths = calloc(generation->found.manifest.file_count + 1ull, sizeof(char *));
-	generation->part_names =
-		calloc(generation->found.manifest.rank_count + 1ull, sizeof(char *));
-	return generation->paths && generation->part_names ?
+	slash = strrchr(checkpoint->found.folder.path, '/');
+	snprintf(checkpoint->name, sizeof(checkpoint->name), "%s", slash + 1);
+	checkpoint->paths = calloc(checkpoint->found.manifest.file_count + 1ull, sizeof(char *));
+	checkpoint->shard_names =
+		calloc(checkpoint->found.manifest.rank_count + 1ull, sizeof(char *));
+	return checkpoint->paths && checkpoint->shard_names ?
 		       0 :
-		       base_no_memory(error, "a generation",
-				      generation->found.manifest.rank_count * sizeof(char *));
+		       base_no_memory(error, "a checkpoint",
+				      checkpoint->found.manifest.rank_count * sizeof(char *));
 }
 
-IOSHAPE_EXPORT int ioshape_generation_open(struct ioshape_context *context, const char *path,
-					   uint64_t step, struct ioshape_generation **out)
+IOSHAPE_EXPORT int ioshape_checkpoint_open(struct ioshape_context *context, const char *path,
+					   uint64_t step, struct ioshape_checkpoint **out)
 {
-	struct ioshape_generation *generation = NULL;
+	struct ioshape_checkpoint *checkpoint = NULL;
 	struct base_error error = { 0 };
 	int ret;
 
@@ -218,20 +218,20 @@ IOSHAPE_EXPORT int ioshape_generation_open(struct ioshape_context *context, cons
 		ret = base_refuse(&error, -EINVAL, "no checkpoint directory was given");
 	if (ret)
 		return base_leave(ret, "load", path, &error);
-	generation = calloc(1, sizeof(*generation));
-	if (!generation) {
-		ret = base_no_memory(&error, "a generation", sizeof(*generation));
+	checkpoint = calloc(1, sizeof(*checkpoint));
+	if (!checkpoint) {
+		ret = base_no_memory(&error, "a checkpoint", sizeof(*checkpoint));
 		return base_leave(ret, "load", path, &error);
 	}
-	generation->context = context;
-	generation->directory = (struct io_folder)IO_NO_FOLDER;
-	generation->found = (struct group_generation)GROUP_NO_GENERATION;
-	pthread_mutex_init(&generation->lock, NULL);
-	ret = open_found(generation, path, step == IOSHAPE_LATEST ? NULL : &step, &error);
+	checkpoint->context = context;
+	checkpoint->directory = (struct io_folder)IO_NO_FOLDER;
+	checkpoint->found = (struct group_checkpoint)GROUP_NO_CHECKPOINT;
+	pthread_mutex_init(&checkpoint->lock, NULL);
+	ret = open_found(checkpoint, path, step == IOSHAPE_LATEST ? NULL : &step, &error);
 	if (ret)
-		ioshape_generation_free(generation);
+		ioshape_checkpoint_free(checkpoint);
 	else
-		*out = generation;
+		*out = checkpoint;
 	return base_leave(ret, "load", path, &error);
 }
 
@@ -244,136 +244,136 @@ static void free_texts(char **texts, uint32_t count)
 
 /* Frees a checkpoint. A forked child may do so, too: its descriptors are its own, and the parent
  * keeps its lock. */
-IOSHAPE_EXPORT void ioshape_generation_free(struct ioshape_generation *generation)
+IOSHAPE_EXPORT void ioshape_checkpoint_free(struct ioshape_checkpoint *checkpoint)
 {
-	if (!generation)
+	if (!checkpoint)
 		return;
-	free_texts(generation->paths, generation->found.manifest.file_count);
-	free_texts(generation->part_names, generation->found.manifest.rank_count);
-	group_generation_close(&generation->found);
-	io_folder_close(&generation->directory);
-	pthread_mutex_destroy(&generation->lock);
-	free(generation);
+	free_texts(checkpoint->paths, checkpoint->found.manifest.file_count);
+	free_texts(checkpoint->shard_names, checkpoint->found.manifest.rank_count);
+	group_checkpoint_close(&checkpoint->found);
+	io_folder_close(&checkpoint->directory);
+	pthread_mutex_destroy(&checkpoint->lock);
+	free(checkpoint);
 }
 
 /* ---- What a checkpoint consists of ----------------------------------------------------------- */
 
-static int enter(struct ioshape_generation *generation, const void *result,
+static int enter(struct ioshape_checkpoint *checkpoint, const void *result,
 		 struct base_error *error)
 {
-	int ret = save_enter(generation->context, error);
+	int ret = save_enter(checkpoint->context, error);
 
 	if (!ret && !result)
 		ret = base_refuse(error, -EINVAL, "no pointer for the result was given, for %s",
-				  generation->found.folder.path);
+				  checkpoint->found.folder.path);
 	return ret;
 }
 
-IOSHAPE_EXPORT int ioshape_generation_get_info(struct ioshape_generation *generation,
-					       struct ioshape_generation_info *info)
+IOSHAPE_EXPORT int ioshape_checkpoint_get_info(struct ioshape_checkpoint *checkpoint,
+					       struct ioshape_checkpoint_info *info)
 {
-	struct ioshape_generation_info full = { .size = sizeof(full) };
+	struct ioshape_checkpoint_info full = { .size = sizeof(full) };
 	const struct format_manifest *manifest;
 	struct base_error error = { 0 };
 	int ret;
 
-	if (!generation)
+	if (!checkpoint)
 		return base_missing("load");
-	manifest = &generation->found.manifest;
+	manifest = &checkpoint->found.manifest;
 	full.step = manifest->step;
 	full.ranks = manifest->rank_count;
 	full.files = manifest->file_count;
-	full.bytes = group_generation_bytes(&generation->found);
+	full.bytes = group_checkpoint_bytes(&checkpoint->found);
 	full.saved_s = manifest->saved;
 	full.mode = (enum ioshape_mode)manifest->mode;
-	full.path = generation->found.folder.path;
+	full.path = checkpoint->found.folder.path;
 	full.serial = manifest->serial;
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
-		full.distinct += !manifest->parts[rank].repeats;
-	ret = enter(generation, info, &error);
+		full.distinct += !manifest->shards[rank].repeats;
+	ret = enter(checkpoint, info, &error);
 	if (!ret)
-		ret = base_give_struct(info, &full, sizeof(full), "ioshape_generation_info",
+		ret = base_give_struct(info, &full, sizeof(full), "ioshape_checkpoint_info",
 				       &error);
-	return base_leave(ret, "load", generation->found.folder.path, &error);
+	return base_leave(ret, "load", checkpoint->found.folder.path, &error);
 }
 
-static const char *path_of(struct ioshape_generation *generation, uint32_t file)
+static const char *path_of(struct ioshape_checkpoint *checkpoint, uint32_t file)
 {
-	char **path = &generation->paths[file];
+	char **path = &checkpoint->paths[file];
 
-	pthread_mutex_lock(&generation->lock);
-	if (!*path && asprintf(path, "%s/%s", generation->found.folder.path,
-			       generation->found.manifest.files[file].name) < 0)
+	pthread_mutex_lock(&checkpoint->lock);
+	if (!*path && asprintf(path, "%s/%s", checkpoint->found.folder.path,
+			       checkpoint->found.manifest.files[file].name) < 0)
 		*path = NULL;
-	pthread_mutex_unlock(&generation->lock);
+	pthread_mutex_unlock(&checkpoint->lock);
 	return *path;
 }
 
 /* Returns the name of a shard in a shard file, such as "rank-00007.pt". */
-static const char *part_name(struct ioshape_generation *generation, uint32_t rank)
+static const char *shard_name(struct ioshape_checkpoint *checkpoint, uint32_t rank)
 {
-	char name[FORMAT_PART_NAME_BYTES], **kept = &generation->part_names[rank];
+	char name[FORMAT_SHARD_NAME_BYTES], **kept = &checkpoint->shard_names[rank];
 
-	format_part_name(name, rank);
-	pthread_mutex_lock(&generation->lock);
+	format_shard_name(name, rank);
+	pthread_mutex_lock(&checkpoint->lock);
 	if (!*kept)
 		*kept = strdup(name);
-	pthread_mutex_unlock(&generation->lock);
+	pthread_mutex_unlock(&checkpoint->lock);
 	return *kept;
 }
 
-static int find_part(struct ioshape_generation *generation, uint32_t rank,
-		     struct ioshape_part_info *info, struct base_error *error)
+static int find_shard(struct ioshape_checkpoint *checkpoint, uint32_t rank,
+		      struct ioshape_shard_info *info, struct base_error *error)
 {
-	const struct format_manifest *manifest = &generation->found.manifest;
-	const struct format_manifest_part *part;
+	const struct format_manifest *manifest = &checkpoint->found.manifest;
+	const struct format_manifest_shard *shard;
 	const struct format_manifest_file *file;
 
 	if (rank >= manifest->rank_count)
 		return base_refuse(error, -ENOENT,
 				   "%s has shards of %u ranks, counted from 0, and none of rank %u",
-				   generation->found.folder.path, manifest->rank_count, rank);
-	part = &manifest->parts[rank];
-	file = &manifest->files[part->file];
-	info->file = path_of(generation, part->file);
-	info->name = file->bundle ? part_name(generation, part->holder) : file->name;
-	info->offset = part->offset;
-	info->bytes = part->bytes;
-	info->crc32 = part->crc32;
-	info->same_as = part->repeats ? part->same : rank;
+				   checkpoint->found.folder.path, manifest->rank_count, rank);
+	shard = &manifest->shards[rank];
+	file = &manifest->files[shard->file];
+	info->file = path_of(checkpoint, shard->file);
+	info->name = file->bundle ? shard_name(checkpoint, shard->holder) : file->name;
+	info->offset = shard->offset;
+	info->bytes = shard->bytes;
+	info->crc32 = shard->crc32;
+	info->same_as = shard->repeats ? shard->same : rank;
 	return info->file && info->name ? 0 : base_no_memory(error, "a name", 1);
 }
 
-IOSHAPE_EXPORT int ioshape_generation_get_part(struct ioshape_generation *generation, uint32_t rank,
-					       struct ioshape_part_info *info)
+IOSHAPE_EXPORT int ioshape_checkpoint_get_shard(struct ioshape_checkpoint *checkpoint,
+						uint32_t rank, struct ioshape_shard_info *info)
 {
-	struct ioshape_part_info full = { .size = sizeof(full) };
+	struct ioshape_shard_info full = { .size = sizeof(full) };
 	struct base_error error = { 0 };
 	int ret;
 
-	if (!generation)
+	if (!checkpoint)
 		return base_missing("load");
-	ret = enter(generation, info, &error);
+	ret = enter(checkpoint, info, &error);
 	if (!ret)
-		ret = find_part(generation, rank, &full, &error);
+		ret = find_shard(checkpoint, rank, &full, &error);
 	if (!ret)
-		ret = base_give_struct(info, &full, sizeof(full), "ioshape_part_info", &error);
-	return base_leave(ret, "load", generation->found.folder.path, &error);
+		ret = base_give_struct(info, &full, sizeof(full), "ioshape_shard_info", &error);
+	return base_leave(ret, "load", checkpoint->found.folder.path, &error);
 }
 
-static int check_place(const struct ioshape_generation *generation, struct base_error *error)
+static int check_place(const struct ioshape_checkpoint *checkpoint, struct base_error *error)
 {
-	if (io_folder_is_named(&generation->found.folder, &generation->directory, generation->name))
+	if (io_folder_is_named(&checkpoint->found.folder, &checkpoint->directory, checkpoint->name))
 		return 0;
 	return base_refuse_with(error, -ESTALE, "open it again",
 				"\"%s\" was replaced or removed after it was opened",
-				generation->found.folder.path);
+				checkpoint->found.folder.path);
 }
 
-static void explain_missing(const struct ioshape_generation *generation, const char *path,
+static void explain_missing(const struct ioshape_checkpoint *checkpoint, const char *path,
 			    struct base_error *error)
 {
-	if (!group_is_of_nodes(&generation->found.folder))
+	if (!group_is_of_nodes(&checkpoint->found.folder))
 		return;
 	base_error_begin(error);
 	base_refuse_with(error, -ENOENT,
@@ -381,12 +381,12 @@ static void explain_missing(const struct ioshape_generation *generation, const c
 			 "cannot open \"%s\": it is on the tier of another node", path);
 }
 
-static int open_reader(struct ioshape_generation *generation, uint32_t rank,
+static int open_reader(struct ioshape_checkpoint *checkpoint, uint32_t rank,
 		       const struct ioshape_reader_options *given, struct ioshape_reader **out,
 		       struct base_error *error)
 {
 	struct ioshape_reader_options options;
-	struct ioshape_part_info part;
+	struct ioshape_shard_info shard;
 	int ret;
 
 	ret = base_take_options(&options, sizeof(options), given, "ioshape_reader_options", error);
@@ -395,43 +395,43 @@ static int open_reader(struct ioshape_generation *generation, uint32_t rank,
 			error, -EINVAL, "leave file_offset and file_bytes at 0",
 			"the checkpoint determines where a rank's shard starts in its file");
 	if (!ret)
-		ret = find_part(generation, rank, &part, error);
+		ret = find_shard(checkpoint, rank, &shard, error);
 	if (ret)
 		return ret;
 	options.size = sizeof(options);
-	options.file_offset = part.offset;
-	options.file_bytes = part.bytes;
-	ret = ioshape_reader_open(generation->context, part.file, &options, out);
+	options.file_offset = shard.offset;
+	options.file_bytes = shard.bytes;
+	ret = ioshape_reader_open(checkpoint->context, shard.file, &options, out);
 	if (ret == -ENOENT)
-		explain_missing(generation, part.file, error);
+		explain_missing(checkpoint, shard.file, error);
 	if (ret)
 		/* ioshape_reader_open() has set the error message. */
 		return ret;
-	ret = check_place(generation, error);
+	ret = check_place(checkpoint, error);
 	if (ret) {
 		ioshape_reader_free(*out);
 		*out = NULL;
 		return ret;
 	}
-	save_reader_is_part_of(*out, generation->found.folder.path);
+	save_reader_is_part_of(*out, checkpoint->found.folder.path);
 	return 0;
 }
 
-IOSHAPE_EXPORT int ioshape_generation_open_part(struct ioshape_generation *generation,
-						uint32_t rank,
-						const struct ioshape_reader_options *options,
-						struct ioshape_reader **out)
+IOSHAPE_EXPORT int ioshape_checkpoint_open_shard(struct ioshape_checkpoint *checkpoint,
+						 uint32_t rank,
+						 const struct ioshape_reader_options *options,
+						 struct ioshape_reader **out)
 {
 	struct base_error error = { 0 };
 	int ret;
 
-	if (!out || !generation)
+	if (!out || !checkpoint)
 		return base_missing("load");
 	*out = NULL;
-	ret = save_enter(generation->context, &error);
+	ret = save_enter(checkpoint->context, &error);
 	if (!ret)
-		ret = open_reader(generation, rank, options, out, &error);
-	return error.code ? base_leave(ret, "load", generation->found.folder.path, &error) : ret;
+		ret = open_reader(checkpoint, rank, options, out, &error);
+	return error.code ? base_leave(ret, "load", checkpoint->found.folder.path, &error) : ret;
 }
 
 /* ---- Verifying: progress --------------------------------------------------------------------- */
@@ -440,8 +440,8 @@ IOSHAPE_EXPORT int ioshape_generation_open_part(struct ioshape_generation *gener
 #define PIECES 16u
 
 struct verifying {
-	struct ioshape_generation *generation;
-	struct io_lane *lane;
+	struct ioshape_checkpoint *checkpoint;
+	struct io_queue *queue;
 	ioshape_progress_fn progress;
 	void *progress_user;
 	uint64_t done, total; /* bytes of the reads that have ended; bytes in all */
@@ -472,22 +472,22 @@ static int read_crc(struct verifying *verifying, const struct io_input *input, u
 		pieces[i] = (struct io_piece){ offset + begin, end - begin, .want_crc = true };
 	}
 	*crc = 0;
-	ret = io_read(verifying->lane, input, pieces, PIECES, progress, verifying, error);
+	ret = io_read(verifying->queue, input, pieces, PIECES, progress, verifying, error);
 	for (unsigned i = 0; i < PIECES; i++)
 		*crc = base_crc32_combine(*crc, pieces[i].crc, pieces[i].bytes);
 	return ret;
 }
 
 /* Checks that a shard has the checksum of the manifest. */
-static int check_part(struct verifying *verifying, const struct io_input *input, uint32_t rank,
-		      const char *path, ioshape_progress_fn progress, struct base_error *error)
+static int check_shard(struct verifying *verifying, const struct io_input *input, uint32_t rank,
+		       const char *path, ioshape_progress_fn progress, struct base_error *error)
 {
-	const struct format_manifest_part *part =
-		&verifying->generation->found.manifest.parts[rank];
+	const struct format_manifest_shard *shard =
+		&verifying->checkpoint->found.manifest.shards[rank];
 	uint32_t crc;
-	int ret = read_crc(verifying, input, part->offset, part->bytes, progress, &crc, error);
+	int ret = read_crc(verifying, input, shard->offset, shard->bytes, progress, &crc, error);
 
-	if (ret || crc == part->crc32)
+	if (ret || crc == shard->crc32)
 		return ret;
 	base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
 			 "\"%s\" is damaged: the checksum of the shard of rank %u does not match "
@@ -501,11 +501,11 @@ static int check_part(struct verifying *verifying, const struct io_input *input,
 static int fail_damaged(struct verifying *verifying, const struct io_input *input, uint32_t file,
 			const char *path, struct base_error *error)
 {
-	const struct format_manifest *manifest = &verifying->generation->found.manifest;
+	const struct format_manifest *manifest = &verifying->checkpoint->found.manifest;
 
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
-		int ret = manifest->parts[rank].file == file ?
-				  check_part(verifying, input, rank, path, NULL, error) :
+		int ret = manifest->shards[rank].file == file ?
+				  check_shard(verifying, input, rank, path, NULL, error) :
 				  0;
 
 		if (ret)
@@ -520,20 +520,20 @@ static int fail_damaged(struct verifying *verifying, const struct io_input *inpu
 static int open_file(const struct verifying *verifying, uint32_t file, const char **path,
 		     struct io_input *input, struct base_error *error)
 {
-	struct ioshape_generation *generation = verifying->generation;
-	const struct format_manifest_file *expected = &generation->found.manifest.files[file];
+	struct ioshape_checkpoint *checkpoint = verifying->checkpoint;
+	const struct format_manifest_file *expected = &checkpoint->found.manifest.files[file];
 	int ret;
 
-	*path = path_of(generation, file);
+	*path = path_of(checkpoint, file);
 	if (!*path)
 		return base_no_memory(error, "a path", 1);
-	ret = io_input_open(input, *path, 0, 0, save_settings(generation->context).io->direct,
+	ret = io_input_open(input, *path, 0, 0, save_settings(checkpoint->context).io->direct,
 			    error);
 	if (ret == -ENOENT)
-		explain_missing(generation, *path, error);
+		explain_missing(checkpoint, *path, error);
 	if (ret)
 		return ret;
-	ret = check_place(generation, error);
+	ret = check_place(checkpoint, error);
 	if (!ret && input->bytes != expected->bytes)
 		ret = base_refuse(error, IOSHAPE_E_DAMAGED,
 				  "\"%s\" has %llu bytes, but the manifest says %llu", *path,
@@ -547,7 +547,7 @@ static int open_file(const struct verifying *verifying, uint32_t file, const cha
 static int verify_file(struct verifying *verifying, uint32_t file, struct base_error *error)
 {
 	const struct format_manifest_file *expected =
-		&verifying->generation->found.manifest.files[file];
+		&verifying->checkpoint->found.manifest.files[file];
 	struct io_input input;
 	const char *path;
 	uint32_t crc = 0;
@@ -568,10 +568,10 @@ static int verify_file(struct verifying *verifying, uint32_t file, struct base_e
 	return ret;
 }
 
-static int open_lane(struct verifying *verifying, struct base_error *error)
+static int open_queue(struct verifying *verifying, struct base_error *error)
 {
-	return io_lane_open(&verifying->lane, save_settings(verifying->generation->context).io,
-			    error);
+	return io_queue_open(&verifying->queue, save_settings(verifying->checkpoint->context).io,
+			     error);
 }
 
 /* ---- Verifying: shards ----------------------------------------------------------------------- */
@@ -579,18 +579,18 @@ static int open_lane(struct verifying *verifying, struct base_error *error)
 /* Returns whether the rank's own copy of its shard is stored, not that of another rank. */
 static bool is_stored(const struct verifying *verifying, uint32_t rank)
 {
-	return verifying->generation->found.manifest.parts[rank].holder == rank;
+	return verifying->checkpoint->found.manifest.shards[rank].holder == rank;
 }
 
-static int verify_part(struct verifying *verifying, uint32_t rank, struct base_error *error)
+static int verify_shard(struct verifying *verifying, uint32_t rank, struct base_error *error)
 {
-	const uint32_t file = verifying->generation->found.manifest.parts[rank].file;
+	const uint32_t file = verifying->checkpoint->found.manifest.shards[rank].file;
 	struct io_input input;
 	const char *path;
 	int ret = open_file(verifying, file, &path, &input, error);
 
 	if (!ret) {
-		ret = check_part(verifying, &input, rank, path, tell, error);
+		ret = check_shard(verifying, &input, rank, path, tell, error);
 		io_input_close(&input);
 	}
 	if (ret)
@@ -603,51 +603,52 @@ static int verify_part(struct verifying *verifying, uint32_t rank, struct base_e
  * the manifest. Returns IOSHAPE_E_DAMAGED for the first one that differs. `progress` must not be
  * NULL.
  */
-static int verify_parts(struct ioshape_generation *generation, uint32_t first, uint32_t stride,
-			ioshape_progress_fn progress, void *progress_user, struct base_error *error)
+static int verify_shards(struct ioshape_checkpoint *checkpoint, uint32_t first, uint32_t stride,
+			 ioshape_progress_fn progress, void *progress_user,
+			 struct base_error *error)
 {
 	struct verifying verifying = {
-		.generation = generation,
+		.checkpoint = checkpoint,
 		.progress = progress,
 		.progress_user = progress_user,
-		.total = group_generation_bytes(&generation->found),
+		.total = group_checkpoint_bytes(&checkpoint->found),
 	};
-	int ret = open_lane(&verifying, error);
+	int ret = open_queue(&verifying, error);
 
-	for (uint64_t rank = first; !ret && rank < generation->found.manifest.rank_count;
+	for (uint64_t rank = first; !ret && rank < checkpoint->found.manifest.rank_count;
 	     rank += stride) {
 		if (!is_stored(&verifying, (uint32_t)rank))
 			continue;
-		ret = verify_part(&verifying, (uint32_t)rank, error);
-		verifying.done += generation->found.manifest.parts[rank].bytes;
+		ret = verify_shard(&verifying, (uint32_t)rank, error);
+		verifying.done += checkpoint->found.manifest.shards[rank].bytes;
 	}
-	io_lane_close(verifying.lane);
+	io_queue_close(verifying.queue);
 	return ret;
 }
 
 /* ---- Verifying: a whole checkpoint ----------------------------------------------------------- */
 
-IOSHAPE_EXPORT int ioshape_generation_verify(struct ioshape_generation *generation,
+IOSHAPE_EXPORT int ioshape_checkpoint_verify(struct ioshape_checkpoint *checkpoint,
 					     ioshape_progress_fn progress, void *progress_user)
 {
 	struct verifying verifying = {
-		.generation = generation,
+		.checkpoint = checkpoint,
 		.progress = progress,
 		.progress_user = progress_user,
 	};
 	struct base_error error = { 0 };
 	int ret;
 
-	if (!generation)
+	if (!checkpoint)
 		return base_missing("verify");
-	verifying.total = group_generation_bytes(&generation->found);
-	ret = save_enter(generation->context, &error);
+	verifying.total = group_checkpoint_bytes(&checkpoint->found);
+	ret = save_enter(checkpoint->context, &error);
 	if (!ret)
-		ret = open_lane(&verifying, &error);
-	for (uint32_t file = 0; !ret && file < generation->found.manifest.file_count; file++)
+		ret = open_queue(&verifying, &error);
+	for (uint32_t file = 0; !ret && file < checkpoint->found.manifest.file_count; file++)
 		ret = verify_file(&verifying, file, &error);
-	io_lane_close(verifying.lane);
-	return base_leave(ret, "verify", generation->found.folder.path, &error);
+	io_queue_close(verifying.queue);
+	return base_leave(ret, "verify", checkpoint->found.folder.path, &error);
 }
 
 /* ---- The newest checkpoint that is good for all ranks ---------------------------------------- */
@@ -763,7 +764,7 @@ static void look_for_next(struct ioshape_group *group, struct search *search,
 			  struct group_found *found)
 {
 	struct base_error *failure = &found->failure;
-	struct group_generation generation;
+	struct group_checkpoint checkpoint;
 	struct walk *walk;
 	int ret;
 
@@ -784,9 +785,9 @@ static void look_for_next(struct ioshape_group *group, struct search *search,
 		if (found->near && group_has_tiers(group)) {
 			ret = tiers_of(group)->check(search->spreads, walk->at++, failure);
 		} else {
-			ret = open_candidate(walk, &generation, failure);
+			ret = open_candidate(walk, &checkpoint, failure);
 			if (!ret)
-				group_generation_close(&generation);
+				group_checkpoint_close(&checkpoint);
 		}
 	} while (ret == -EAGAIN && !failure->code);
 }
@@ -796,15 +797,15 @@ static void look_for_next(struct ioshape_group *group, struct search *search,
 /* Opens a checkpoint that rank 0 has found. Retries for PATIENCE_NS, because a network filesystem
  * may show it on this host a little later. */
 static int open_patiently(struct group_round *round, const struct group_found *found,
-			  struct ioshape_generation **generation)
+			  struct ioshape_checkpoint **checkpoint)
 {
 	struct ioshape_group *group = round->group;
 	const uint64_t begin_ns = base_now_ns();
 	int ret;
 
 	for (;;) {
-		ret = ioshape_generation_open(group->context, directory_of(group, found),
-					      found->step, generation);
+		ret = ioshape_checkpoint_open(group->context, directory_of(group, found),
+					      found->step, checkpoint);
 		if (ret != -ENOENT || !group->options.rank ||
 		    base_now_ns() - begin_ns > PATIENCE_NS)
 			return ret;
@@ -817,15 +818,15 @@ static int open_patiently(struct group_round *round, const struct group_found *f
 static void check_share(struct group_round *round, struct group_found *found)
 {
 	const struct ioshape_group_options *options = &round->group->options;
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 
-	if (open_patiently(round, found, &generation)) {
+	if (open_patiently(round, found, &checkpoint)) {
 		base_pass_on(&found->failure, base_last_error());
 		return;
 	}
-	verify_parts(generation, options->rank, options->ranks, group_round_track, round,
-		     &found->failure);
-	ioshape_generation_free(generation);
+	verify_shards(checkpoint, options->rank, options->ranks, group_round_track, round,
+		      &found->failure);
+	ioshape_checkpoint_free(checkpoint);
 }
 
 /* What the ranks reported. */
@@ -836,13 +837,13 @@ struct checks {
 
 /* Records one report. All are collected: the failure of the lowest rank is the reason for passing
  * the checkpoint over. */
-static int found_check(void *user, uint32_t rank, const struct base_buffer *note,
+static int found_check(void *user, uint32_t rank, const struct base_buffer *body,
 		       struct base_error *failure)
 {
 	struct checks *checks = user;
 	struct group_found found;
 
-	if (!group_read_message(&group_checked, note, &found))
+	if (!group_read_message(&group_checked, body, &found))
 		return base_refuse(failure, -EPROTO, "cannot read the result of its check");
 	if (found.failure.code && rank < checks->lowest) {
 		*checks->failure = found.failure;

@@ -56,12 +56,12 @@ int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
 
 void group_pass_number(struct group_payload *payload, uint64_t *number)
 {
-	struct group_note *note = payload->note;
+	struct group_body *body = payload->body;
 	uint8_t bytes[NUMBER_BYTES];
 
-	if (note) {
+	if (body) {
 		base_put_le(bytes, *number, NUMBER_BYTES);
-		note->failed |= base_buffer_append(&note->bytes, bytes, NUMBER_BYTES) != 0;
+		body->failed |= base_buffer_append(&body->bytes, bytes, NUMBER_BYTES) != 0;
 		return;
 	}
 	payload->bad |= payload->left < NUMBER_BYTES;
@@ -76,13 +76,13 @@ void group_pass_number(struct group_payload *payload, uint64_t *number)
  * message. */
 static const uint8_t *pass_chunk(struct group_payload *payload, const void *data, size_t *bytes)
 {
-	struct group_note *note = payload->note;
+	struct group_body *body = payload->body;
 	uint64_t length = *bytes;
 	const uint8_t *at;
 
 	group_pass_number(payload, &length);
-	if (note) {
-		note->failed |= base_buffer_append(&note->bytes, data, *bytes) != 0;
+	if (body) {
+		body->failed |= base_buffer_append(&body->bytes, data, *bytes) != 0;
 		return data;
 	}
 	payload->bad |= length > payload->left;
@@ -102,7 +102,7 @@ void group_pass_small(struct group_payload *payload, uint32_t *number, uint32_t 
 	group_pass_number(payload, &whole);
 	payload->bad |= whole > most;
 	/* Writing leaves *number untouched: other threads may be reading it. */
-	if (!payload->note)
+	if (!payload->body)
 		*number = payload->bad ? 0 : (uint32_t)whole;
 }
 
@@ -116,7 +116,7 @@ static void pass_flag(struct group_payload *payload, bool *flag)
 	uint32_t number = *flag;
 
 	group_pass_small(payload, &number, 1);
-	if (!payload->note)
+	if (!payload->body)
 		*flag = number;
 }
 
@@ -125,17 +125,17 @@ static void pass_mode(struct group_payload *payload, enum ioshape_mode *mode)
 	uint32_t number = *mode;
 
 	group_pass_small(payload, &number, IOSHAPE_MODE_RANK0);
-	if (!payload->note)
+	if (!payload->body)
 		*mode = number;
 }
 
 /* Passes a text; reading cuts off what does not fit. */
 void group_pass_text(struct group_payload *payload, char *text, size_t bytes)
 {
-	size_t length = payload->note ? strlen(text) : 0;
+	size_t length = payload->body ? strlen(text) : 0;
 	const uint8_t *at = pass_chunk(payload, text, &length);
 
-	if (payload->note)
+	if (payload->body)
 		return;
 	length = MIN(length, bytes - 1);
 	if (length)
@@ -150,7 +150,7 @@ static void pass_mac(struct group_payload *payload, uint8_t mac[BASE_MAC_BYTES])
 	const uint8_t *at = pass_chunk(payload, mac, &bytes);
 
 	payload->bad |= bytes != BASE_MAC_BYTES;
-	if (!payload->note && !payload->bad)
+	if (!payload->body && !payload->bad)
 		memcpy(mac, at, BASE_MAC_BYTES);
 }
 
@@ -160,7 +160,7 @@ void group_pass_failure(struct group_payload *payload, struct base_error *failur
 	uint64_t code = (uint64_t)(int64_t)failure->code;
 	char remedy[BASE_ERROR_TEXT_BYTES];
 
-	if (!payload->note)
+	if (!payload->body)
 		base_error_begin(failure);
 	group_pass_number(payload, &code);
 	payload->bad |= (int)(int64_t)code > 0;
@@ -175,7 +175,7 @@ void group_pass_failure(struct group_payload *payload, struct base_error *failur
 	group_pass_number(payload, &failure->needed_bytes);
 	group_pass_number(payload, &failure->free_bytes);
 	group_pass_half(payload, &failure->rank);
-	if (payload->note)
+	if (payload->body)
 		return;
 	strcpy(remedy, failure->remedy);
 	base_rephrase_with(failure, (int)(int64_t)code, remedy, "%s", failure->sentence);
@@ -188,13 +188,13 @@ void group_pass_bytes(struct group_payload *payload, struct base_buffer *bytes)
 	size_t length = bytes->bytes;
 	const uint8_t *at = pass_chunk(payload, bytes->data, &length);
 
-	if (!payload->note)
+	if (!payload->body)
 		payload->bad |= base_buffer_append(bytes, at, length) != 0;
 }
 
 void group_pass_list(struct group_payload *payload, uint32_t **list, uint32_t count, uint32_t most)
 {
-	if (!payload->note) {
+	if (!payload->body) {
 		payload->bad |= count > payload->left / NUMBER_BYTES;
 		*list = payload->bad ? NULL : calloc(MAX(count, 1), sizeof(**list));
 		payload->bad |= !*list;
@@ -271,7 +271,7 @@ static void pass_plan(struct group_payload *payload, void *message)
 
 	group_pass_failure(payload, &plan->failure);
 	group_pass_small(payload, &asks, GROUP_ASKS_ROOM);
-	if (!payload->note)
+	if (!payload->body)
 		plan->asks = asks;
 	pass_mac(payload, plan->key);
 	pass_mode(payload, &plan->mode);
@@ -318,10 +318,10 @@ static void pass_written(struct group_payload *payload, void *message)
 	group_pass_half(payload, &written->crc32);
 	pass_count(payload, &written->count);
 	for (uint32_t i = 0; i < written->count; i++) {
-		group_pass_half(payload, &written->parts[i].rank);
-		group_pass_half(payload, &written->parts[i].crc32);
-		group_pass_number(payload, &written->parts[i].offset);
-		group_pass_number(payload, &written->parts[i].bytes);
+		group_pass_half(payload, &written->shards[i].rank);
+		group_pass_half(payload, &written->shards[i].crc32);
+		group_pass_number(payload, &written->shards[i].offset);
+		group_pass_number(payload, &written->shards[i].bytes);
 	}
 }
 
@@ -330,7 +330,7 @@ static void pass_verdict(struct group_payload *payload, void *message)
 	struct group_verdict *verdict = message;
 
 	group_pass_failure(payload, &verdict->failure);
-	group_pass_number(payload, &verdict->generation_bytes);
+	group_pass_number(payload, &verdict->checkpoint_bytes);
 	PASS_TEXT(payload, verdict->unprotected);
 }
 
@@ -415,19 +415,19 @@ const struct group_message group_intact = { "intact", pass_found };
 /* Freeing the group, all → rank 0, which waits for it. */
 const struct group_message group_bye = { "bye", pass_nothing };
 
-void group_write_message(const struct group_message *message, struct group_note *note,
+void group_write_message(const struct group_message *message, struct group_body *body,
 			 const void *payload)
 {
-	struct group_payload writing = { .note = note };
+	struct group_payload writing = { .body = body };
 
 	/* pass() only reads the payload while it writes the message. */
 	message->pass(&writing, (void *)(uintptr_t)payload);
 }
 
-bool group_read_message(const struct group_message *message, const struct base_buffer *note,
+bool group_read_message(const struct group_message *message, const struct base_buffer *body,
 			void *payload)
 {
-	struct group_payload reading = { .at = note->data, .left = note->bytes };
+	struct group_payload reading = { .at = body->data, .left = body->bytes };
 
 	message->pass(&reading, payload);
 	return !reading.bad && !reading.left;
@@ -477,9 +477,9 @@ void group_round_forget(const struct group_round *round)
 	struct ioshape_group *group = round->group;
 	struct group_round last;
 
-	for (; group->board && group->kept_round < round->number; group->kept_round++) {
+	for (; group->store && group->kept_round < round->number; group->kept_round++) {
 		name_round(&last, group, group->kept_round);
-		store_drop(group->board, last.scope);
+		store_drop(group->store, last.scope);
 	}
 	store_close(group->met);
 	group->met = NULL;
@@ -497,7 +497,7 @@ void group_round_end(struct group_round *round)
 
 /* ---- Sending messages ------------------------------------------------------------------------ */
 
-static void name_note(char into[STORE_NAME_BYTES], const char *what, uint32_t rank)
+static void name_message(char into[STORE_NAME_BYTES], const char *what, uint32_t rank)
 {
 	snprintf(into, STORE_NAME_BYTES, "%s-%u", what, rank);
 }
@@ -515,10 +515,10 @@ void group_round_rest(struct group_round *round)
 
 	if (group->options.comm && group->options.comm->progress)
 		group->options.comm->progress(group->options.comm->user);
-	store_wait(group->board, LOOK_MS);
+	store_wait(group->store, LOOK_MS);
 }
 
-static int post(struct group_round *round, const char *what, struct group_note *note,
+static int post(struct group_round *round, const char *what, struct group_body *body,
 		struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
@@ -526,18 +526,18 @@ static int post(struct group_round *round, const char *what, struct group_note *
 	char name[STORE_NAME_BYTES];
 	int ret = 0;
 
-	if (note->failed)
-		ret = base_no_memory(error, "a message to the other ranks", note->bytes.bytes);
-	name_note(name, what, group->options.rank);
-	while (!ret && group->board) {
+	if (body->failed)
+		ret = base_no_memory(error, "a message to the other ranks", body->bytes.bytes);
+	name_message(name, what, group->options.rank);
+	while (!ret && group->store) {
 		struct base_error why = { 0 };
 
-		ret = store_put(group->board, round->scope, name, note->bytes.data,
-				note->bytes.bytes, &why);
+		ret = store_put(group->store, round->scope, name, body->bytes.data,
+				body->bytes.bytes, &why);
 		if (!ret)
 			break;
 		if (ret == IOSHAPE_E_COORDINATOR && base_now_ns() - begin_ns < group->deadline_ns &&
-		    !store_has_ended(group->board, 0)) {
+		    !store_has_ended(group->store, 0)) {
 			group_round_rest(round);
 			ret = 0;
 			continue;
@@ -546,40 +546,40 @@ static int post(struct group_round *round, const char *what, struct group_note *
 			    group->directory, why.text);
 		/* Rank 0 has ended. Its folder may be gone as well: other jobs remove the folders
 		 * of dead jobs. */
-		if (ret == IOSHAPE_E_COORDINATOR && store_has_ended(group->board, 0))
+		if (ret == IOSHAPE_E_COORDINATOR && store_has_ended(group->store, 0))
 			base_error_of_rank(error, 0);
 	}
-	base_buffer_free(&note->bytes);
+	base_buffer_free(&body->bytes);
 	return ret;
 }
 
 int group_tell(struct group_round *round, const struct group_message *message, const void *payload,
 	       struct base_error *error)
 {
-	struct group_note note = { 0 };
+	struct group_body body = { 0 };
 
-	group_write_message(message, &note, payload);
-	return post(round, message->name, &note, error);
+	group_write_message(message, &body, payload);
+	return post(round, message->name, &body, error);
 }
 
 void group_round_beat(struct group_round *round)
 {
 	struct ioshape_group *group = round->group;
 	uint64_t now_ns = base_now_ns();
-	struct group_note note = { 0 };
+	struct group_body body = { 0 };
 	char name[STORE_NAME_BYTES];
 
 	/* Several heartbeats fit into a deadline, so that a late or lost one does no harm. */
-	if (!group->board || round->silent ||
+	if (!group->store || round->silent ||
 	    now_ns - round->last_beat_ns < MIN(group->deadline_ns / 8, 500000000ull))
 		return;
 	round->last_beat_ns = now_ns;
-	group_write_message(&group_beat, &note, &(struct group_beat){ now_ns, round->number });
-	name_note(name, group_beat.name, group->options.rank);
+	group_write_message(&group_beat, &body, &(struct group_beat){ now_ns, round->number });
+	name_message(name, group_beat.name, group->options.rank);
 	/* Best effort: the next heartbeat follows soon. */
-	if (!note.failed)
-		store_put(group->board, group->life, name, note.bytes.data, note.bytes.bytes, NULL);
-	base_buffer_free(&note.bytes);
+	if (!body.failed)
+		store_put(group->store, group->life, name, body.bytes.data, body.bytes.bytes, NULL);
+	base_buffer_free(&body.bytes);
 }
 
 int group_round_track(void *user, enum ioshape_phase phase, uint64_t done_bytes,
@@ -607,12 +607,12 @@ int group_round_go_on(struct group_round *round, enum ioshape_phase phase, uint6
 /* ---- Waiting for one rank -------------------------------------------------------------------- */
 
 static void hear_beat(struct group_round *round, uint32_t rank, struct group_watched *watched,
-		      const struct base_buffer *note)
+		      const struct base_buffer *body)
 {
 	struct group_rank *known = &round->group->ranks[rank];
 	struct group_beat beat;
 
-	if (!group_read_message(&group_beat, note, &beat))
+	if (!group_read_message(&group_beat, body, &beat))
 		return;
 	/* Ignore a heartbeat that is no newer: another user of the Redis may have put an old one
 	 * there again. */
@@ -635,9 +635,9 @@ static bool is_overdue(const struct group_round *round, const struct group_watch
 }
 
 /* Fails because ranks were lost. `missing` says what they failed to do, if they neither ended nor
- * went on to a later round. `board_says` is what the store reported, or "". */
+ * went on to a later round. `store_says` is what the store reported, or "". */
 static int fail_lost(const struct group_round *round, const struct lost *lost, const char *missing,
-		     const char *board_says, struct base_error *error)
+		     const char *store_says, struct base_error *error)
 {
 	if (lost->gone)
 		base_refuse(error, -ETIMEDOUT, "%s ended or was killed", lost->names.text);
@@ -647,14 +647,14 @@ static int fail_lost(const struct group_round *round, const struct lost *lost, c
 	else
 		base_refuse(error, -ETIMEDOUT, "%s %s within %u s (deadline_ms)%s%s",
 			    lost->names.text, missing, round->group->options.deadline_ms / 1000,
-			    *board_says ? "; " : "", board_says);
+			    *store_says ? "; " : "", store_says);
 	base_error_of_rank(error, lost->names.first);
 	return -ETIMEDOUT;
 }
 
 /* Looks once for a message. Returns -EAGAIN if it is not there and the rank is not lost. */
 static int look(struct group_round *round, const char *what, uint32_t rank,
-		struct group_watched *watched, struct base_buffer *note, struct base_error *error)
+		struct group_watched *watched, struct base_buffer *body, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
 	struct base_error why = { 0 };
@@ -666,19 +666,19 @@ static int look(struct group_round *round, const char *what, uint32_t rank,
 		watched->heard_ns = base_now_ns();
 	/* Check this before the store: a message that the rank put before it ended is still
 	 * there. */
-	lost.gone = store_has_ended(group->board, rank);
-	name_note(name, what, rank);
-	ret = store_get(group->board, round->scope, name, note, &why);
+	lost.gone = store_has_ended(group->store, rank);
+	name_message(name, what, rank);
+	ret = store_get(group->store, round->scope, name, body, &why);
 	if (!ret) {
-		store_has_news(group->board);
+		store_has_news(group->store);
 		return 0;
 	}
 	if (ret != -EAGAIN && ret != IOSHAPE_E_COORDINATOR)
 		return base_refuse(error, ret, "cannot read the message of %s: %s",
 				   GROUP_SHOWN_RANK(group, rank), why.text);
-	name_note(name, group_beat.name, rank);
-	if (ret == -EAGAIN && !store_get(group->board, group->life, name, note, &why))
-		hear_beat(round, rank, watched, note);
+	name_message(name, group_beat.name, rank);
+	if (ret == -EAGAIN && !store_get(group->store, group->life, name, body, &why))
+		hear_beat(round, rank, watched, body);
 	/* `lost.ahead` is from the look before: if the rank had put the message, this look would
 	 * have found it. */
 	if (!lost.gone && !lost.ahead && !is_overdue(round, watched))
@@ -690,13 +690,13 @@ static int look(struct group_round *round, const char *what, uint32_t rank,
 int group_look(struct group_round *round, const struct group_message *message, uint32_t rank,
 	       struct group_watched *watched, void *payload, struct base_error *error)
 {
-	struct base_buffer note = { 0 };
-	int ret = look(round, message->name, rank, watched, &note, error);
+	struct base_buffer body = { 0 };
+	int ret = look(round, message->name, rank, watched, &body, error);
 
-	if (!ret && !group_read_message(message, &note, payload))
+	if (!ret && !group_read_message(message, &body, payload))
 		ret = base_refuse(error, -EPROTO, "cannot read the message of %s (\"%s\")",
 				  GROUP_SHOWN_RANK(round->group, rank), message->name);
-	base_buffer_free(&note);
+	base_buffer_free(&body);
 	return ret;
 }
 
@@ -726,22 +726,22 @@ struct watching {
 	struct base_error failure; /* first failure that a rank reported */
 };
 
-static int found_beat(void *user, uint32_t rank, const struct base_buffer *note)
+static int found_beat(void *user, uint32_t rank, const struct base_buffer *body)
 {
 	struct watching *watching = user;
 
-	hear_beat(watching->round, rank, &watching->ranks[rank], note);
+	hear_beat(watching->round, rank, &watching->ranks[rank], body);
 	return 0;
 }
 
-static int found_note(void *user, uint32_t rank, const struct base_buffer *note)
+static int found_message(void *user, uint32_t rank, const struct base_buffer *body)
 {
 	struct watching *watching = user;
 	struct base_error theirs = { 0 };
 
 	watching->have[rank] = true;
-	store_has_news(watching->round->group->board);
-	if (!watching->collection->found(watching->collection->user, rank, note, &theirs))
+	store_has_news(watching->round->group->store);
+	if (!watching->collection->found(watching->collection->user, rank, body, &theirs))
 		return 0;
 	return group_fail_of_rank(watching->round->group, rank, &theirs, &watching->failure);
 }
@@ -757,7 +757,7 @@ static struct lost find_lost(const struct watching *watching)
 
 		if (watching->have[rank])
 			continue;
-		gone = store_has_ended(group->board, rank);
+		gone = store_has_ended(group->store, rank);
 		lost.gone |= gone;
 		lost.ahead |= watching->ranks[rank].ahead;
 		if (gone || watching->ranks[rank].ahead ||
@@ -781,8 +781,8 @@ static int collect(struct watching *watching, struct base_error *error)
 		/* Look once more after ranks were found lost: messages that they put before they
 		 * ended are still there. */
 		before = find_lost(watching);
-		ret = store_collect(group->board, round->scope, collection->what, watching->have,
-				    found_note, watching, &why);
+		ret = store_collect(group->store, round->scope, collection->what, watching->have,
+				    found_message, watching, &why);
 		if (watching->failure.code)
 			return base_pass_on(error, &watching->failure);
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
@@ -790,7 +790,7 @@ static int collect(struct watching *watching, struct base_error *error)
 		if (group_has_all(group, watching->have))
 			return 0;
 		if (!ret && collection->beats)
-			store_collect(group->board, group->life, group_beat.name, watching->have,
+			store_collect(group->store, group->life, group_beat.name, watching->have,
 				      found_beat, watching, &why);
 		if (before.names.count) {
 			lost = find_lost(watching);
@@ -849,7 +849,7 @@ struct answering {
 };
 
 /* Records one answer. Never fails: all answers are collected, even if some report failures. */
-static int found_answer(void *user, uint32_t rank, const struct base_buffer *note,
+static int found_answer(void *user, uint32_t rank, const struct base_buffer *body,
 			struct base_error *failure)
 {
 	struct answering *answering = user;
@@ -857,7 +857,7 @@ static int found_answer(void *user, uint32_t rank, const struct base_buffer *not
 	struct group_answer answer;
 
 	(void)failure;
-	if (!group_read_message(answering->message, note, &answer)) {
+	if (!group_read_message(answering->message, body, &answer)) {
 		base_error_begin(&answer.failure);
 		base_refuse(&answer.failure, -EPROTO, "cannot read its answer");
 	}

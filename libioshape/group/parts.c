@@ -19,18 +19,18 @@
 /* ---- Used by both sides ---------------------------------------------------------------------- */
 
 /* Writes the address at which `writer` listens in this round. */
-static void stream_address(const struct group_part *part, uint32_t writer, char *into,
+static void stream_address(const struct group_shard *shard, uint32_t writer, char *into,
 			   size_t into_bytes)
 {
-	snprintf(into, into_bytes, "%016llx-%llu-%u", (unsigned long long)part->group->id,
-		 (unsigned long long)part->round.number, writer);
+	snprintf(into, into_bytes, "%016llx-%llu-%u", (unsigned long long)shard->group->id,
+		 (unsigned long long)shard->round.number, writer);
 }
 
 /* Returns the tag of this round's streams. MPI promises only tags up to 32767. The group's id makes
  * it unlikely that groups which use the same functions have equal tags. */
-static uint32_t stream_tag(const struct group_part *part)
+static uint32_t stream_tag(const struct group_shard *shard)
 {
-	return (uint32_t)((part->group->id % 16384 + part->round.number) % 16384);
+	return (uint32_t)((shard->group->id % 16384 + shard->round.number) % 16384);
 }
 
 /* Blocks of a stream between nodes. Each block takes two messages, between which both sides wait
@@ -41,14 +41,15 @@ static uint32_t stream_tag(const struct group_part *part)
 
 /* Compares the checksum of this rank's written shard with its digest, on which other ranks rely.
  * Returns IOSHAPE_E_CHANGED if they differ. */
-static int check_digest(const struct group_part *part, uint32_t crc32, struct base_error *error)
+static int check_digest(const struct group_shard *shard, uint32_t crc32, struct base_error *error)
 {
-	const uint32_t ranks = part->group->options.ranks, own = part->group->options.rank;
+	const uint32_t ranks = shard->group->options.ranks, own = shard->group->options.rank;
 	bool needed = false;
 
 	for (uint32_t rank = 0; rank < ranks; rank++)
-		needed |= rank != own && part->plan.ranks[rank].same == part->plan.ranks[own].same;
-	if (!needed || crc32 == part->digest.crc32)
+		needed |= rank != own &&
+			  shard->plan.ranks[rank].same == shard->plan.ranks[own].same;
+	if (!needed || crc32 == shard->digest.crc32)
 		return 0;
 	return base_refuse_with(error, IOSHAPE_E_CHANGED,
 				"do not change it until the save has ended",
@@ -70,7 +71,7 @@ static int check_digest(const struct group_part *part, uint32_t crc32, struct ba
 #define COMBINE_BYTES (4 * KIB)
 
 struct sending {
-	struct group_part *part;
+	struct group_shard *shard;
 	struct stream_sender *sender;
 	bool local;
 	uint32_t crc32; /* checksum of all bytes so far */
@@ -88,15 +89,15 @@ struct sending {
 static int go_on_sending(void *user, struct base_error *error)
 {
 	struct sending *sending = user;
-	struct group_part *part = sending->part;
+	struct group_shard *shard = sending->shard;
 	struct group_verdict verdict;
 	int ret;
 
-	ret = group_round_go_on(&part->round, IOSHAPE_PHASE_WAIT, part->round.done_bytes,
+	ret = group_round_go_on(&shard->round, IOSHAPE_PHASE_WAIT, shard->round.done_bytes,
 				sending->total_bytes, error);
 	if (ret)
 		return ret;
-	ret = group_look(&part->round, &group_verdict, 0, &sending->watched, &verdict, error);
+	ret = group_look(&shard->round, &group_verdict, 0, &sending->watched, &verdict, error);
 	if (ret == -EAGAIN)
 		return 0;
 	/* The save has succeeded. So the writer has all bytes, and its answer is on the way. */
@@ -128,8 +129,8 @@ static int await_taken(void *sender, uint64_t offset, struct base_error *error)
  */
 static int open_window(struct sending *sending, struct base_error *error)
 {
-	struct save_staging *pool = save_shared_pool(sending->part->group->context);
-	const struct save_task *task = sending->part->task;
+	struct save_staging *pool = save_shared_pool(sending->shard->group->context);
+	const struct save_task *task = sending->shard->task;
 	size_t wanted = MIN(save_chunks_for(task->payload_bytes), WINDOW_CHUNKS);
 	int ret = 0;
 
@@ -142,7 +143,7 @@ static int open_window(struct sending *sending, struct base_error *error)
 
 static void close_window(struct sending *sending)
 {
-	struct save_staging *pool = save_shared_pool(sending->part->group->context);
+	struct save_staging *pool = save_shared_pool(sending->shard->group->context);
 
 	while (sending->chunks)
 		save_staging_put(pool, sending->window[--sending->chunks]);
@@ -209,7 +210,7 @@ static int send_out(struct sending *sending, const void *data, size_t bytes, uin
 	if (sending->local && bytes >= SMALL_BYTES) {
 		if (sending->chunks)
 			return put_through_window(sending, data, bytes, crc, error);
-		if (save_find_staged(sending->part->round.save, data, &offset)) {
+		if (save_find_staged(sending->shard->round.save, data, &offset)) {
 			*crc = base_crc32(0, data, bytes);
 			return stream_sender_put_shared(sending->sender, data, offset, bytes, *crc,
 							error);
@@ -223,7 +224,7 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 		    struct base_error *error)
 {
 	struct sending *sending = to;
-	struct group_part *part = sending->part;
+	struct group_shard *shard = sending->shard;
 	uint32_t piece_crc = 0;
 	int ret;
 
@@ -235,7 +236,7 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 	else if (crc)
 		*crc = base_crc32_combine(*crc, piece_crc, bytes);
 	sending->crc32 = base_crc32_combine(sending->crc32, piece_crc, bytes);
-	return group_round_go_on(&part->round, IOSHAPE_PHASE_WRITE,
+	return group_round_go_on(&shard->round, IOSHAPE_PHASE_WRITE,
 				 MIN(stream_sender_offset(sending->sender), sending->total_bytes),
 				 sending->total_bytes, error);
 }
@@ -248,31 +249,31 @@ static const struct format_sink_ops sink_ops = { .offset = sink_offset, .put = s
  * other. */
 static int await_call(struct sending *sending, uint32_t writer, struct base_error *error)
 {
-	struct group_part *part = sending->part;
+	struct group_shard *shard = sending->shard;
 	struct group_call call = { 0 };
 	int ret;
 
 	for (;;) {
 		struct group_watched unused = { 0 };
 
-		ret = group_look(&part->round, &group_call, writer, &unused, &call, error);
+		ret = group_look(&shard->round, &group_call, writer, &unused, &call, error);
 		if (ret && ret != -EAGAIN)
 			return ret;
-		if (call.rank >= part->group->options.rank)
+		if (call.rank >= shard->group->options.rank)
 			return 0;
 		ret = go_on_sending(sending, error);
 		if (ret)
 			return ret;
-		group_round_rest(&part->round);
+		group_round_rest(&shard->round);
 	}
 }
 
 static int open_sender(struct sending *sending, struct base_error *error)
 {
-	struct group_part *part = sending->part;
-	const struct ioshape_group *group = part->group;
+	struct group_shard *shard = sending->shard;
+	const struct ioshape_group *group = shard->group;
 	const struct stream_wait wait = { go_on_sending, sending };
-	uint32_t writer = group_writer_of(group, part->plan.mode, group->options.rank);
+	uint32_t writer = group_writer_of(group, shard->plan.mode, group->options.rank);
 	char address[STREAM_ADDRESS_BYTES];
 	int ret, fd;
 
@@ -281,13 +282,13 @@ static int open_sender(struct sending *sending, struct base_error *error)
 		ret = await_call(sending, writer, error);
 		/* From here on the writer receives, so failures are sent on the stream. */
 		if (!ret)
-			ret = group_tell(&part->round, &group_here, NULL, error);
+			ret = group_tell(&shard->round, &group_here, NULL, error);
 		return ret ? ret :
 			     stream_sender_open_comm(&sending->sender, group->options.comm, writer,
-						     stream_tag(part), group->options.deadline_ms,
+						     stream_tag(shard), group->options.deadline_ms,
 						     &wait, error);
 	}
-	if (part->task->borrow && part->task->payload_bytes) {
+	if (shard->task->borrow && shard->task->payload_bytes) {
 		ret = open_window(sending, error);
 		if (ret)
 			return ret;
@@ -295,33 +296,33 @@ static int open_sender(struct sending *sending, struct base_error *error)
 	ret = save_shared_fd(group->context, &fd, error);
 	if (ret)
 		return ret;
-	stream_address(part, writer, address, sizeof(address));
+	stream_address(shard, writer, address, sizeof(address));
 	return stream_sender_open_local(&sending->sender, address, group->options.rank, fd, &wait,
 					error);
 }
 
-static int send_part(struct sending *sending, struct base_error *error)
+static int send_shard(struct sending *sending, struct base_error *error)
 {
-	const struct group_part *part = sending->part;
+	const struct group_shard *shard = sending->shard;
 	const struct format_sink sink = { &sink_ops, sending };
 	struct format_writer *zip = NULL;
 	int ret;
 
-	ret = format_writer_new(&zip, sink, part->task->path, error);
+	ret = format_writer_new(&zip, sink, shard->task->path, error);
 	if (!ret)
-		ret = save_write_payload(part->round.save, zip, NULL, error);
+		ret = save_write_payload(shard->round.save, zip, NULL, error);
 	format_writer_free(zip);
 	if (!ret)
-		ret = check_digest(sending->part, sending->crc32, error);
+		ret = check_digest(sending->shard, sending->crc32, error);
 	if (!ret)
 		ret = stream_sender_end(sending->sender, sending->crc32, error);
 	return ret;
 }
 
-int group_send_part(struct group_part *part, struct base_error *error)
+int group_send_shard(struct group_shard *shard, struct base_error *error)
 {
-	struct sending sending = { .part = part, .total_bytes = part->task->expected_bytes };
-	const struct ioshape_group *group = part->group;
+	struct sending sending = { .shard = shard, .total_bytes = shard->task->expected_bytes };
+	const struct ioshape_group *group = shard->group;
 	const uint32_t rank = group->options.rank;
 	uint64_t begin_ns = base_now_ns();
 	int ret;
@@ -330,10 +331,10 @@ int group_send_part(struct group_part *part, struct base_error *error)
 	if (!ret) {
 		const struct save_outlet outlet = { offset_in_stream, await_taken, sending.sender };
 
-		save_keep_chunks(part->round.save, &outlet);
-		ret = send_part(&sending, error);
-		save_keep_chunks(part->round.save, NULL);
-		part->report->file_bytes = stream_sender_offset(sending.sender);
+		save_keep_chunks(shard->round.save, &outlet);
+		ret = send_shard(&sending, error);
+		save_keep_chunks(shard->round.save, NULL);
+		shard->report->file_bytes = stream_sender_offset(sending.sender);
 	}
 	/* The stream reports the end of the writer's process sooner than the writer's lock does.
 	 * But the stream knows only the process, so name the rank here. */
@@ -341,12 +342,12 @@ int group_send_part(struct group_part *part, struct base_error *error)
 		const struct base_error gone = *error;
 
 		memset(error, 0, sizeof(*error));
-		ret = group_fail_of_rank(group, group_writer_of(group, part->plan.mode, rank),
+		ret = group_fail_of_rank(group, group_writer_of(group, shard->plan.mode, rank),
 					 &gone, error);
 	}
 	stream_sender_free(sending.sender, ret ? error->text : NULL);
 	close_window(&sending);
-	part->report->write_s = base_seconds(base_now_ns() - begin_ns);
+	shard->report->write_s = base_seconds(base_now_ns() - begin_ns);
 	return ret;
 }
 
@@ -354,7 +355,7 @@ int group_send_part(struct group_part *part, struct base_error *error)
 
 /* A file that this rank writes. */
 struct writing {
-	struct group_part *part;
+	struct group_shard *shard;
 	struct io_writer *file;    /* NULL before it was opened */
 	struct format_writer *zip; /* archive of a single shard, or shard file */
 	struct stream_listener *listener;
@@ -378,7 +379,7 @@ struct writing {
 
 /* Fails as `rank` said in its message. A rank that cannot send its shard puts one into the
  * store. */
-static int fail_as_told(const struct group_part *part, uint32_t rank, struct base_error *theirs,
+static int fail_as_told(const struct group_shard *shard, uint32_t rank, struct base_error *theirs,
 			struct base_error *error)
 {
 	if (!theirs->code)
@@ -386,29 +387,29 @@ static int fail_as_told(const struct group_part *part, uint32_t rank, struct bas
 	/* -EAGAIN would mean to the caller that there is no message yet. */
 	if (theirs->code == -EAGAIN)
 		theirs->code = -EPROTO;
-	return group_fail_of_rank(part->group, rank, theirs, error);
+	return group_fail_of_rank(shard->group, rank, theirs, error);
 }
 
-static int check_failure(struct group_part *part, uint32_t rank, struct base_error *error)
+static int check_failure(struct group_shard *shard, uint32_t rank, struct base_error *error)
 {
 	struct group_watched watched = { 0 };
 	struct group_written theirs = { 0 };
-	int ret = group_look(&part->round, &group_done, rank, &watched, &theirs, error);
+	int ret = group_look(&shard->round, &group_done, rank, &watched, &theirs, error);
 
 	if (!ret)
-		ret = fail_as_told(part, rank, &theirs.failure, error);
+		ret = fail_as_told(shard, rank, &theirs.failure, error);
 	return ret == -EAGAIN ? 0 : ret;
 }
 
 /* Waits for the message of a rank that failed. The stream says only that the rank failed; the
  * message, which follows at once, has the code. */
-static int hear_failure(struct group_part *part, uint32_t rank, struct base_error *error)
+static int hear_failure(struct group_shard *shard, uint32_t rank, struct base_error *error)
 {
 	struct base_error noted = { 0 }, unheard = { 0 };
 	struct group_written theirs = { 0 };
 
-	if (!group_hear(&part->round, &group_done, rank, &theirs, &unheard)) {
-		fail_as_told(part, rank, &theirs.failure, &noted);
+	if (!group_hear(&shard->round, &group_done, rank, &theirs, &unheard)) {
+		fail_as_told(shard, rank, &theirs.failure, &noted);
 		*error = noted;
 	}
 	return error->code;
@@ -418,49 +419,49 @@ static int hear_failure(struct group_part *part, uint32_t rank, struct base_erro
  * rank. */
 static int go_on_writing(void *user, struct base_error *error)
 {
-	struct group_part *part = user;
-	struct ioshape_group *group = part->group;
+	struct group_shard *shard = user;
+	struct ioshape_group *group = shard->group;
 	uint64_t now_ns = base_now_ns();
 	int ret;
 
-	ret = group_round_go_on(&part->round, IOSHAPE_PHASE_WRITE, part->round.done_bytes,
-				part->plan.total_bytes, error);
+	ret = group_round_go_on(&shard->round, IOSHAPE_PHASE_WRITE, shard->round.done_bytes,
+				shard->plan.total_bytes, error);
 	if (ret)
 		return ret;
-	if (part->awaited_bytes != part->round.done_bytes || !part->awaited_ns) {
-		part->awaited_bytes = part->round.done_bytes;
-		part->awaited_ns = now_ns;
+	if (shard->awaited_bytes != shard->round.done_bytes || !shard->awaited_ns) {
+		shard->awaited_bytes = shard->round.done_bytes;
+		shard->awaited_ns = now_ns;
 	}
-	if (now_ns - part->awaited_ns > group->deadline_ns) {
+	if (now_ns - shard->awaited_ns > group->deadline_ns) {
 		ret = base_refuse(error, -ETIMEDOUT, "%s sent nothing for %u s (deadline_ms)",
-				  GROUP_SHOWN_RANK(group, part->awaited),
+				  GROUP_SHOWN_RANK(group, shard->awaited),
 				  group->options.deadline_ms / 1000);
-		base_error_of_rank(error, part->awaited);
+		base_error_of_rank(error, shard->awaited);
 		return ret;
 	}
-	return check_failure(part, part->awaited, error);
+	return check_failure(shard, shard->awaited, error);
 }
 
-static bool writes_for(const struct group_part *part, uint32_t rank)
+static bool writes_for(const struct group_shard *shard, uint32_t rank)
 {
-	return group_is_kept(&part->plan, rank) &&
-	       group_writer_of(part->group, part->plan.mode, rank) == part->group->options.rank;
+	return group_is_kept(&shard->plan, rank) &&
+	       group_writer_of(shard->group, shard->plan.mode, rank) == shard->group->options.rank;
 }
 
 /* Calls the next rank on another node after rank `after`. These ranks send one after the other. */
 static int call_next(struct writing *writing, uint32_t after, struct base_error *error)
 {
-	struct group_part *part = writing->part;
-	const struct ioshape_group *group = part->group;
+	struct group_shard *shard = writing->shard;
+	const struct ioshape_group *group = shard->group;
 	uint32_t rank = after + 1;
 
 	while (rank < group->options.ranks &&
-	       (!writes_for(part, rank) || group_is_local(group, rank)))
+	       (!writes_for(shard, rank) || group_is_local(group, rank)))
 		rank++;
 	if (writing->next_rank || rank >= group->options.ranks)
 		return 0;
 	writing->next_rank = rank;
-	return group_tell(&part->round, &group_call, &(struct group_call){ rank }, error);
+	return group_tell(&shard->round, &group_call, &(struct group_call){ rank }, error);
 }
 
 /*
@@ -470,9 +471,9 @@ static int call_next(struct writing *writing, uint32_t after, struct base_error 
  */
 static int receive_next(struct writing *writing, struct base_error *error)
 {
-	struct group_part *part = writing->part;
-	const struct ioshape_group *group = part->group;
-	const struct stream_wait wait = { go_on_writing, part };
+	struct group_shard *shard = writing->shard;
+	const struct ioshape_group *group = shard->group;
+	const struct stream_wait wait = { go_on_writing, shard };
 	struct group_watched watched = { 0 };
 	uint64_t now_ns = base_now_ns();
 	void **memory;
@@ -481,7 +482,7 @@ static int receive_next(struct writing *writing, struct base_error *error)
 	if (!writing->next_rank || writing->next || now_ns - writing->looked_ns < LOOK_NS)
 		return 0;
 	writing->looked_ns = now_ns;
-	ret = group_look(&part->round, &group_here, writing->next_rank, &watched, NULL, error);
+	ret = group_look(&shard->round, &group_here, writing->next_rank, &watched, NULL, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
 	memory = &writing->blocks[writing->streams++ % 2];
@@ -490,28 +491,28 @@ static int receive_next(struct writing *writing, struct base_error *error)
 	if (!*memory)
 		return base_no_memory(error, "receive buffers", STREAM_BLOCKS * STREAM_BLOCK_BYTES);
 	return stream_receiver_open_comm(&writing->next, group->options.comm, writing->next_rank,
-					 stream_tag(part), STREAM_BLOCK_BYTES, STREAM_BLOCKS,
+					 stream_tag(shard), STREAM_BLOCK_BYTES, STREAM_BLOCKS,
 					 *memory, group->options.deadline_ms, &wait, error);
 }
 
 static int open_stream(struct writing *writing, uint32_t rank, struct stream_receiver **receiver,
 		       struct base_error *error)
 {
-	struct group_part *part = writing->part;
-	const struct stream_wait wait = { go_on_writing, part };
+	struct group_shard *shard = writing->shard;
+	const struct stream_wait wait = { go_on_writing, shard };
 	int ret;
 
-	part->awaited = rank;
-	part->awaited_ns = 0;
-	if (group_is_local(part->group, rank))
+	shard->awaited = rank;
+	shard->awaited_ns = 0;
+	if (group_is_local(shard->group, rank))
 		return stream_receiver_open_local(receiver, writing->listener, rank, &wait, error);
 	ret = call_next(writing, rank - 1, error);
 	while (!ret && !writing->next) {
 		ret = receive_next(writing, error);
 		if (!ret && !writing->next)
-			ret = go_on_writing(part, error);
+			ret = go_on_writing(shard, error);
 		if (!ret && !writing->next)
-			group_round_rest(&part->round);
+			group_round_rest(&shard->round);
 	}
 	if (ret)
 		return ret;
@@ -582,14 +583,15 @@ static int end_member(struct writing *writing, uint32_t rank, uint32_t *crc,
 		return ret;
 	entry = format_writer_entries(writing->zip, &count) + count - 1;
 	*crc = entry->crc32;
-	writing->written->parts[writing->written->count++] =
-		(struct group_written_part){ rank, entry->crc32, entry->data_offset, entry->bytes };
+	writing->written->shards[writing->written->count++] =
+		(struct group_written_shard){ rank, entry->crc32, entry->data_offset,
+					      entry->bytes };
 	return 0;
 }
 
-static int put_part_of(struct writing *writing, uint32_t rank, struct base_error *error)
+static int put_shard_of(struct writing *writing, uint32_t rank, struct base_error *error)
 {
-	struct group_part *part = writing->part;
+	struct group_shard *shard = writing->shard;
 	struct stream_receiver *receiver = NULL;
 	uint32_t crc;
 	int ret;
@@ -605,7 +607,7 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 		ret = base_refuse(
 			error, -EIO,
 			"the data from %s was damaged in transit: its checksum does not match",
-			GROUP_SHOWN_RANK(part->group, rank));
+			GROUP_SHOWN_RANK(shard->group, rank));
 		base_error_of_rank(error, rank);
 	}
 	/* Before the receiver is freed, the file must stop reading from its memory. */
@@ -615,12 +617,12 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 	stream_receiver_free(receiver);
 	/* A stream that broke off may leave bytes behind, or a rank that does not receive any
 	 * more. */
-	if (ret && ret != -ECANCELED && !group_is_local(part->group, rank))
-		part->group->comm_failed = true;
+	if (ret && ret != -ECANCELED && !group_is_local(shard->group, rank))
+		shard->group->comm_failed = true;
 	/* If the error names a rank, its stream has reported a failure. If it names none, this
 	 * process was stopped. */
 	return ret == -ECANCELED && error->known & BASE_KNOWS_RANK ?
-		       hear_failure(part, rank, error) :
+		       hear_failure(shard, rank, error) :
 		       ret;
 }
 
@@ -633,37 +635,37 @@ static int put_own_member(struct writing *writing, uint32_t rank, struct base_er
 	int ret;
 
 	ret = format_writer_new(&zip, format_sink_of_member(writing->zip),
-				writing->part->task->path, error);
+				writing->shard->task->path, error);
 	if (!ret)
-		ret = save_write_payload(writing->part->round.save, zip, writing->file, error);
+		ret = save_write_payload(writing->shard->round.save, zip, writing->file, error);
 	format_writer_free(zip);
 	if (!ret)
 		ret = end_member(writing, rank, &crc, error);
-	return ret ? ret : check_digest(writing->part, crc, error);
+	return ret ? ret : check_digest(writing->shard, crc, error);
 }
 
 /* ---- The writer: the file -------------------------------------------------------------------- */
 
 static int put_bundle(struct writing *writing, struct io_writer *file, struct base_error *error)
 {
-	struct group_part *part = writing->part;
-	const struct ioshape_group *group = part->group;
-	char name[FORMAT_PART_NAME_BYTES];
+	struct group_shard *shard = writing->shard;
+	const struct ioshape_group *group = shard->group;
+	char name[FORMAT_SHARD_NAME_BYTES];
 	int ret;
 
 	ret = format_writer_new_bundle(&writing->zip, format_sink_of_file(file), writing->path,
-				       part->plan.alignment, error);
+				       shard->plan.alignment, error);
 	for (uint32_t rank = 0; !ret && rank < group->options.ranks; rank++) {
-		if (!writes_for(part, rank))
+		if (!writes_for(shard, rank))
 			continue;
-		format_part_name(name, rank);
+		format_shard_name(name, rank);
 		ret = format_writer_begin(writing->zip, name, FORMAT_UNKNOWN_BYTES, 0, error);
 		if (ret)
 			break;
 		if (rank == group->options.rank)
 			ret = put_own_member(writing, rank, error);
 		else
-			ret = put_part_of(writing, rank, error);
+			ret = put_shard_of(writing, rank, error);
 	}
 	return ret ? ret : format_writer_finish(writing->zip, NULL, error);
 }
@@ -672,15 +674,16 @@ static int put_single(struct writing *writing, struct io_writer *file, struct ba
 {
 	int ret = format_writer_new(&writing->zip, format_sink_of_file(file), writing->path, error);
 
-	return ret ? ret : save_write_payload(writing->part->round.save, writing->zip, file, error);
+	return ret ? ret :
+		     save_write_payload(writing->shard->round.save, writing->zip, file, error);
 }
 
 static int put_file(void *user, struct io_writer *file, struct base_error *error)
 {
 	struct writing *writing = user;
-	const struct group_part *part = writing->part;
+	const struct group_shard *shard = writing->shard;
 	struct group_written *written = writing->written;
-	bool single = part->plan.mode == IOSHAPE_MODE_EACH;
+	bool single = shard->plan.mode == IOSHAPE_MODE_EACH;
 	int ret;
 
 	writing->file = file;
@@ -690,10 +693,10 @@ static int put_file(void *user, struct io_writer *file, struct base_error *error
 	written->bytes = io_writer_offset(file);
 	written->crc32 = io_writer_crc32(file);
 	if (single)
-		written->parts[written->count++] =
-			(struct group_written_part){ part->group->options.rank, written->crc32, 0,
-						     written->bytes };
-	return single ? check_digest(part, written->crc32, error) : 0;
+		written->shards[written->count++] =
+			(struct group_written_shard){ shard->group->options.rank, written->crc32, 0,
+						      written->bytes };
+	return single ? check_digest(shard, written->crc32, error) : 0;
 }
 
 /* Frees the writer's state. Ranks that still send are told to stop. */
@@ -708,49 +711,49 @@ static void end_writing(struct writing *writing)
 
 static int name_file(struct writing *writing, struct base_error *error)
 {
-	const struct group_part *part = writing->part;
-	const struct ioshape_group *group = part->group;
+	const struct group_shard *shard = writing->shard;
+	const struct ioshape_group *group = shard->group;
 	char *name = writing->written->name;
 	int bytes;
 
-	if (part->plan.mode == IOSHAPE_MODE_EACH)
-		format_part_name(name, group->options.rank);
-	else if (part->plan.mode == IOSHAPE_MODE_NODE)
-		snprintf(name, FORMAT_PART_NAME_BYTES, "node-%05u.zip",
+	if (shard->plan.mode == IOSHAPE_MODE_EACH)
+		format_shard_name(name, group->options.rank);
+	else if (shard->plan.mode == IOSHAPE_MODE_NODE)
+		snprintf(name, FORMAT_SHARD_NAME_BYTES, "node-%05u.zip",
 			 group->ranks[group->options.rank].node);
 	else
-		snprintf(name, FORMAT_PART_NAME_BYTES, "ranks.zip");
-	bytes = snprintf(writing->path, sizeof(writing->path), "%s/%s/%s", group_place_of(part),
-			 part->plan.attempt, name);
+		snprintf(name, FORMAT_SHARD_NAME_BYTES, "ranks.zip");
+	bytes = snprintf(writing->path, sizeof(writing->path), "%s/%s/%s", group_place_of(shard),
+			 shard->plan.attempt, name);
 	if (bytes < 0 || (size_t)bytes >= sizeof(writing->path))
 		return base_fail(error, -ENAMETOOLONG, "cannot write into \"%s\"",
-				 group_place_of(part));
+				 group_place_of(shard));
 	return 0;
 }
 
 /* Returns the size of the file that this rank writes, or 0 if it would be too large. Writing
  * reports that in time. */
-static uint64_t expected_bytes(const struct group_part *part)
+static uint64_t expected_bytes(const struct group_shard *shard)
 {
 	struct format_length length = { 0 };
-	char name[FORMAT_PART_NAME_BYTES];
+	char name[FORMAT_SHARD_NAME_BYTES];
 	int ret = 0;
 
-	if (part->plan.mode == IOSHAPE_MODE_EACH)
-		return part->task->expected_bytes;
-	for (uint32_t rank = 0; !ret && rank < part->group->options.ranks; rank++) {
-		if (!writes_for(part, rank))
+	if (shard->plan.mode == IOSHAPE_MODE_EACH)
+		return shard->task->expected_bytes;
+	for (uint32_t rank = 0; !ret && rank < shard->group->options.ranks; rank++) {
+		if (!writes_for(shard, rank))
 			continue;
-		format_part_name(name, rank);
-		ret = format_length_add_member(&length, strlen(name), part->plan.ranks[rank].bytes,
-					       part->plan.alignment);
+		format_shard_name(name, rank);
+		ret = format_length_add_member(&length, strlen(name), shard->plan.ranks[rank].bytes,
+					       shard->plan.alignment);
 	}
 	return ret ? 0 : format_length_of(&length);
 }
 
-uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode)
+uint32_t group_count_files(const struct group_shard *shard, enum ioshape_mode mode)
 {
-	const struct ioshape_group *group = part->group;
+	const struct ioshape_group *group = shard->group;
 	/* By writer. Without memory the result is the highest possible number, which serves as
 	 * well. */
 	bool *counted = calloc(group->options.ranks, sizeof(*counted));
@@ -759,7 +762,7 @@ uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
 		const uint32_t writer = group_writer_of(group, mode, rank);
 
-		if (!group_is_kept(&part->plan, rank) || (counted && counted[writer]))
+		if (!group_is_kept(&shard->plan, rank) || (counted && counted[writer]))
 			continue;
 		files++;
 		if (counted)
@@ -772,46 +775,46 @@ uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode
 static int begin_file(struct writing *writing, struct io_file_options *options,
 		      struct base_error *error)
 {
-	struct group_part *part = writing->part;
-	const struct ioshape_group *group = part->group;
+	struct group_shard *shard = writing->shard;
+	const struct ioshape_group *group = shard->group;
 	char address[STREAM_ADDRESS_BYTES];
 	uint32_t count = 0, senders = 0; /* ranks of this node that send */
 
-	*options = part->task->file_options;
+	*options = shard->task->file_options;
 	options->progress = group_round_track;
-	options->progress_user = &part->round;
+	options->progress_user = &shard->round;
 	options->want_crc32 = true;
 	options->no_replace = false; /* applies to the checkpoint, not to its files */
 	options->no_sync = false;    /* the manifest lists only what is on stable storage */
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		if (!writes_for(part, rank))
+		if (!writes_for(shard, rank))
 			continue;
 		count++;
 		senders += rank != group->options.rank && group_is_local(group, rank);
 	}
-	options->expected_bytes = expected_bytes(part);
+	options->expected_bytes = expected_bytes(shard);
 	options->exact = options->expected_bytes > 0;
 	options->progress_total = options->expected_bytes;
-	options->files = group_count_files(part, part->plan.mode);
-	writing->written->parts = calloc(count, sizeof(*writing->written->parts));
-	if (!writing->written->parts)
-		return base_no_memory(error, "parts", count * sizeof(*writing->written->parts));
+	options->files = group_count_files(shard, shard->plan.mode);
+	writing->written->shards = calloc(count, sizeof(*writing->written->shards));
+	if (!writing->written->shards)
+		return base_no_memory(error, "parts", count * sizeof(*writing->written->shards));
 	if (!senders)
 		return 0;
 	/* Listen before waiting for a slot, so that other ranks can connect meanwhile. */
-	stream_address(part, group->options.rank, address, sizeof(address));
+	stream_address(shard, group->options.rank, address, sizeof(address));
 	return stream_listener_open(&writing->listener, address, group->options.ranks, error);
 }
 
-int group_write_parts(struct group_part *part, struct group_written *written,
-		      struct base_error *error)
+int group_write_shards(struct group_shard *shard, struct group_written *written,
+		       struct base_error *error)
 {
-	const struct save_watch watch = save_watch_of(part->round.save);
-	struct writing writing = { .part = part, .written = written };
+	const struct save_watch watch = save_watch_of(shard->round.save);
+	struct writing writing = { .shard = shard, .written = written };
 	struct save_file file = {
-		.context = part->group->context,
+		.context = shard->group->context,
 		.path = writing.path,
-		.notes = part->notes,
+		.downgrades = shard->downgrades,
 		.in_new_directory = true,
 		.put = put_file,
 		.user = &writing,
@@ -822,7 +825,7 @@ int group_write_parts(struct group_part *part, struct group_written *written,
 	if (!ret)
 		ret = begin_file(&writing, &file.options, error);
 	if (!ret)
-		ret = save_write_file(&file, &watch, NULL, part->report, error);
+		ret = save_write_file(&file, &watch, NULL, shard->report, error);
 	end_writing(&writing);
 	return ret;
 }

@@ -27,22 +27,22 @@ struct group_share {
 
 /* ---- Preparing the plan ---------------------------------------------------------------------- */
 
-static void take_sample(struct group_part *part)
+static void take_sample(struct group_shard *shard)
 {
-	struct group_sum *sample = &part->sample;
+	struct group_sum *sample = &shard->sample;
 	struct base_error unused = { 0 };
 
-	if (part->group->options.ranks < 2 || !save_has_digest(part->round.save))
+	if (shard->group->options.ranks < 2 || !save_has_digest(shard->round.save))
 		return;
-	sample->key.bytes = part->task->expected_bytes;
-	sample->known = !save_take_sample(part->round.save, sample->key.mac, &unused);
-	part->hashed_bytes = MIN(part->task->payload_bytes, SAVE_SAMPLE_BYTES);
+	sample->key.bytes = shard->task->expected_bytes;
+	sample->known = !save_take_sample(shard->round.save, sample->key.mac, &unused);
+	shard->hashed_bytes = MIN(shard->task->payload_bytes, SAVE_SAMPLE_BYTES);
 }
 
-static int begin_plan(struct group_part *part, struct base_error *error)
+static int begin_plan(struct group_shard *shard, struct base_error *error)
 {
-	const struct ioshape_group_options *options = &part->group->options;
-	struct group_plan *plan = &part->plan;
+	const struct ioshape_group_options *options = &shard->group->options;
+	struct group_plan *plan = &shard->plan;
 
 	plan->count = options->ranks;
 	plan->ranks = calloc(plan->count, sizeof(*plan->ranks));
@@ -50,8 +50,8 @@ static int begin_plan(struct group_part *part, struct base_error *error)
 		return base_no_memory(error, "a plan", plan->count * sizeof(*plan->ranks));
 	for (uint32_t rank = 0; rank < plan->count; rank++)
 		plan->ranks[rank].same = plan->ranks[rank].kept = rank;
-	plan->ranks[options->rank].bytes = part->task->expected_bytes;
-	take_sample(part);
+	plan->ranks[options->rank].bytes = shard->task->expected_bytes;
+	take_sample(shard);
 	return 0;
 }
 
@@ -63,57 +63,57 @@ static void free_plan(struct group_plan *plan)
 
 /* ---- Reporting what this rank wants ---------------------------------------------------------- */
 
-static int say_want(struct group_part *part, uint64_t bytes, const struct base_error *why,
+static int say_want(struct group_shard *shard, uint64_t bytes, const struct base_error *why,
 		    struct base_error *error)
 {
 	const struct group_want want = {
 		.failure = *why,
-		.step = part->step,
+		.step = shard->step,
 		.bytes = bytes,
-		.sample = part->sample,
+		.sample = shard->sample,
 	};
 
-	return group_tell(&part->round, &group_want, &want, error);
+	return group_tell(&shard->round, &group_want, &want, error);
 }
 
 /* ---- Reporting what this rank has written ---------------------------------------------------- */
 
-static int say_done(struct group_part *part, const struct group_written *written,
+static int say_done(struct group_shard *shard, const struct group_written *written,
 		    struct base_error *error)
 {
-	return group_tell(&part->round, &group_done, written, error);
+	return group_tell(&shard->round, &group_done, written, error);
 }
 
 /* ---- Collecting what all writers have written ------------------------------------------------ */
 
 /* What rank 0 has received from the writers. */
 struct sum {
-	struct group_part *part;
+	struct group_shard *shard;
 	struct format_manifest manifest;
 	bool *writes; /* by rank: it writes a file */
 	/* Shards of the writer that was read last, with memory for those of all ranks. */
-	struct group_written_part *heard;
-	uint32_t parts;
+	struct group_written_shard *heard;
+	uint32_t shards;
 };
 
-static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
-		    const struct group_written_part *written)
+static int add_shard(struct sum *sum, uint32_t file, uint32_t writer,
+		     const struct group_written_shard *written)
 {
-	const struct ioshape_group *group = sum->part->group;
+	const struct ioshape_group *group = sum->shard->group;
 	const uint32_t rank = written->rank;
 
 	/* A shard that was listed before has bytes, because no shard is empty. */
-	if (rank >= group->options.ranks || sum->manifest.parts[rank].bytes ||
-	    !group_is_kept(&sum->part->plan, rank) ||
-	    group_writer_of(group, sum->part->plan.mode, rank) != writer)
+	if (rank >= group->options.ranks || sum->manifest.shards[rank].bytes ||
+	    !group_is_kept(&sum->shard->plan, rank) ||
+	    group_writer_of(group, sum->shard->plan.mode, rank) != writer)
 		return -EPROTO;
-	sum->manifest.parts[rank] = (struct format_manifest_part){
+	sum->manifest.shards[rank] = (struct format_manifest_shard){
 		.file = file,
 		.crc32 = written->crc32,
 		.offset = written->offset,
 		.bytes = written->bytes,
 	};
-	sum->parts++;
+	sum->shards++;
 	return 0;
 }
 
@@ -128,10 +128,10 @@ static int add_file(struct sum *sum, uint32_t writer, const struct group_written
 		return -ENOMEM;
 	file->bytes = written->bytes;
 	file->crc32 = written->crc32;
-	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
+	file->bundle = sum->shard->plan.mode != IOSHAPE_MODE_EACH;
 	manifest->file_count++;
 	for (uint32_t i = 0; !ret && i < written->count; i++)
-		ret = add_part(sum, manifest->file_count - 1, writer, &written->parts[i]);
+		ret = add_shard(sum, manifest->file_count - 1, writer, &written->shards[i]);
 	return ret;
 }
 
@@ -142,13 +142,13 @@ static bool writes(const void *user, uint32_t rank)
 	return sum->writes[rank];
 }
 
-static int found_done(void *user, uint32_t rank, const struct base_buffer *note,
+static int found_done(void *user, uint32_t rank, const struct base_buffer *body,
 		      struct base_error *failure)
 {
 	struct sum *sum = user;
-	struct group_written written = { .parts = sum->heard,
-					 .count = sum->part->group->options.ranks };
-	int ret = group_read_message(&group_done, note, &written) ? 0 : -EPROTO;
+	struct group_written written = { .shards = sum->heard,
+					 .count = sum->shard->group->options.ranks };
+	int ret = group_read_message(&group_done, body, &written) ? 0 : -EPROTO;
 
 	if (!ret && written.failure.code)
 		return base_pass_on(failure, &written.failure);
@@ -158,22 +158,22 @@ static int found_done(void *user, uint32_t rank, const struct base_buffer *note,
 }
 
 /* Fills in the manifest's entries of shards that are stored once for several ranks. */
-static void repeat_parts(struct sum *sum)
+static void repeat_shards(struct sum *sum)
 {
-	const struct group_plan *plan = &sum->part->plan;
-	struct format_manifest_part *parts = sum->manifest.parts;
+	const struct group_plan *plan = &sum->shard->plan;
+	struct format_manifest_shard *shards = sum->manifest.shards;
 
 	for (uint32_t rank = 0; rank < sum->manifest.rank_count; rank++) {
-		parts[rank] = parts[plan->ranks[rank].kept];
-		parts[rank].repeats = plan->ranks[rank].same != rank;
-		parts[rank].same = plan->ranks[rank].same;
+		shards[rank] = shards[plan->ranks[rank].kept];
+		shards[rank].repeats = plan->ranks[rank].same != rank;
+		shards[rank].same = plan->ranks[rank].same;
 	}
 }
 
 static int sum_up(struct sum *sum, const struct group_written *written, struct base_error *error)
 {
-	struct group_part *part = sum->part;
-	const struct ioshape_group *group = part->group;
+	struct group_shard *shard = sum->shard;
+	const struct ioshape_group *group = shard->group;
 	const uint32_t ranks = group->options.ranks;
 	uint32_t kept = 0;
 	const struct group_collection collection = {
@@ -187,22 +187,22 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 	int ret;
 
 	for (uint32_t rank = 0; rank < ranks; rank++) {
-		if (!group_is_kept(&part->plan, rank))
+		if (!group_is_kept(&shard->plan, rank))
 			continue;
-		sum->writes[group_writer_of(group, part->plan.mode, rank)] = true;
+		sum->writes[group_writer_of(group, shard->plan.mode, rank)] = true;
 		kept++;
 	}
 	ret = add_file(sum, 0, written);
 	if (ret)
 		return base_fail(error, ret, "cannot use the file that rank 0 has written");
-	ret = group_round_collect(&part->round, &collection, error);
+	ret = group_round_collect(&shard->round, &collection, error);
 	if (ret)
 		return ret;
-	if (sum->parts != kept)
+	if (sum->shards != kept)
 		return base_refuse(error, -EPROTO,
-				   "%u of %u shards of checkpoint %llu were written", sum->parts,
-				   kept, (unsigned long long)part->step);
-	repeat_parts(sum);
+				   "%u of %u shards of checkpoint %llu were written", sum->shards,
+				   kept, (unsigned long long)shard->step);
+	repeat_shards(sum);
 	return 0;
 }
 
@@ -210,14 +210,14 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 
 /* Keeps the committed checkpoint for the drain, if it is on the tier. From then on it is drained
  * even if this process dies. */
-static int keep(const struct group_part *part, struct base_error *error)
+static int keep(const struct group_shard *shard, struct base_error *error)
 {
-	const struct ioshape_group_options *options = &part->group->options;
+	const struct ioshape_group_options *options = &shard->group->options;
 	struct group_tier *tier = group_tier_of(options);
 
-	if (!part->plan.near)
+	if (!shard->plan.near)
 		return 0;
-	return tier->ops->keep(tier, part->task->path, options->keep_last, options->keep_every,
+	return tier->ops->keep(tier, shard->task->path, options->keep_last, options->keep_every,
 			       error);
 }
 
@@ -230,17 +230,17 @@ static bool *find_files_here(const struct ioshape_group *group,
 
 	for (uint32_t rank = 0; here && rank < group->options.ranks; rank++) {
 		if (group_is_local(group, rank))
-			here[manifest->parts[rank].file] = true;
+			here[manifest->shards[rank].file] = true;
 	}
 	return here;
 }
 
 /* Protects and commits this node's files. */
-static int commit_here(struct group_part *part, struct group_attempt *attempt,
+static int commit_here(struct group_shard *shard, struct group_attempt *attempt,
 		       const struct format_manifest *manifest, const struct base_buffer *plan,
 		       struct base_error *error)
 {
-	const struct ioshape_group *group = part->group;
+	const struct ioshape_group *group = shard->group;
 	const struct group_tier *tier = group_tier_of(&group->options);
 	bool *here = find_files_here(group, manifest);
 	int ret;
@@ -248,41 +248,41 @@ static int commit_here(struct group_part *part, struct group_attempt *attempt,
 	if (!here)
 		return base_no_memory(error, "files of a node", manifest->file_count);
 	attempt->files_here = here;
-	ret = tier->ops->protect(&part->round, manifest, plan, &attempt->folder, part->unprotected,
-				 error);
+	ret = tier->ops->protect(&shard->round, manifest, plan, &attempt->folder,
+				 shard->unprotected, error);
 	if (!ret)
 		ret = group_attempt_commit(attempt, manifest, false, error);
 	attempt->files_here = NULL;
 	free(here);
-	return ret ? ret : keep(part, error);
+	return ret ? ret : keep(shard, error);
 }
 
 /* Lets all nodes commit their files, with the manifest. Called on rank 0. */
-static int commit_spread(struct group_part *part, struct group_attempt *attempt,
+static int commit_spread(struct group_shard *shard, struct group_attempt *attempt,
 			 struct format_manifest *manifest, struct base_error *error)
 {
-	const struct group_tier *tier = group_tier_of(&part->group->options);
-	struct group_answers answers = { .remark = part->unprotected };
+	const struct group_tier *tier = group_tier_of(&shard->group->options);
+	struct group_answers answers = { .remark = shard->unprotected };
 	struct group_commit commit = { 0 };
 	struct base_error own = { 0 };
-	int ret = tier->ops->plan(part->group, manifest, &commit.plan, error);
+	int ret = tier->ops->plan(shard->group, manifest, &commit.plan, error);
 
 	manifest->serial = group_next_serial(attempt);
 	if (!ret && format_manifest_encode(&commit.manifest, manifest))
 		ret = base_no_memory(error, "a manifest", manifest->rank_count);
 	if (!ret)
-		ret = group_tell(&part->round, &group_commit, &commit, error);
+		ret = group_tell(&shard->round, &group_commit, &commit, error);
 	if (!ret) {
-		commit_here(part, attempt, manifest, &commit.plan, &own);
-		ret = group_collect_answers(&part->round, &group_kept, "did not commit its files",
+		commit_here(shard, attempt, manifest, &commit.plan, &own);
+		ret = group_collect_answers(&shard->round, &group_kept, "did not commit its files",
 					    &answers, error);
 	}
 	if (!ret && own.code)
-		ret = group_fail_of_rank(part->group, 0, &own, error);
+		ret = group_fail_of_rank(shard->group, 0, &own, error);
 	if (!ret && answers.failure.code)
 		ret = base_pass_on(error, &answers.failure);
 	if (!ret)
-		part->group->last_serial = MAX(part->group->last_serial, manifest->serial);
+		shard->group->last_serial = MAX(shard->group->last_serial, manifest->serial);
 	base_buffer_free(&commit.manifest);
 	base_buffer_free(&commit.plan);
 	return ret;
@@ -307,7 +307,7 @@ static int read_manifest(const struct ioshape_group *group, const struct base_bu
 
 /* Waits for the commit message. Returns -ECANCELED, without an error message, if the verdict is
  * there already: without a commit it is a failure. */
-static int await_commit(struct group_part *part, struct group_commit *commit,
+static int await_commit(struct group_shard *shard, struct group_commit *commit,
 			struct base_error *error)
 {
 	struct group_watched watched = { 0 };
@@ -315,35 +315,35 @@ static int await_commit(struct group_part *part, struct group_commit *commit,
 	int ret;
 
 	for (;;) {
-		ret = group_look(&part->round, &group_commit, 0, &watched, commit, error);
+		ret = group_look(&shard->round, &group_commit, 0, &watched, commit, error);
 		if (ret != -EAGAIN)
 			return ret;
-		ret = group_look(&part->round, &group_verdict, 0, &watched, &verdict, error);
+		ret = group_look(&shard->round, &group_verdict, 0, &watched, &verdict, error);
 		if (ret != -EAGAIN)
 			return ret ? ret : -ECANCELED;
-		ret = group_round_go_on(&part->round, IOSHAPE_PHASE_SYNC, part->round.done_bytes,
-					part->plan.total_bytes, error);
+		ret = group_round_go_on(&shard->round, IOSHAPE_PHASE_SYNC, shard->round.done_bytes,
+					shard->plan.total_bytes, error);
 		if (ret)
 			return ret;
-		group_round_rest(&part->round);
+		group_round_rest(&shard->round);
 	}
 }
 
-static void follow_commit(struct group_part *part, struct group_attempt *attempt,
+static void follow_commit(struct group_shard *shard, struct group_attempt *attempt,
 			  struct base_error *error)
 {
 	struct group_answer answer = { 0 };
 	struct base_error unsaid = { 0 };
 	struct format_manifest manifest = { 0 };
 	struct group_commit commit = { 0 };
-	int ret = await_commit(part, &commit, &answer.failure);
+	int ret = await_commit(shard, &commit, &answer.failure);
 
 	if (!ret) {
-		ret = read_manifest(part->group, &commit.manifest, &manifest, &answer.failure);
+		ret = read_manifest(shard->group, &commit.manifest, &manifest, &answer.failure);
 		if (!ret)
-			ret = commit_here(part, attempt, &manifest, &commit.plan, &answer.failure);
-		memcpy(answer.remark, part->unprotected, sizeof(answer.remark));
-		group_tell(&part->round, &group_kept, &answer, &unsaid);
+			ret = commit_here(shard, attempt, &manifest, &commit.plan, &answer.failure);
+		memcpy(answer.remark, shard->unprotected, sizeof(answer.remark));
+		group_tell(&shard->round, &group_kept, &answer, &unsaid);
 	}
 	if (ret && answer.failure.code && !error->code)
 		base_pass_on(error, &answer.failure);
@@ -357,55 +357,55 @@ static void follow_commit(struct group_part *part, struct group_attempt *attempt
 static int commit(struct sum *sum, struct group_attempt *attempt,
 		  const struct group_written *written, struct base_error *error)
 {
-	struct group_part *part = sum->part;
-	const uint32_t ranks = part->group->options.ranks;
+	struct group_shard *shard = sum->shard;
+	const uint32_t ranks = shard->group->options.ranks;
 	struct format_manifest *manifest = &sum->manifest;
 	int ret;
 
-	manifest->step = part->step;
+	manifest->step = shard->step;
 	manifest->saved = (int64_t)time(NULL);
-	manifest->mode = part->plan.mode;
+	manifest->mode = shard->plan.mode;
 	snprintf(manifest->attempt, sizeof(manifest->attempt), "%s", attempt->id);
 	manifest->rank_count = ranks;
-	manifest->parts = calloc(ranks, sizeof(*manifest->parts));
+	manifest->shards = calloc(ranks, sizeof(*manifest->shards));
 	manifest->files = calloc(ranks, sizeof(*manifest->files));
 	sum->writes = calloc(ranks, sizeof(*sum->writes));
 	sum->heard = calloc(ranks, sizeof(*sum->heard));
-	if (!manifest->parts || !manifest->files || !sum->writes || !sum->heard)
-		return base_no_memory(error, "a manifest", ranks * sizeof(*manifest->parts));
+	if (!manifest->shards || !manifest->files || !sum->writes || !sum->heard)
+		return base_no_memory(error, "a manifest", ranks * sizeof(*manifest->shards));
 	ret = sum_up(sum, written, error);
 	if (ret)
 		return ret;
 	for (uint32_t i = 0; i < manifest->file_count; i++)
-		part->report->generation_bytes += manifest->files[i].bytes;
-	if (group_is_spread(part))
-		return commit_spread(part, attempt, manifest, error);
-	ret = group_attempt_commit(attempt, manifest, part->task->file_options.no_replace, error);
+		shard->report->checkpoint_bytes += manifest->files[i].bytes;
+	if (group_is_spread(shard))
+		return commit_spread(shard, attempt, manifest, error);
+	ret = group_attempt_commit(attempt, manifest, shard->task->file_options.no_replace, error);
 	if (ret)
 		return ret;
-	part->group->last_serial = MAX(part->group->last_serial, attempt->last_serial);
-	return keep(part, error);
+	shard->group->last_serial = MAX(shard->group->last_serial, attempt->last_serial);
+	return keep(shard, error);
 }
 
-static int say_verdict(struct group_part *part, const struct base_error *failure,
+static int say_verdict(struct group_shard *shard, const struct base_error *failure,
 		       struct base_error *error)
 {
 	struct group_verdict verdict = {
 		.failure = *failure,
-		.generation_bytes = part->report->generation_bytes,
+		.checkpoint_bytes = shard->report->checkpoint_bytes,
 	};
 
-	strcpy(verdict.unprotected, part->unprotected);
-	return group_tell(&part->round, &group_verdict, &verdict, error);
+	strcpy(verdict.unprotected, shard->unprotected);
+	return group_tell(&shard->round, &group_verdict, &verdict, error);
 }
 
 /* ---- Saving on rank 0 ------------------------------------------------------------------------ */
 
 /* Removes old checkpoints. The one just saved stays, even if the job has gone back to earlier
  * steps. */
-static void retain(const struct group_part *part)
+static void retain(const struct group_shard *shard)
 {
-	const struct ioshape_group *group = part->group;
+	const struct ioshape_group *group = shard->group;
 	const struct ioshape_prune_options options = {
 		.size = sizeof(options),
 		.keep_last = group->options.keep_last,
@@ -414,7 +414,7 @@ static void retain(const struct group_part *part)
 	struct base_error why = { 0 };
 
 	/* On the tier, the drain does this. */
-	if (!options.keep_last || part->plan.near)
+	if (!options.keep_last || shard->plan.near)
 		return;
 	if (group_prune(group->context, group->directory, group->job, &options, NULL, &why))
 		base_log(save_settings(group->context).log, IOSHAPE_LOG_WARNING,
@@ -422,131 +422,131 @@ static void retain(const struct group_part *part)
 }
 
 /* Records a failure of rank 0 itself. A group of one rank does not name it. */
-static int fail_own(const struct group_part *part, const struct base_error *own,
+static int fail_own(const struct group_shard *shard, const struct base_error *own,
 		    struct base_error *error)
 {
-	if (part->group->board)
-		return group_fail_of_rank(part->group, 0, own, error);
+	if (shard->group->store)
+		return group_fail_of_rank(shard->group, 0, own, error);
 	return base_pass_on(error, own);
 }
 
 /* Makes the plan and tells the other ranks: the plan, or why there is none. *told: they were
  * told. */
-static int plan_and_tell(struct group_part *part, struct group_attempt *attempt,
+static int plan_and_tell(struct group_shard *shard, struct group_attempt *attempt,
 			 const struct base_error *own, bool *told, struct base_error *error)
 {
 	struct base_error unsaid = { 0 };
 	int ret;
 
-	ret = own->code ? fail_own(part, own, error) : group_make_plan(part, attempt, error);
-	ret = save_space_verdict(part->group->context, ret, error);
-	if (!part->group->board)
+	ret = own->code ? fail_own(shard, own, error) : group_make_plan(shard, attempt, error);
+	ret = save_space_verdict(shard->group->context, ret, error);
+	if (!shard->group->store)
 		return ret;
 	if (!ret)
-		group_round_forget(&part->round);
-	*told = !group_tell_plan(part, GROUP_NO_QUESTION, error, &unsaid);
+		group_round_forget(&shard->round);
+	*told = !group_tell_plan(shard, GROUP_NO_QUESTION, error, &unsaid);
 	if (!ret && !*told)
 		ret = base_pass_on(error, &unsaid);
 	return ret;
 }
 
-static int write_and_commit(struct group_part *part, struct group_attempt *attempt,
+static int write_and_commit(struct group_shard *shard, struct group_attempt *attempt,
 			    struct base_error *error)
 {
 	struct group_written written = { 0 };
-	struct sum sum = { .part = part };
+	struct sum sum = { .shard = shard };
 	struct base_error own = { 0 };
 	int ret;
 
-	if (group_write_parts(part, &written, &own))
-		ret = fail_own(part, &own, error);
+	if (group_write_shards(shard, &written, &own))
+		ret = fail_own(shard, &own, error);
 	else
 		ret = commit(&sum, attempt, &written, error);
 	format_manifest_free(&sum.manifest);
 	free(sum.writes);
 	free(sum.heard);
-	free(written.parts);
-	return save_space_verdict(part->group->context, ret, error);
+	free(written.shards);
+	return save_space_verdict(shard->group->context, ret, error);
 }
 
-static int lead(struct group_part *part, const struct base_error *own, struct base_error *error)
+static int lead(struct group_shard *shard, const struct base_error *own, struct base_error *error)
 {
 	struct group_attempt attempt = GROUP_NO_ATTEMPT;
 	struct base_error unsaid = { 0 };
 	bool told = false;
 	int ret;
 
-	ret = plan_and_tell(part, &attempt, own, &told, error);
+	ret = plan_and_tell(shard, &attempt, own, &told, error);
 	if (!ret)
-		ret = write_and_commit(part, &attempt, error);
+		ret = write_and_commit(shard, &attempt, error);
 	/* Ranks that have not received the plan give up at their deadline. */
 	if (told)
-		say_verdict(part, error, &unsaid);
+		say_verdict(shard, error, &unsaid);
 	group_attempt_abandon(&attempt);
 	/* A save with a deadline leaves this to the next save. */
-	if (!ret && !part->task->file_options.deadline_ns)
-		retain(part);
+	if (!ret && !shard->task->file_options.deadline_ns)
+		retain(shard);
 	return ret;
 }
 
-static int lead_nowhere(struct group_part *part, const struct base_error *why,
+static int lead_nowhere(struct group_shard *shard, const struct base_error *why,
 			struct base_error *error)
 {
 	struct base_error named = { 0 };
 
-	fail_own(part, why, &named);
-	return group_tell_plan(part, GROUP_NO_QUESTION, &named, error);
+	fail_own(shard, why, &named);
+	return group_tell_plan(shard, GROUP_NO_QUESTION, &named, error);
 }
 
 /* ---- Receiving the verdict ------------------------------------------------------------------- */
 
 /* Returns whether the checkpoint is committed. Rank 0 may have committed it and ended before this
  * rank received the verdict. */
-static bool is_in_place(struct group_part *part)
+static bool is_in_place(struct group_shard *shard)
 {
 	struct io_folder directory = IO_NO_FOLDER;
-	struct group_generation generation;
+	struct group_checkpoint checkpoint;
 	char step_name[GROUP_STEP_NAME_BYTES];
 	bool ours = false;
 
 	/* This node's directory says nothing about those of other nodes. */
-	if (group_is_spread(part))
+	if (group_is_spread(shard))
 		return false;
-	group_step_name(step_name, part->step);
-	if (io_folder_open(&directory, group_place_of(part), NULL))
+	group_step_name(step_name, shard->step);
+	if (io_folder_open(&directory, group_place_of(shard), NULL))
 		return false;
-	if (!group_generation_open(&generation, &directory, step_name, part->step, NULL)) {
-		ours = !strcmp(generation.manifest.attempt,
-			       group_parse_name(part->plan.attempt).id);
+	if (!group_checkpoint_open(&checkpoint, &directory, step_name, shard->step, NULL)) {
+		ours = !strcmp(checkpoint.manifest.attempt,
+			       group_parse_name(shard->plan.attempt).id);
 		if (ours)
-			part->report->generation_bytes = group_generation_bytes(&generation);
-		group_generation_close(&generation);
+			shard->report->checkpoint_bytes = group_checkpoint_bytes(&checkpoint);
+		group_checkpoint_close(&checkpoint);
 	}
 	io_folder_close(&directory);
 	return ours;
 }
 
 /* Keeps a checkpoint whose rank 0 has ended, perhaps before it could keep it. */
-static int keep_in_place(const struct group_part *part, struct base_error *error)
+static int keep_in_place(const struct group_shard *shard, struct base_error *error)
 {
 	base_error_begin(error);
-	return keep(part, error);
+	return keep(shard, error);
 }
 
 /* Waits for the verdict. *heard says whether it was received. The code alone does not tell, because
  * a verdict may have the code of a lost rank 0. */
-static int await_verdict(struct group_part *part, bool *heard, struct base_error *error)
+static int await_verdict(struct group_shard *shard, bool *heard, struct base_error *error)
 {
 	struct group_verdict verdict;
-	int ret = group_hear(&part->round, &group_verdict, 0, &verdict, error);
+	int ret = group_hear(&shard->round, &group_verdict, 0, &verdict, error);
 
 	*heard = !ret;
 	if (!ret) {
-		part->report->generation_bytes = verdict.generation_bytes;
-		strcpy(part->unprotected, verdict.unprotected);
+		shard->report->checkpoint_bytes = verdict.checkpoint_bytes;
+		strcpy(shard->unprotected, verdict.unprotected);
 		ret = base_pass_on(error, &verdict.failure);
-	} else if (ret == -ETIMEDOUT && is_in_place(part)) {
-		ret = keep_in_place(part, error);
+	} else if (ret == -ETIMEDOUT && is_in_place(shard)) {
+		ret = keep_in_place(shard, error);
 	}
 	return ret;
 }
@@ -554,72 +554,72 @@ static int await_verdict(struct group_part *part, bool *heard, struct base_error
 /* ---- Saving on the other ranks --------------------------------------------------------------- */
 
 /* Returns whether the plan makes this rank write a file. */
-static bool has_file(const struct group_part *part)
+static bool has_file(const struct group_shard *shard)
 {
-	const struct ioshape_group *group = part->group;
+	const struct ioshape_group *group = shard->group;
 
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
-		if (group_is_kept(&part->plan, rank) &&
-		    group_writer_of(group, part->plan.mode, rank) == group->options.rank)
+		if (group_is_kept(&shard->plan, rank) &&
+		    group_writer_of(group, shard->plan.mode, rank) == group->options.rank)
 			return true;
 	return false;
 }
 
 /* Writes this rank's file, or sends its shard to its writer, or does nothing if another rank's copy
  * of the shard is stored. */
-static void do_own_part(struct group_part *part, struct base_error *own)
+static void do_own_shard(struct group_shard *shard, struct base_error *own)
 {
-	const struct ioshape_group *group = part->group;
+	const struct ioshape_group *group = shard->group;
 	const uint32_t rank = group->options.rank;
-	const bool writes = has_file(part);
+	const bool writes = has_file(shard);
 	struct group_written written = { 0 };
 	int ret = 0;
 
 	if (writes)
-		ret = group_write_parts(part, &written, own);
-	else if (group_is_kept(&part->plan, rank))
-		ret = group_send_part(part, own);
+		ret = group_write_shards(shard, &written, own);
+	else if (group_is_kept(&shard->plan, rank))
+		ret = group_send_shard(shard, own);
 	/* A rank that sends its shard reports only failures: success is reported by its writer. */
 	if (writes || ret) {
 		written.failure = *own;
-		part->round.silent = say_done(part, &written, own) != 0;
+		shard->round.silent = say_done(shard, &written, own) != 0;
 	}
-	free(written.parts);
+	free(written.shards);
 }
 
 /* Waits for the verdict, even if this rank's shard failed, because the verdict names the cause. */
-static int await_end(struct group_part *part, const struct base_error *own,
+static int await_end(struct group_shard *shard, const struct base_error *own,
 		     struct base_error *error)
 {
 	struct base_error told = { 0 };
 	bool heard;
 	int ret;
 
-	ret = await_verdict(part, &heard, &told);
+	ret = await_verdict(shard, &heard, &told);
 	/* A committed checkpoint has this rank's shard, whatever failed here afterwards. */
 	if (!ret)
 		return 0;
-	*error = own->code && (!heard || save_is_stopped(part->round.save)) ? *own : told;
+	*error = own->code && (!heard || save_is_stopped(shard->round.save)) ? *own : told;
 	return error->code;
 }
 
-static int follow(struct group_part *part, struct base_error *error)
+static int follow(struct group_shard *shard, struct base_error *error)
 {
 	/* Attempt on this node's own tier. */
 	struct group_attempt attempt = GROUP_NO_ATTEMPT;
 	struct group_written nothing = { 0 };
 	struct base_error own = { 0 };
-	int ret = group_await_plan(part, &attempt, error);
+	int ret = group_await_plan(shard, &attempt, error);
 
 	if (ret) {
 		/* Rank 0 may have planned with this rank already. */
 		nothing.failure = *error;
-		say_done(part, &nothing, &own);
+		say_done(shard, &nothing, &own);
 	} else {
-		do_own_part(part, &own);
+		do_own_shard(shard, &own);
 		if (attempt.folder.fd >= 0)
-			follow_commit(part, &attempt, &own);
-		ret = await_end(part, &own, error);
+			follow_commit(shard, &attempt, &own);
+		ret = await_end(shard, &own, error);
 	}
 	group_attempt_abandon(&attempt);
 	return ret;
@@ -627,92 +627,92 @@ static int follow(struct group_part *part, struct base_error *error)
 
 /* Saves on a rank other than 0. `own` is what failed on this rank before; its code is 0 if nothing
  * did. */
-static int take_part(struct group_part *part, const struct base_error *own,
-		     struct base_error *error)
+static int take_shard(struct group_shard *shard, const struct base_error *own,
+		      struct base_error *error)
 {
 	struct base_error unsaid = { 0 };
 	int ret;
 
-	ret = say_want(part, part->task->expected_bytes, own, error);
+	ret = say_want(shard, shard->task->expected_bytes, own, error);
 	if (ret)
 		return ret;
 	if (own->code) {
 		*error = *own;
 		return own->code;
 	}
-	ret = follow(part, error);
+	ret = follow(shard, error);
 	/* Tells rank 0 that this rank has given up, so that rank 0 does not wait for it. */
 	if (ret)
-		say_want(part, 0, error, &unsaid);
+		say_want(shard, 0, error, &unsaid);
 	return ret;
 }
 
 /* ---- One save -------------------------------------------------------------------------------- */
 
-static void report_group(const struct group_part *part, uint64_t begin_ns, double own_s)
+static void report_group(const struct group_shard *shard, uint64_t begin_ns, double own_s)
 {
 	static const char *const modes[] = { "", "each", "node", "rank0" };
-	struct ioshape_report *report = part->report;
+	struct ioshape_report *report = shard->report;
 
 	report->group_s = MAX(base_seconds(base_now_ns() - begin_ns) - own_s, 0);
-	report->repeated_bytes = part->plan.repeated_bytes;
-	snprintf(report->mode, sizeof(report->mode), "%s", modes[part->plan.mode]);
-	snprintf(report->why, sizeof(report->why), "%s", part->plan.why);
-	base_log(save_settings(part->group->context).log, IOSHAPE_LOG_DEBUG,
-		 "%s: %llu bytes read to find identical shards", part->task->path,
-		 (unsigned long long)part->hashed_bytes);
+	report->repeated_bytes = shard->plan.repeated_bytes;
+	snprintf(report->mode, sizeof(report->mode), "%s", modes[shard->plan.mode]);
+	snprintf(report->why, sizeof(report->why), "%s", shard->plan.why);
+	base_log(save_settings(shard->group->context).log, IOSHAPE_LOG_DEBUG,
+		 "%s: %llu bytes read to find identical shards", shard->task->path,
+		 (unsigned long long)shard->hashed_bytes);
 }
 
 /* Copies this rank's downgrades to the report. Writers report them with those of their file. */
-static void report_notes(const struct group_part *part)
+static void report_notes(const struct group_shard *shard)
 {
-	io_notes_report(&part->notes, part->report);
+	io_report_downgrades(&shard->downgrades, shard->report);
 }
 
-static void report_unprotected(struct group_part *part)
+static void report_unprotected(struct group_shard *shard)
 {
-	io_note(&part->notes, IOSHAPE_DOWNGRADE_PARITY,
-		"without parity, and lost if a node fails before it is drained: %s",
-		part->unprotected);
-	report_notes(part);
+	io_add_downgrade(&shard->downgrades, IOSHAPE_DOWNGRADE_PARITY,
+			 "without parity, and lost if a node fails before it is drained: %s",
+			 shard->unprotected);
+	report_notes(shard);
 }
 
 /* Reports a skipped save. Called on all ranks, whatever they had written by then. */
-static void report_skip(struct group_part *part, const struct base_error *why)
+static void report_skip(struct group_shard *shard, const struct base_error *why)
 {
-	io_note(&part->notes, IOSHAPE_DOWNGRADE_SKIPPED, "%s", why->sentence);
-	report_notes(part);
+	io_add_downgrade(&shard->downgrades, IOSHAPE_DOWNGRADE_SKIPPED, "%s", why->sentence);
+	report_notes(shard);
 }
 
-static int prepare(struct group_part *part, struct base_error *error)
+static int prepare(struct group_shard *shard, struct base_error *error)
 {
-	if (save_is_stopped(part->round.save))
+	if (save_is_stopped(shard->round.save))
 		return base_refuse(error, -ECANCELED, "the save to \"%s\" was stopped",
-				   part->task->path);
-	return begin_plan(part, error);
+				   shard->task->path);
+	return begin_plan(shard, error);
 }
 
-static int run_part(struct group_part *part, struct base_error *error)
+static int run_shard(struct group_shard *shard, struct base_error *error)
 {
-	const struct save_task *task = part->task;
+	const struct save_task *task = shard->task;
 	struct base_error own = { 0 }, failure = { 0 };
 	int ret;
 
-	prepare(part, &own);
-	group_round_track(&part->round, IOSHAPE_PHASE_WAIT, 0, task->expected_bytes);
-	ret = part->group->options.rank ? take_part(part, &own, &failure) :
-					  lead(part, &own, &failure);
+	prepare(shard, &own);
+	group_round_track(&shard->round, IOSHAPE_PHASE_WAIT, 0, task->expected_bytes);
+	ret = shard->group->options.rank ? take_shard(shard, &own, &failure) :
+					   lead(shard, &own, &failure);
 	if (ret == IOSHAPE_E_SKIPPED)
-		report_skip(part, &failure);
+		report_skip(shard, &failure);
 	if (ret)
 		base_rephrase(error, base_pass_on(error, &failure), "%s was not saved: %s",
 			      task->path, failure.sentence);
 	else
-		save_track(part->round.save, IOSHAPE_PHASE_DONE, part->report->generation_bytes,
-			   part->report->generation_bytes);
-	if (!ret && *part->unprotected)
-		report_unprotected(part);
-	free_plan(&part->plan);
+		save_track(shard->round.save, IOSHAPE_PHASE_DONE, shard->report->checkpoint_bytes,
+			   shard->report->checkpoint_bytes);
+	if (!ret && *shard->unprotected)
+		report_unprotected(shard);
+	free_plan(&shard->plan);
 	return ret;
 }
 
@@ -733,7 +733,7 @@ static int run(void *user, struct ioshape_save *save, const struct save_task *ta
 {
 	struct group_share *share = user;
 	uint64_t begin_ns = base_now_ns();
-	struct group_part part = {
+	struct group_shard shard = {
 		.group = share->group,
 		.task = task,
 		.step = share->step,
@@ -741,11 +741,11 @@ static int run(void *user, struct ioshape_save *save, const struct save_task *ta
 	};
 	int ret;
 
-	group_round_begin(&part.round, share->group, share->round, task->file_options.abort);
-	part.round.save = save;
-	ret = run_part(&part, error);
-	group_round_end(&part.round);
-	report_group(&part, begin_ns,
+	group_round_begin(&shard.round, share->group, share->round, task->file_options.abort);
+	shard.round.save = save;
+	ret = run_shard(&shard, error);
+	group_round_end(&shard.round);
+	report_group(&shard, begin_ns,
 		     report->slot_s + report->plan_s + report->write_s + report->sync_s);
 	leave(share);
 	return ret;
@@ -755,15 +755,15 @@ static int run(void *user, struct ioshape_save *save, const struct save_task *ta
 static int give_up(const struct group_share *share, const struct base_error *why,
 		   struct base_error *error)
 {
-	struct group_part part = { .group = share->group, .step = share->step };
+	struct group_shard shard = { .group = share->group, .step = share->step };
 	int ret = 0;
 
-	group_round_begin(&part.round, share->group, share->round, NULL);
-	if (share->group->board && share->group->options.rank)
-		ret = say_want(&part, 0, why, error);
-	else if (share->group->board)
-		ret = lead_nowhere(&part, why, error);
-	group_round_end(&part.round);
+	group_round_begin(&shard.round, share->group, share->round, NULL);
+	if (share->group->store && share->group->options.rank)
+		ret = say_want(&shard, 0, why, error);
+	else if (share->group->store)
+		ret = lead_nowhere(&shard, why, error);
+	group_round_end(&shard.round);
 	return ret;
 }
 

@@ -27,8 +27,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define DIRECTORY_MARK ".ioshape-board-" /* prefix of folders in the directory of checkpoints */
-#define MEMORY_MARK "board-"             /* prefix of folders in memory */
+#define DIRECTORY_MARK ".ioshape-store-" /* prefix of folders in the directory of checkpoints */
+#define MEMORY_MARK "store-"             /* prefix of folders in memory */
 #define FORGOTTEN_AFTER_S (24 * 3600)
 
 /* Follows the mark in the names of folders that are being removed. */
@@ -764,7 +764,7 @@ static int open_in_memory(struct store **out, const struct store_config *config,
 
 const struct store_ops store_files = {
 	.id = "files",
-	.wait_part = 1,
+	.wait_shard = 1,
 	.least_wait_ns = 5000000,
 	.most_wait_ns = 250000000,
 	.open = open_in_directory,
@@ -780,7 +780,7 @@ const struct store_ops store_files = {
  * so the waits are short. */
 const struct store_ops store_memory = {
 	.id = "host",
-	.wait_part = 8,
+	.wait_shard = 8,
 	.least_wait_ns = 200000,
 	.most_wait_ns = 50000000,
 	.open = open_in_memory,

@@ -34,7 +34,7 @@
 
 struct redis_store {
 	struct store base;
-	struct slots_notes *hashes;
+	struct slots_messages *hashes;
 	struct store *secrets; /* store of files that has the secret */
 	uint8_t secret[BASE_MAC_BYTES];
 };
@@ -123,7 +123,7 @@ static bool learn_secret(struct redis_store *store)
 static void sign(const struct redis_store *store, const char *list, const char *name,
 		 const void *message, size_t bytes, uint8_t mac[BASE_MAC_BYTES])
 {
-	char place[SLOTS_NOTES_LIST_BYTES + STORE_NAME_BYTES];
+	char place[SLOTS_MESSAGES_LIST_BYTES + STORE_NAME_BYTES];
 	const int length = snprintf(place, sizeof(place), "%s %s", list, name);
 	uint8_t key[BASE_MAC_BYTES];
 
@@ -164,17 +164,17 @@ static const uint8_t *unseal(const struct redis_store *store, const char *list, 
 
 /* ---- Putting messages ------------------------------------------------------------------------ */
 
-static void name_list(const struct redis_store *store, char list[SLOTS_NOTES_LIST_BYTES],
+static void name_list(const struct redis_store *store, char list[SLOTS_MESSAGES_LIST_BYTES],
 		      const char *scope)
 {
-	snprintf(list, SLOTS_NOTES_LIST_BYTES, "%s:%s", store->base.config.name, scope);
+	snprintf(list, SLOTS_MESSAGES_LIST_BYTES, "%s:%s", store->base.config.name, scope);
 }
 
 static int redis_put(struct store *base, const char *scope, const char *name, const void *message,
 		     size_t bytes, struct base_error *error)
 {
 	struct redis_store *store = (struct redis_store *)base;
-	char list[SLOTS_NOTES_LIST_BYTES];
+	char list[SLOTS_MESSAGES_LIST_BYTES];
 	struct base_buffer sealed = { 0 };
 	int ret;
 
@@ -182,7 +182,8 @@ static int redis_put(struct store *base, const char *scope, const char *name, co
 	if (seal(store, list, name, message, bytes, &sealed))
 		ret = base_no_memory(error, "a message to other ranks", bytes);
 	else
-		ret = slots_notes_put(store->hashes, list, name, sealed.data, sealed.bytes, error);
+		ret = slots_messages_put(store->hashes, list, name, sealed.data, sealed.bytes,
+					 error);
 	base_buffer_free(&sealed);
 	return ret;
 }
@@ -203,8 +204,8 @@ static int redis_restore(struct store *base, const struct store_own *own)
 /* The messages that one call asks for. */
 struct question {
 	struct redis_store *store;
-	char list[SLOTS_NOTES_LIST_BYTES];
-	const char *names[SLOTS_NOTES_AT_A_TIME];
+	char list[SLOTS_MESSAGES_LIST_BYTES];
+	const char *names[SLOTS_MESSAGES_AT_A_TIME];
 	size_t count; /* number of names */
 	struct base_buffer *message;
 	bool has_found;
@@ -235,8 +236,8 @@ static int take_message(void *opaque, size_t index, const void *data, size_t byt
 
 static int ask(struct question *question)
 {
-	return slots_notes_get(question->store->hashes, question->list, question->names,
-			       question->count, take_message, question, question->error);
+	return slots_messages_get(question->store->hashes, question->list, question->names,
+				  question->count, take_message, question, question->error);
 }
 
 static int redis_get(struct store *base, const char *scope, const char *name,
@@ -261,7 +262,7 @@ static int redis_get(struct store *base, const char *scope, const char *name,
 static int collect_some(struct question *question, const char *prefix, const uint32_t *ranks,
 			size_t count)
 {
-	char names[SLOTS_NOTES_AT_A_TIME][STORE_NAME_BYTES];
+	char names[SLOTS_MESSAGES_AT_A_TIME][STORE_NAME_BYTES];
 
 	for (size_t i = 0; i < count; i++) {
 		store_name_of(names[i], prefix, ranks[i]);
@@ -276,7 +277,7 @@ static int redis_collect(struct store *base, const char *scope, const char *pref
 			 const bool *have, store_found_fn *found, void *user,
 			 struct base_error *error)
 {
-	uint32_t ranks[SLOTS_NOTES_AT_A_TIME];
+	uint32_t ranks[SLOTS_MESSAGES_AT_A_TIME];
 	struct base_buffer message = { 0 };
 	struct question question = {
 		.store = (struct redis_store *)base,
@@ -307,10 +308,10 @@ static int redis_collect(struct store *base, const char *scope, const char *pref
 static void redis_drop(struct store *base, const char *scope)
 {
 	struct redis_store *store = (struct redis_store *)base;
-	char list[SLOTS_NOTES_LIST_BYTES];
+	char list[SLOTS_MESSAGES_LIST_BYTES];
 
 	name_list(store, list, scope);
-	slots_notes_remove(store->hashes, list, NULL);
+	slots_messages_remove(store->hashes, list, NULL);
 }
 
 /* Closes the store. Scopes that rank 0 has not dropped stay for a while, because other ranks may
@@ -322,7 +323,7 @@ static void redis_close(struct store *base)
 	/* On rank 0 this removes the secret, so that no rank can read it any more. */
 	store_close(store->secrets);
 	explicit_bzero(store->secret, sizeof(store->secret));
-	slots_notes_close(store->hashes);
+	slots_messages_close(store->hashes);
 }
 
 /* Checks that the Redis answers, and that it permits reading what this rank will write. */
@@ -344,7 +345,7 @@ static int redis_open(struct store **out, const struct store_config *config,
 	if (!store)
 		return -ENOMEM;
 	*out = &store->base;
-	ret = slots_notes_open(&store->hashes, config->coordinator, error);
+	ret = slots_messages_open(&store->hashes, config->coordinator, error);
 	if (!ret)
 		ret = try_it(&store->base, error);
 	return ret ? ret : open_secret(store, error);
@@ -352,7 +353,7 @@ static int redis_open(struct store **out, const struct store_config *config,
 
 const struct store_ops store_redis = {
 	.id = "redis",
-	.wait_part = 1,
+	.wait_shard = 1,
 	.least_wait_ns = 5000000,
 	.most_wait_ns = 250000000,
 	.open = redis_open,

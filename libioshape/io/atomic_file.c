@@ -453,7 +453,7 @@ static int destination_create(struct io_destination *destination, mode_t mode)
 				   destination->memory->family, &destination->asked, note,
 				   sizeof(note));
 	if (fd >= 0 && *note)
-		io_note(destination->notes, IOSHAPE_DOWNGRADE_LAYOUT, "%s", note);
+		io_add_downgrade(destination->downgrades, IOSHAPE_DOWNGRADE_LAYOUT, "%s", note);
 	if (fd >= 0 && opens_direct(destination))
 		fd = open_direct(destination, fd);
 	return fd;
@@ -503,8 +503,8 @@ static int lock_temporary(struct io_destination *destination, struct statx *crea
 	if (flock(fd, LOCK_EX | LOCK_NB)) {
 		if (errno == EWOULDBLOCK)
 			return 1;
-		io_note(destination->notes, IOSHAPE_DOWNGRADE_LOCK,
-			"no file locks on this filesystem: %s", ioshape_strerror(-errno));
+		io_add_downgrade(destination->downgrades, IOSHAPE_DOWNGRADE_LOCK,
+				 "no file locks on this filesystem: %s", ioshape_strerror(-errno));
 	}
 	if (statx(fd, "", at, WHAT_IT_IS | STATX_NLINK, created))
 		return -errno;
@@ -613,7 +613,7 @@ static mode_t without_group(mode_t mode)
 static void copy_access(struct io_destination *destination, const struct acl *acl,
 			const struct statx *new)
 {
-	struct io_notes *notes = destination->notes;
+	struct io_downgrades *downgrades = destination->downgrades;
 	mode_t mode = destination->old_mode, now = new->stx_mode & 07777;
 	bool same_group = true;
 
@@ -621,15 +621,16 @@ static void copy_access(struct io_destination *destination, const struct acl *ac
 	if (new->stx_uid != destination->old_user || new->stx_gid != destination->old_group) {
 		now = UNKNOWN_MODE; /* chown may clear some bits */
 		if (fchown(destination->fd, destination->old_user, destination->old_group)) {
-			io_note(notes, IOSHAPE_DOWNGRADE_OWNER,
-				"the owner of the replaced file was not kept: %s",
-				ioshape_strerror(-errno));
+			io_add_downgrade(downgrades, IOSHAPE_DOWNGRADE_OWNER,
+					 "the owner of the replaced file was not kept: %s",
+					 ioshape_strerror(-errno));
 			same_group = !fchown(destination->fd, (uid_t)-1, destination->old_group);
 			mode = same_group ? mode & 0777 : without_group(mode);
 		}
 	}
 	if (!copy_acl(destination, acl, same_group)) {
-		io_note(notes, IOSHAPE_DOWNGRADE_OWNER,
+		io_add_downgrade(
+			downgrades, IOSHAPE_DOWNGRADE_OWNER,
 			"the ACL of the replaced file was not kept: only the owner can read the "
 			"new file");
 		mode &= 0700;
@@ -637,8 +638,9 @@ static void copy_access(struct io_destination *destination, const struct acl *ac
 	if (acl->bytes >= 0)
 		now = UNKNOWN_MODE; /* an ACL also sets mode bits */
 	if (mode != now && fchmod(destination->fd, mode))
-		io_note(notes, IOSHAPE_DOWNGRADE_OWNER,
-			"the mode of the replaced file was not kept: %s", ioshape_strerror(-errno));
+		io_add_downgrade(downgrades, IOSHAPE_DOWNGRADE_OWNER,
+				 "the mode of the replaced file was not kept: %s",
+				 ioshape_strerror(-errno));
 }
 
 /*
@@ -678,9 +680,9 @@ static int make_new(struct io_destination *destination, struct base_error *error
 	    (errno != ENODATA && errno != EOPNOTSUPP))
 		return 0;
 	if (fchmod(destination->fd, mode))
-		io_note(destination->notes, IOSHAPE_DOWNGRADE_OWNER,
-			"the mode from the caller's umask was not set: %s",
-			ioshape_strerror(-errno));
+		io_add_downgrade(destination->downgrades, IOSHAPE_DOWNGRADE_OWNER,
+				 "the mode from the caller's umask was not set: %s",
+				 ioshape_strerror(-errno));
 	return 0;
 }
 
@@ -875,8 +877,9 @@ int io_destination_resemble(struct io_destination *destination, struct base_erro
 		return 0;
 	if (!destination->replaces && has_other_umask(original) &&
 	    fchmod(destination->fd, original->mode & 0777))
-		io_note(destination->notes, IOSHAPE_DOWNGRADE_OWNER,
-			"the mode of the original was not kept: %s", ioshape_strerror(-errno));
+		io_add_downgrade(destination->downgrades, IOSHAPE_DOWNGRADE_OWNER,
+				 "the mode of the original was not kept: %s",
+				 ioshape_strerror(-errno));
 	ret = io_set_time(destination->fd, original->modified_ns);
 	return !ret ? 0 : base_fail(error, ret, "cannot set the time of \"%s\"", destination->path);
 }
@@ -1037,7 +1040,8 @@ static int put_in_place(struct io_destination *destination, struct base_error *e
  * Syncs the directory, so that its names are durable. Returns 0 or a negative errno without an
  * error message.
  */
-static int sync_directory(const struct io_destination *destination, struct io_notes *notes)
+static int sync_directory(const struct io_destination *destination,
+			  struct io_downgrades *downgrades)
 {
 	if (!fsync(destination->directory_fd))
 		return 0;
@@ -1046,8 +1050,8 @@ static int sync_directory(const struct io_destination *destination, struct io_no
 		return 0;
 	/* Such filesystems make names durable by themselves. */
 	if (errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS) {
-		io_note(notes, IOSHAPE_DOWNGRADE_SYNC, "the directory was not synced: %s",
-			ioshape_strerror(-errno));
+		io_add_downgrade(downgrades, IOSHAPE_DOWNGRADE_SYNC,
+				 "the directory was not synced: %s", ioshape_strerror(-errno));
 		return 0;
 	}
 	return -errno;
@@ -1055,7 +1059,7 @@ static int sync_directory(const struct io_destination *destination, struct io_no
 
 static int sync_name(struct io_destination *destination, struct base_error *error)
 {
-	const int ret = sync_directory(destination, destination->notes);
+	const int ret = sync_directory(destination, destination->downgrades);
 
 	return !ret ? 0 :
 		      base_fail(error, ret,
@@ -1224,8 +1228,9 @@ int io_destination_reserve(struct io_destination *destination, uint64_t length,
 		/* The filesystem cannot reserve space, so its free space decides. */
 		if (destination->options->expected_bytes > fs_free_bytes_behind(destination->fd))
 			return no_room(destination, -ENOSPC, error);
-		io_note(destination->notes, IOSHAPE_DOWNGRADE_PREALLOCATE,
-			"no preallocation on %s: %s", destination->fs.type, ioshape_strerror(ret));
+		io_add_downgrade(destination->downgrades, IOSHAPE_DOWNGRADE_PREALLOCATE,
+				 "no preallocation on %s: %s", destination->fs.type,
+				 ioshape_strerror(ret));
 		/* In a shared file, ftruncate() would cut what other processes have written. */
 		if (!destination->shared && ftruncate(destination->fd, (off_t)length))
 			base_log(&destination->config->log, IOSHAPE_LOG_DEBUG,

@@ -32,7 +32,7 @@ struct io_destination {
 	const struct io_file_options *options;
 	const struct io_config *config;
 	struct fs_memory *memory;
-	struct io_notes *notes;
+	struct io_downgrades *downgrades;
 	/* Direct I/O has failed: use the page cache, whatever the settings say. */
 	bool buffered;
 

@@ -68,7 +68,7 @@ void io_depth_sent(struct io_depth *depth, uint64_t offset, uint64_t bytes);
 
 /*
  * Records a completion, and may change the limit. If `idle`, no request was ready to follow, or the
- * lane was busy elsewhere when it completed. Such latencies say nothing about the limit.
+ * queue was busy elsewhere when it completed. Such latencies say nothing about the limit.
  */
 void io_depth_answered(struct io_depth *depth, uint64_t offset, uint64_t bytes, uint64_t sent_ns,
 		       uint64_t now_ns, bool idle);

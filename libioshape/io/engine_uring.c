@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two engines on io_uring. The lane's buffers are one registered buffer if the kernel permits.
+ * Two engines on io_uring. The queue's buffers are one registered buffer if the kernel permits.
  *
  * "uring" lets the kernel try each request in the submitting thread. If a filesystem serves
  * requests right there (FUSE without asynchronous direct I/O), they run one after the other.
@@ -43,7 +43,7 @@ static bool worth_retrying(int ret)
 }
 
 /*
- * Creates the ring. The lane looks at completions only when it waits, so the kernel need not
+ * Creates the ring. The queue looks at completions only when it waits, so the kernel need not
  * interrupt it for them (COOP_TASKRUN, Linux 5.19). SINGLE_ISSUER and DEFER_TASKRUN would bind the
  * ring to one thread, but a kept ring serves the threads of later saves. With a few large requests
  * in flight, they gain nothing measurable.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The I/O layer moves blocks between aligned memory and files. It has the engines, the lanes
+ * The I/O layer moves blocks between aligned memory and files. It has the engines, the queues
  * (request queues: an engine with its buffers), files and directories that appear whole or not at
  * all, and checked reads. All file I/O of the library happens in this layer.
  */
@@ -22,10 +22,10 @@
  * The downgrades of a save, each with its reason. The caller owns the list and copies it into
  * struct ioshape_report at the end.
  */
-struct io_notes {
+struct io_downgrades {
 	unsigned count;
 	unsigned short_results;
-	struct ioshape_downgrade downgrades[IOSHAPE_REPORT_DOWNGRADES];
+	struct ioshape_downgrade list[IOSHAPE_REPORT_DOWNGRADES];
 	/* Type of the filesystem; known even if the file could not be created. */
 	char filesystem[32];
 };
@@ -34,10 +34,10 @@ struct io_notes {
  * Adds a downgrade with its sentence. Does nothing if `notes` is NULL; if the list is full, it only
  * counts.
  */
-void io_note(struct io_notes *notes, enum ioshape_downgrade_code code, const char *format, ...)
-	__attribute__((format(printf, 3, 4)));
+void io_add_downgrade(struct io_downgrades *downgrades, enum ioshape_downgrade_code code,
+		      const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Copies the downgrades into the report. */
-void io_notes_report(const struct io_notes *notes, struct ioshape_report *report);
+void io_report_downgrades(const struct io_downgrades *downgrades, struct ioshape_report *report);
 
 /* ---- Settings -------------------------------------------------------------------------------- */
 
@@ -60,24 +60,26 @@ struct io_config {
 	struct fs_layout_request layout; /* stripes of new files */
 };
 
-/* ---- Lanes: request queues (queue.c) --------------------------------------------------------- */
+/* ---- Queues: request queues (queue.c) ---------------------------------------------------------
+ */
 
 /*
- * An engine and its buffers: the queue of I/O requests of one file. A lane serves one file at a
- * time, and one thread at a time. A context keeps its lanes for the next save. The first block of a
- * file opens the engine, so small files never pay for it.
+ * An engine and its buffers: the queue of I/O requests of one file. A queue serves one file at a
+ * time, and one thread at a time. A context keeps its queues for the next save. The first block of
+ * a file opens the engine, so small files never pay for it.
  */
-struct io_lane;
+struct io_queue;
 
-/* Creates a lane with the default buffers. *out is NULL on failure; the caller closes the lane. */
-int io_lane_open(struct io_lane **out, const struct io_config *config, struct base_error *error);
-/* Waits until no request is in flight, then frees the lane. NULL is allowed. */
-void io_lane_close(struct io_lane *lane);
+/* Creates a queue with the default buffers. *out is NULL on failure; the caller closes the queue.
+ */
+int io_queue_open(struct io_queue **out, const struct io_config *config, struct base_error *error);
+/* Waits until no request is in flight, then frees the queue. NULL is allowed. */
+void io_queue_close(struct io_queue *queue);
 /*
  * Sets the memory that later reads fill, so that they can fault its pages in ahead. `fresh` is
  * borrowed; NULL, the initial value, means that the memory is not known.
  */
-void io_lane_fills(struct io_lane *lane, struct base_fresh *fresh);
+void io_queue_fills(struct io_queue *queue, struct base_fresh *fresh);
 
 /* The way a file would be written: the result of io_choose(). */
 struct io_choice {
@@ -173,11 +175,11 @@ struct io_file_options {
 struct io_writer;
 
 /*
- * Opens the temporary file, or the pipe or device itself. The writer uses `lane` until
+ * Opens the temporary file, or the pipe or device itself. The writer uses `queue` until
  * io_writer_free(). It adds downgrades to `notes`, which must outlive the writer.
  */
-int io_writer_open(struct io_writer **out, struct io_lane *lane, const char *path,
-		   const struct io_file_options *options, struct io_notes *notes,
+int io_writer_open(struct io_writer **out, struct io_queue *queue, const char *path,
+		   const struct io_file_options *options, struct io_downgrades *downgrades,
 		   struct base_error *error);
 
 /*
@@ -358,7 +360,7 @@ struct io_piece {
  * cache are copied by several threads. Other stretches are read with direct I/O in large blocks,
  * far ahead. Progress is reported in bytes of pieces. `progress` may be NULL; `error` may not.
  */
-int io_read(struct io_lane *lane, const struct io_input *input, struct io_piece *pieces,
+int io_read(struct io_queue *queue, const struct io_input *input, struct io_piece *pieces,
 	    size_t count, ioshape_progress_fn progress, void *progress_user,
 	    struct base_error *error);
 
@@ -372,22 +374,22 @@ struct io_stream;
 int io_stream_open(struct io_stream **out, const struct io_input *input, uint64_t end,
 		   struct base_error *error);
 /*
- * Reads as io_read() does. Afterwards the stream keeps using the lane, unless io_stream_is_idle(),
- * so the caller must pass the same lane in the next call. After a failure the caller must stop the
+ * Reads as io_read() does. Afterwards the stream keeps using the queue, unless io_stream_is_idle(),
+ * so the caller must pass the same queue in the next call. After a failure the caller must stop the
  * stream.
  */
-int io_read_onward(struct io_stream *stream, struct io_lane *lane, struct io_piece *pieces,
+int io_read_onward(struct io_stream *stream, struct io_queue *queue, struct io_piece *pieces,
 		   size_t count, ioshape_progress_fn progress, void *progress_user,
 		   struct base_error *error);
 /*
  * Prefetches from `offset` on for later calls, as far as the buffers allow, without waiting. Call
- * it only while nothing is in flight. Afterwards the stream keeps using the lane, unless
+ * it only while nothing is in flight. Afterwards the stream keeps using the queue, unless
  * io_stream_is_idle(). Best effort; errors are ignored.
  */
-void io_stream_expect(struct io_stream *stream, struct io_lane *lane, uint64_t offset);
+void io_stream_expect(struct io_stream *stream, struct io_queue *queue, uint64_t offset);
 /* Returns whether nothing is prefetched, so that stopping loses nothing. */
 bool io_stream_is_idle(const struct io_stream *stream);
-/* Waits until nothing is in flight and stops using the lane. The stream can be used again. */
+/* Waits until nothing is in flight and stops using the queue. The stream can be used again. */
 void io_stream_stop(struct io_stream *stream);
 /* Stops and frees the stream. NULL is allowed. */
 void io_stream_free(struct io_stream *stream);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lanes: the rules for the requests of a file, and the queue of these requests. Engine, number of
- * buffers and their size may change from file to file. The lane sends full buffers when the
+ * Queues: the rules for the requests of a file, and the queue of these requests. Engine, number of
+ * buffers and their size may change from file to file. The queue sends full buffers when the
  * in-flight limit allows, resends the rest of short results, and continues through the page cache
  * if direct I/O does not work.
  */
@@ -65,7 +65,7 @@ struct io_shape io_shape_to_read(const struct io_config *config, const struct fs
 	shape.engine = choose_engine(config, fs);
 	if (!config->depth && bytes > shape.depth * shape.block_bytes)
 		shape.depth = MAX(shape.depth,
-				  MIN(IO_READ_DEPTH, IO_MOST_LANE_BYTES / shape.block_bytes));
+				  MIN(IO_READ_DEPTH, IO_MOST_QUEUE_BYTES / shape.block_bytes));
 	return shape;
 }
 
@@ -87,8 +87,8 @@ static size_t part_of(uint64_t stripe_bytes)
 
 /*
  * Returns the bytes of a request on stripes of this size: one stripe, several small stripes that
- * are worth a request, or an equal part of a stripe that is too large. Returns 0 if requests cannot
- * follow the stripes.
+ * are worth a request, or an equal component of a stripe that is too large. Returns 0 if requests
+ * cannot follow the stripes.
  */
 static size_t stripe_block(uint64_t stripe_bytes)
 {
@@ -100,14 +100,14 @@ static size_t stripe_block(uint64_t stripe_bytes)
 }
 
 /* Returns the layout component of byte `offset`; NULL if requests cannot follow its stripes. */
-static const struct fs_part *stripes_at(const struct fs_layout *layout, uint64_t offset)
+static const struct fs_component *stripes_at(const struct fs_layout *layout, uint64_t offset)
 {
-	const struct fs_part *part;
+	const struct fs_component *component;
 
-	for (uint32_t i = 0; i < MIN(layout->count, (uint32_t)FS_MOST_PARTS); i++) {
-		part = &layout->parts[i];
-		if (offset >= part->begin && offset < part->end)
-			return stripe_block(part->stripe_bytes) ? part : NULL;
+	for (uint32_t i = 0; i < MIN(layout->count, (uint32_t)FS_MOST_COMPONENTS); i++) {
+		component = &layout->components[i];
+		if (offset >= component->begin && offset < component->end)
+			return stripe_block(component->stripe_bytes) ? component : NULL;
 	}
 	return NULL;
 }
@@ -127,19 +127,19 @@ static uint64_t bytes_for(uint32_t targets, uint64_t stripe_bytes)
  * Returns the layout component that needs the most buffer memory, among those that a file of
  * file_bytes reaches. NULL if there is none.
  */
-static const struct fs_part *widest(const struct fs_layout *layout, uint64_t file_bytes)
+static const struct fs_component *widest(const struct fs_layout *layout, uint64_t file_bytes)
 {
-	const struct fs_part *part, *found = NULL;
+	const struct fs_component *component, *found = NULL;
 
-	for (uint32_t i = 0; i < MIN(layout->count, (uint32_t)FS_MOST_PARTS); i++) {
-		part = &layout->parts[i];
-		if (file_bytes && part->begin >= file_bytes)
+	for (uint32_t i = 0; i < MIN(layout->count, (uint32_t)FS_MOST_COMPONENTS); i++) {
+		component = &layout->components[i];
+		if (file_bytes && component->begin >= file_bytes)
 			continue;
-		if (!stripe_block(part->stripe_bytes))
+		if (!stripe_block(component->stripe_bytes))
 			continue;
-		if (!found || bytes_for(part->stripe_count, part->stripe_bytes) >
+		if (!found || bytes_for(component->stripe_count, component->stripe_bytes) >
 				      bytes_for(found->stripe_count, found->stripe_bytes))
-			found = part;
+			found = component;
 	}
 	return found;
 }
@@ -148,9 +148,9 @@ static size_t largest_block(const struct fs_layout *layout, uint64_t file_bytes)
 {
 	size_t most = 0;
 
-	for (uint32_t i = 0; i < MIN(layout->count, (uint32_t)FS_MOST_PARTS); i++) {
-		if (!file_bytes || layout->parts[i].begin < file_bytes)
-			most = MAX(most, stripe_block(layout->parts[i].stripe_bytes));
+	for (uint32_t i = 0; i < MIN(layout->count, (uint32_t)FS_MOST_COMPONENTS); i++) {
+		if (!file_bytes || layout->components[i].begin < file_bytes)
+			most = MAX(most, stripe_block(layout->components[i].stripe_bytes));
 	}
 	return most;
 }
@@ -158,55 +158,55 @@ static size_t largest_block(const struct fs_layout *layout, uint64_t file_bytes)
 /* Returns the number of buffers for so many bytes in flight, plus one that is filled meanwhile. */
 static unsigned buffers_for(uint64_t bytes, size_t block_bytes)
 {
-	uint64_t most = MAX(IO_MOST_LANE_BYTES / block_bytes, 2);
+	uint64_t most = MAX(IO_MOST_QUEUE_BYTES / block_bytes, 2);
 	uint64_t buffers = MAX(bytes / block_bytes, 1) + 1;
 
 	return (unsigned)MIN(MIN(buffers, most), IO_MOST_DEPTH);
 }
 
 /*
- * Sets the shape for striped files: a request has one stripe, several stripes, or an equal part of
- * one.
+ * Sets the shape for striped files: a request has one stripe, several stripes, or an equal
+ * component of one.
  */
 static void shape_for_stripes(struct io_shape *shape, const struct io_config *config,
-			      const struct fs_layout *layout, const struct fs_part *part,
+			      const struct fs_layout *layout, const struct fs_component *component,
 			      uint64_t file_bytes)
 {
 	/*
 	 * A file on all targets has a very large stripe_count; more targets than buffers do not
 	 * matter.
 	 */
-	const uint32_t targets = MIN(part->stripe_count, IO_MOST_DEPTH);
+	const uint32_t targets = MIN(component->stripe_count, IO_MOST_DEPTH);
 
 	shape->request_bytes = config->block_bytes ? config->block_bytes :
-						     stripe_block(part->stripe_bytes);
+						     stripe_block(component->stripe_bytes);
 	if (!config->block_bytes)
 		shape->block_bytes = largest_block(layout, file_bytes);
 	if (!config->depth)
-		shape->depth =
-			buffers_for(bytes_for(targets, part->stripe_bytes), shape->block_bytes);
+		shape->depth = buffers_for(bytes_for(targets, component->stripe_bytes),
+					   shape->block_bytes);
 	/* Requests that span targets are not attributed to one. */
-	if (!config->depth && part->stripe_count <= IO_MOST_TARGETS &&
-	    shape->request_bytes <= part->stripe_bytes) {
+	if (!config->depth && component->stripe_count <= IO_MOST_TARGETS &&
+	    shape->request_bytes <= component->stripe_bytes) {
 		shape->targets = targets;
-		shape->stripe_bytes = part->stripe_bytes;
+		shape->stripe_bytes = component->stripe_bytes;
 	}
 }
 
 /* Writes the reason for engine, blocks and depth, for the report. */
 static void explain(const struct io_config *config, const struct fs_info *fs,
-		    const struct fs_part *part, char *why, size_t why_bytes)
+		    const struct fs_component *component, char *why, size_t why_bytes)
 {
 	char blocks[64] = "";
 
 	if (config->block_bytes && config->depth)
 		snprintf(blocks, sizeof(blocks), "; blocks as requested");
-	else if (part)
+	else if (component)
 		snprintf(blocks, sizeof(blocks), "; %u stripes of %llu%c",
-			 MIN(part->stripe_count, IO_MOST_DEPTH),
-			 (unsigned long long)part->stripe_bytes /
-				 (part->stripe_bytes % MIB ? KIB : MIB),
-			 part->stripe_bytes % MIB ? 'K' : 'M');
+			 MIN(component->stripe_count, IO_MOST_DEPTH),
+			 (unsigned long long)component->stripe_bytes /
+				 (component->stripe_bytes % MIB ? KIB : MIB),
+			 component->stripe_bytes % MIB ? 'K' : 'M');
 	else if (config->block_bytes || config->depth)
 		snprintf(blocks, sizeof(blocks), "; blocks as requested");
 	else if (fs_cuts_requests(fs->family))
@@ -221,36 +221,36 @@ static void explain(const struct io_config *config, const struct fs_info *fs,
 struct io_shape io_shape_for(const struct io_config *config, const struct fs_info *fs,
 			     uint64_t file_bytes, char *why, size_t why_bytes)
 {
-	const struct fs_part *part = widest(&fs->layout, file_bytes);
+	const struct fs_component *component = widest(&fs->layout, file_bytes);
 	struct io_shape shape = shape_standard(config);
 
 	shape.engine = choose_engine(config, fs);
-	if (part && !(config->block_bytes && config->depth)) {
-		shape_for_stripes(&shape, config, &fs->layout, part, file_bytes);
+	if (component && !(config->block_bytes && config->depth)) {
+		shape_for_stripes(&shape, config, &fs->layout, component, file_bytes);
 	} else if (!config->block_bytes && !config->depth && fs_cuts_requests(fs->family)) {
 		shape.block_bytes = CUT_BYTES;
 		shape.depth = buffers_for((IO_DEPTH - 1) * IO_BLOCK_BYTES, CUT_BYTES);
 		shape.shared = true;
 	}
-	explain(config, fs, part, why, why_bytes);
+	explain(config, fs, component, why, why_bytes);
 	return shape;
 }
 
 size_t io_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes)
 {
-	const struct fs_part *part = stripes_at(layout, offset);
+	const struct fs_component *component = stripes_at(layout, offset);
 	uint64_t bytes, unit;
 
-	if (!part) {
+	if (!component) {
 		/* Not striped here, but the next component may be. */
-		part = fs_layout_at(layout, offset);
-		return part ? MIN(block_bytes, part->end - offset) : block_bytes;
+		component = fs_layout_at(layout, offset);
+		return component ? MIN(block_bytes, component->end - offset) : block_bytes;
 	}
-	bytes = stripe_block(part->stripe_bytes);
+	bytes = stripe_block(component->stripe_bytes);
 	/* Stripes are counted from the beginning of the file, not of the component. */
-	unit = MAX(bytes, part->stripe_bytes);
+	unit = MAX(bytes, component->stripe_bytes);
 	bytes = MIN(MIN(bytes, block_bytes), unit - offset % unit);
-	return MIN(bytes, part->end - offset);
+	return MIN(bytes, component->end - offset);
 }
 
 /* Most retries in a row of a request without progress. */
@@ -258,15 +258,16 @@ size_t io_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t 
 
 /* ---- Downgrades for the report --------------------------------------------------------------- */
 
-void io_note(struct io_notes *notes, enum ioshape_downgrade_code code, const char *format, ...)
+void io_add_downgrade(struct io_downgrades *downgrades, enum ioshape_downgrade_code code,
+		      const char *format, ...)
 {
 	struct ioshape_downgrade *downgrade;
 	va_list args;
 
-	if (!notes)
+	if (!downgrades)
 		return;
-	if (notes->count < IOSHAPE_REPORT_DOWNGRADES) {
-		downgrade = &notes->downgrades[notes->count];
+	if (downgrades->count < IOSHAPE_REPORT_DOWNGRADES) {
+		downgrade = &downgrades->list[downgrades->count];
 		downgrade->code = code;
 		va_start(args, format);
 		vsnprintf(downgrade->sentence, sizeof(downgrade->sentence), format, args);
@@ -274,13 +275,13 @@ void io_note(struct io_notes *notes, enum ioshape_downgrade_code code, const cha
 		base_make_plain(downgrade->sentence);
 		base_garble(downgrade->sentence);
 	}
-	notes->count++;
+	downgrades->count++;
 }
 
-void io_notes_report(const struct io_notes *notes, struct ioshape_report *report)
+void io_report_downgrades(const struct io_downgrades *downgrades, struct ioshape_report *report)
 {
-	report->downgrade_count = notes->count;
-	memcpy(report->downgrades, notes->downgrades, sizeof(report->downgrades));
+	report->downgrade_count = downgrades->count;
+	memcpy(report->downgrades, downgrades->list, sizeof(report->downgrades));
 }
 
 const char *io_remedy(int code)
@@ -331,46 +332,46 @@ const struct io_engine_ops *io_engine_of(enum ioshape_engine which)
 	}
 }
 
-static const struct io_engine_ops *const *engines_of(const struct io_lane *lane)
+static const struct io_engine_ops *const *engines_of(const struct io_queue *queue)
 {
-	return lane->config.engines ? lane->config.engines : engines_from(lane->shape.engine);
+	return queue->config.engines ? queue->config.engines : engines_from(queue->shape.engine);
 }
 
-static int try_engine(struct io_lane *lane, const struct io_engine_ops *ops, char *why,
+static int try_engine(struct io_queue *queue, const struct io_engine_ops *ops, char *why,
 		      size_t why_bytes)
 {
 	struct io_engine_params params = {
-		.depth = lane->shape.depth,
-		.memory = lane->memory,
-		.memory_bytes = lane->memory_bytes,
-		.log = lane->config.log,
+		.depth = queue->shape.depth,
+		.memory = queue->memory,
+		.memory_bytes = queue->memory_bytes,
+		.log = queue->config.log,
 	};
-	int ret = ops->open(&lane->engine, &params, why, why_bytes);
+	int ret = ops->open(&queue->engine, &params, why, why_bytes);
 
 	if (!ret) {
-		lane->ops = ops;
-		lane->engine_asked = lane->shape.engine;
-		lane->engine_depth = params.depth;
+		queue->ops = ops;
+		queue->engine_asked = queue->shape.engine;
+		queue->engine_depth = params.depth;
 	}
 	return ret;
 }
 
-static void remember_downgrade(struct io_lane *lane, const char *why)
+static void remember_downgrade(struct io_queue *queue, const char *why)
 {
-	size_t used = strlen(lane->downgrade);
+	size_t used = strlen(queue->downgrade);
 
 	if (*why)
-		snprintf(lane->downgrade + used, sizeof(lane->downgrade) - used, "%s%s",
+		snprintf(queue->downgrade + used, sizeof(queue->downgrade) - used, "%s%s",
 			 used ? ", " : "", why);
 }
 
 /* Closes the engine; the next file opens another one. */
-static void drop_engine(struct io_lane *lane)
+static void drop_engine(struct io_queue *queue)
 {
-	lane->ops->close(lane->engine);
-	lane->ops = NULL;
-	lane->engine_failed = false;
-	lane->downgrade[0] = 0;
+	queue->ops->close(queue->engine);
+	queue->ops = NULL;
+	queue->engine_failed = false;
+	queue->downgrade[0] = 0;
 }
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
@@ -379,151 +380,152 @@ static void drop_engine(struct io_lane *lane)
  * Allocates what the shape needs beyond the present buffers and memory. On failure the old memory
  * stays.
  */
-static int make_room(struct io_lane *lane, const struct io_shape *shape, struct base_error *error)
+static int make_room(struct io_queue *queue, const struct io_shape *shape, struct base_error *error)
 {
 	const size_t bytes = shape->block_bytes * shape->depth;
 	struct io_buffer *buffers;
 	uint8_t *memory;
 
-	if (shape->depth > lane->buffers_made) {
+	if (shape->depth > queue->buffers_made) {
 		buffers = calloc(shape->depth, sizeof(*buffers));
 		if (!buffers)
 			return base_no_memory(error, "an I/O queue",
 					      shape->depth * sizeof(*buffers));
-		free(lane->buffers);
-		lane->buffers = buffers;
-		lane->buffers_made = shape->depth;
-		lane->free = NULL;
+		free(queue->buffers);
+		queue->buffers = buffers;
+		queue->buffers_made = shape->depth;
+		queue->free = NULL;
 	}
-	if (bytes > lane->memory_bytes) {
+	if (bytes > queue->memory_bytes) {
 		memory = base_map(bytes);
 		if (!memory)
 			return base_no_memory(error, "I/O buffers", bytes);
 		/* The engine may have registered the old memory. */
-		if (lane->ops)
-			drop_engine(lane);
-		base_unmap(lane->memory, lane->memory_bytes);
-		lane->memory = memory;
-		lane->memory_bytes = bytes;
+		if (queue->ops)
+			drop_engine(queue);
+		base_unmap(queue->memory, queue->memory_bytes);
+		queue->memory = memory;
+		queue->memory_bytes = bytes;
 	}
 	return 0;
 }
 
-static void cut_buffers(struct io_lane *lane, const struct io_shape *shape)
+static void cut_buffers(struct io_queue *queue, const struct io_shape *shape)
 {
-	lane->shape = *shape;
-	lane->free = NULL;
+	queue->shape = *shape;
+	queue->free = NULL;
 	for (unsigned i = shape->depth; i-- > 0;) {
-		lane->buffers[i].data = lane->memory + i * shape->block_bytes;
-		io_lane_give_back(lane, &lane->buffers[i]);
+		queue->buffers[i].data = queue->memory + i * shape->block_bytes;
+		io_queue_give_back(queue, &queue->buffers[i]);
 	}
-	lane->limit = MAX(shape->depth - 1, 1u);
+	queue->limit = MAX(shape->depth - 1, 1u);
 }
 
 /* Returns whether the open engine is the one that this shape would open. */
-static bool serves(const struct io_lane *lane, const struct io_shape *shape)
+static bool serves(const struct io_queue *queue, const struct io_shape *shape)
 {
-	return shape->depth <= lane->engine_depth &&
-	       (lane->config.engines || shape->engine == lane->engine_asked);
+	return shape->depth <= queue->engine_depth &&
+	       (queue->config.engines || shape->engine == queue->engine_asked);
 }
 
-int io_lane_shape(struct io_lane *lane, const struct io_shape *shape, struct base_error *error)
+int io_queue_shape(struct io_queue *queue, const struct io_shape *shape, struct base_error *error)
 {
-	const struct io_shape before = lane->shape;
+	const struct io_shape before = queue->shape;
 	int ret;
 
 	if (shape->engine == before.engine && shape->block_bytes == before.block_bytes &&
 	    shape->depth == before.depth) {
 		/* The targets may differ. */
-		lane->shape = *shape;
+		queue->shape = *shape;
 		return 0;
 	}
-	ret = make_room(lane, shape, error);
-	if (!ret && lane->ops && !serves(lane, shape))
-		drop_engine(lane);
+	ret = make_room(queue, shape, error);
+	if (!ret && queue->ops && !serves(queue, shape))
+		drop_engine(queue);
 	/* Even after a failure: make_room() may have replaced the buffers. */
-	if (lane->memory)
-		cut_buffers(lane, ret ? &before : shape);
+	if (queue->memory)
+		cut_buffers(queue, ret ? &before : shape);
 	return ret;
 }
 
 /* Opens the first engine of the list that the kernel allows. */
-static int start_any(struct io_lane *lane, struct base_error *error)
+static int start_any(struct io_queue *queue, struct base_error *error)
 {
-	const struct io_engine_ops *const *engines = engines_of(lane);
+	const struct io_engine_ops *const *engines = engines_of(queue);
 	char why[200] = "";
 	int ret = -ENOTSUP;
 
 	for (size_t i = 0; ret && engines[i]; i++) {
-		ret = try_engine(lane, engines[i], why, sizeof(why));
-		lane->first_code = i ? lane->first_code : ret;
-		remember_downgrade(lane, why);
+		ret = try_engine(queue, engines[i], why, sizeof(why));
+		queue->first_code = i ? queue->first_code : ret;
+		remember_downgrade(queue, why);
 	}
 	if (ret)
-		return base_fail(error, ret, "no engine can be used (%s)", lane->downgrade);
-	if (*lane->downgrade)
-		base_log(&lane->config.log, IOSHAPE_LOG_INFO, "using the %s engine: %s",
-			 lane->ops->id, lane->downgrade);
+		return base_fail(error, ret, "no engine can be used (%s)", queue->downgrade);
+	if (*queue->downgrade)
+		base_log(&queue->config.log, IOSHAPE_LOG_INFO, "using the %s engine: %s",
+			 queue->ops->id, queue->downgrade);
 	return 0;
 }
 
-int io_lane_start(struct io_lane *lane, struct base_error *error)
+int io_queue_start(struct io_queue *queue, struct base_error *error)
 {
-	const struct io_engine_ops *asked = io_engine_of(lane->config.engine);
+	const struct io_engine_ops *asked = io_engine_of(queue->config.engine);
 	char why[200] = "";
 	int ret;
 
-	if (lane->engine_failed)
-		drop_engine(lane);
-	if (lane->ops)
+	if (queue->engine_failed)
+		drop_engine(queue);
+	if (queue->ops)
 		return 0;
 	if (!asked)
-		return start_any(lane, error);
-	ret = try_engine(lane, asked, why, sizeof(why));
+		return start_any(queue, error);
+	ret = try_engine(queue, asked, why, sizeof(why));
 	if (ret)
 		return base_fail_with(error, ret, "choose another engine or set engine=auto",
 				      "cannot use the requested %s engine (%s)", asked->id, why);
-	remember_downgrade(lane, why);
+	remember_downgrade(queue, why);
 	return 0;
 }
 
-/* ---- Lanes ----------------------------------------------------------------------------------- */
+/* ---- Queues -----------------------------------------------------------------------------------
+ */
 
-int io_lane_open(struct io_lane **out, const struct io_config *config, struct base_error *error)
+int io_queue_open(struct io_queue **out, const struct io_config *config, struct base_error *error)
 {
 	const struct io_shape shape = shape_standard(config);
-	struct io_lane *lane;
+	struct io_queue *queue;
 	int ret;
 
 	*out = NULL;
-	lane = calloc(1, sizeof(*lane));
-	if (!lane)
-		return base_no_memory(error, "an I/O queue", sizeof(*lane));
-	lane->config = *config;
-	lane->fd = -1;
-	ret = io_lane_shape(lane, &shape, error);
+	queue = calloc(1, sizeof(*queue));
+	if (!queue)
+		return base_no_memory(error, "an I/O queue", sizeof(*queue));
+	queue->config = *config;
+	queue->fd = -1;
+	ret = io_queue_shape(queue, &shape, error);
 	if (ret)
-		io_lane_close(lane);
+		io_queue_close(queue);
 	else
-		*out = lane;
+		*out = queue;
 	return ret;
 }
 
-void io_lane_close(struct io_lane *lane)
+void io_queue_close(struct io_queue *queue)
 {
-	if (!lane)
+	if (!queue)
 		return;
-	io_lane_drain(lane, NULL);
-	if (lane->ops)
-		lane->ops->close(lane->engine);
-	base_unmap(lane->memory, lane->memory_bytes);
-	free(lane->buffers);
-	free(lane);
+	io_queue_drain(queue, NULL);
+	if (queue->ops)
+		queue->ops->close(queue->engine);
+	base_unmap(queue->memory, queue->memory_bytes);
+	free(queue->buffers);
+	free(queue);
 }
 
-void io_lane_fills(struct io_lane *lane, struct base_fresh *fresh)
+void io_queue_fills(struct io_queue *queue, struct base_fresh *fresh)
 {
-	lane->fresh = fresh;
+	queue->fresh = fresh;
 }
 
 void io_choose(const struct io_config *config, const struct fs_info *fs, uint64_t file_bytes,
@@ -533,67 +535,67 @@ void io_choose(const struct io_config *config, const struct fs_info *fs, uint64_
 		io_shape_for(config, fs, file_bytes, choice->why, sizeof(choice->why));
 	const struct io_engine_ops *asked = io_engine_of(config->engine);
 	struct base_error error = { 0 };
-	struct io_lane *lane;
-	int ret = io_lane_open(&lane, config, &error);
+	struct io_queue *queue;
+	int ret = io_queue_open(&queue, config, &error);
 
 	if (!ret)
-		ret = io_lane_shape(lane, &shape, &error);
+		ret = io_queue_shape(queue, &shape, &error);
 	if (!ret)
-		ret = io_lane_start(lane, &error);
+		ret = io_queue_start(queue, &error);
 	choice->block_bytes = shape.block_bytes;
 	choice->depth = shape.depth;
-	choice->code = lane ? lane->first_code : ret;
-	choice->engine = !ret ? lane->ops->id : asked ? asked->id : "";
+	choice->code = queue ? queue->first_code : ret;
+	choice->engine = !ret ? queue->ops->id : asked ? asked->id : "";
 	snprintf(choice->note, sizeof(choice->note), "%.255s",
-		 ret ? error.sentence : lane->downgrade);
-	io_lane_close(lane);
+		 ret ? error.sentence : queue->downgrade);
+	io_queue_close(queue);
 }
 
 /* ---- Beginning and ending a file ------------------------------------------------------------- */
 
-static void begin_depth(struct io_lane *lane)
+static void begin_depth(struct io_queue *queue)
 {
-	const struct io_shape *shape = &lane->shape;
+	const struct io_shape *shape = &queue->shape;
 	const uint32_t targets = MAX(shape->targets, 1);
 	const struct io_depth_options options = {
 		.request_bytes = shape->request_bytes ? shape->request_bytes : shape->block_bytes,
 		.targets = targets,
 		.stripe_bytes = shape->stripe_bytes,
-		.most = MAX(lane->limit / targets, 1),
+		.most = MAX(queue->limit / targets, 1),
 		/* Engines that complete a request on submission have no latencies. */
-		.fixed = shape->fixed || !lane->ops->direct,
+		.fixed = shape->fixed || !queue->ops->direct,
 		.pauses = shape->targets > 0,
 		.shared = shape->shared,
 	};
 
-	io_depth_begin(&lane->depth, &options);
+	io_depth_begin(&queue->depth, &options);
 }
 
-void io_lane_attach(struct io_lane *lane, int fd, const char *path, bool reading,
-		    struct io_notes *notes)
+void io_queue_attach(struct io_queue *queue, int fd, const char *path, bool reading,
+		     struct io_downgrades *downgrades)
 {
-	lane->fd = fd;
-	lane->path = path;
-	lane->reading = reading;
-	lane->verb = reading ? "read" : "write";
-	lane->notes = notes;
-	lane->direct = false;
-	lane->alignment = 1;
+	queue->fd = fd;
+	queue->path = path;
+	queue->reading = reading;
+	queue->verb = reading ? "read" : "write";
+	queue->downgrades = downgrades;
+	queue->direct = false;
+	queue->alignment = 1;
 	if (!reading)
-		begin_depth(lane);
-	lane->file_bytes = UINT64_MAX;
-	if (*lane->downgrade)
-		io_note(notes, IOSHAPE_DOWNGRADE_ENGINE, "%s", lane->downgrade);
+		begin_depth(queue);
+	queue->file_bytes = UINT64_MAX;
+	if (*queue->downgrade)
+		io_add_downgrade(downgrades, IOSHAPE_DOWNGRADE_ENGINE, "%s", queue->downgrade);
 }
 
-void io_lane_detach(struct io_lane *lane)
+void io_queue_detach(struct io_queue *queue)
 {
-	if (lane->fd < 0)
+	if (queue->fd < 0)
 		return;
-	lane->fd = -1;
-	lane->direct = false;
-	lane->path = NULL;
-	lane->notes = NULL;
+	queue->fd = -1;
+	queue->direct = false;
+	queue->path = NULL;
+	queue->downgrades = NULL;
 }
 
 int io_set_direct(int fd, bool on)
@@ -606,7 +608,7 @@ int io_set_direct(int fd, bool on)
 	return fcntl(fd, F_SETFL, flags) ? -errno : 0;
 }
 
-uint32_t io_lane_direct_alignment(const struct io_lane *lane, const struct fs_info *fs)
+uint32_t io_queue_direct_alignment(const struct io_queue *queue, const struct fs_info *fs)
 {
 	/*
 	 * If the kernel does not tell the alignment, it is at most a page on every known
@@ -616,42 +618,42 @@ uint32_t io_lane_direct_alignment(const struct io_lane *lane, const struct fs_in
 
 	/* After a short result, the rest has the same offset in the buffer as in the block. */
 	alignment = MAX(alignment, fs->memory_alignment);
-	if (alignment & (alignment - 1) || lane->shape.block_bytes % alignment)
+	if (alignment & (alignment - 1) || queue->shape.block_bytes % alignment)
 		return 0;
 	return alignment;
 }
 
-static int try_direct(struct io_lane *lane, const struct fs_info *fs)
+static int try_direct(struct io_queue *queue, const struct fs_info *fs)
 {
-	if (!lane->ops->direct || (fs->direct_known && !fs->direct_works) ||
-	    !io_lane_direct_alignment(lane, fs))
+	if (!queue->ops->direct || (fs->direct_known && !fs->direct_works) ||
+	    !io_queue_direct_alignment(queue, fs))
 		return -ENOTSUP;
-	return io_set_direct(lane->fd, true);
+	return io_set_direct(queue->fd, true);
 }
 
-int io_lane_go_direct(struct io_lane *lane, const struct fs_info *fs, struct base_error *error)
+int io_queue_go_direct(struct io_queue *queue, const struct fs_info *fs, struct base_error *error)
 {
-	bool required = lane->config.direct == IOSHAPE_DIRECT_REQUIRE;
+	bool required = queue->config.direct == IOSHAPE_DIRECT_REQUIRE;
 	int ret;
 
-	/* io_lane_attach() has noted why it is this engine. */
-	if (lane->config.direct == IOSHAPE_DIRECT_OFF || (!lane->ops->direct && !required))
+	/* io_queue_attach() has noted why it is this engine. */
+	if (queue->config.direct == IOSHAPE_DIRECT_OFF || (!queue->ops->direct && !required))
 		return 0;
 	if (!required && fs_writes_cached(fs->family, fs->magic))
 		return 0;
-	ret = try_direct(lane, fs);
+	ret = try_direct(queue, fs);
 	if (ret && required)
 		return base_fail_with(error, ret, "use direct=prefer",
 				      "cannot use direct I/O on \"%s\" (%s, %s engine), which was "
 				      "required",
-				      lane->path, fs->type, lane->ops->id);
+				      queue->path, fs->type, queue->ops->id);
 	if (ret) {
-		io_note(lane->notes, IOSHAPE_DOWNGRADE_DIRECT, "no direct I/O on %s: %s", fs->type,
-			ioshape_strerror(ret));
+		io_add_downgrade(queue->downgrades, IOSHAPE_DOWNGRADE_DIRECT,
+				 "no direct I/O on %s: %s", fs->type, ioshape_strerror(ret));
 		return 0;
 	}
-	lane->direct = true;
-	lane->alignment = io_lane_direct_alignment(lane, fs);
+	queue->direct = true;
+	queue->alignment = io_queue_direct_alignment(queue, fs);
 	return 0;
 }
 
@@ -662,22 +664,22 @@ static struct io_buffer *buffer_of(struct io_op *op)
 	return (struct io_buffer *)((char *)op - offsetof(struct io_buffer, op));
 }
 
-struct io_buffer *io_lane_free_buffer(struct io_lane *lane)
+struct io_buffer *io_queue_free_buffer(struct io_queue *queue)
 {
-	struct io_op *op = lane->free;
+	struct io_op *op = queue->free;
 
 	if (!op)
 		return NULL;
-	lane->free = op->next;
+	queue->free = op->next;
 	return buffer_of(op);
 }
 
 static void add_part(struct io_buffer *buffer, const uint8_t *from, size_t bytes)
 {
-	struct iovec *part = &buffer->parts[buffer->op.part_count++];
+	struct iovec *component = &buffer->parts[buffer->op.part_count++];
 
-	memcpy(&part->iov_base, &from, sizeof(from)); /* writev() only reads it */
-	part->iov_len = bytes;
+	memcpy(&component->iov_base, &from, sizeof(from)); /* writev() only reads it */
+	component->iov_len = bytes;
 }
 
 /*
@@ -707,104 +709,104 @@ static void find_parts(struct io_buffer *buffer)
 		add_part(buffer, buffer->data + at, buffer->bytes - at);
 }
 
-static int send(struct io_lane *lane, struct io_buffer *buffer)
+static int send(struct io_queue *queue, struct io_buffer *buffer)
 {
 	int ret;
 
 	find_parts(buffer);
-	buffer->op.fd = lane->fd;
-	buffer->op.kind = lane->reading ? IO_READ : IO_WRITE;
+	buffer->op.fd = queue->fd;
+	buffer->op.kind = queue->reading ? IO_READ : IO_WRITE;
 	buffer->op.data = buffer->data + buffer->moved;
 	buffer->op.bytes = buffer->bytes - buffer->moved;
 	buffer->op.offset = buffer->offset + buffer->moved;
-	ret = lane->ops->submit(lane->engine, &buffer->op);
+	ret = queue->ops->submit(queue->engine, &buffer->op);
 	if (ret) {
 		buffer->failed = ret;
 		buffer->refused = true;
-		lane->engine_failed = true;
+		queue->engine_failed = true;
 		return ret;
 	}
 	buffer->in_flight = true;
-	lane->in_flight++;
+	queue->in_flight++;
 	return 0;
 }
 
 /* Sends a buffer for the first time, and tells the controller. For writing only. */
-static int leave(struct io_lane *lane, struct io_buffer *buffer)
+static int leave(struct io_queue *queue, struct io_buffer *buffer)
 {
 	buffer->sent_ns = base_now_ns();
-	io_depth_sent(&lane->depth, buffer->offset, buffer->bytes);
-	return send(lane, buffer);
+	io_depth_sent(&queue->depth, buffer->offset, buffer->bytes);
+	return send(queue, buffer);
 }
 
-static int tell_failure(const struct io_lane *lane, const struct io_buffer *buffer,
+static int tell_failure(const struct io_queue *queue, const struct io_buffer *buffer,
 			struct base_error *error)
 {
 	if (buffer->refused)
 		base_fail(error, buffer->failed,
 			  "cannot %s \"%s\" at offset %llu: the %s engine accepted no request",
-			  lane->verb, lane->path, (unsigned long long)buffer->op.offset,
-			  lane->ops->id);
+			  queue->verb, queue->path, (unsigned long long)buffer->op.offset,
+			  queue->ops->id);
 	else
 		base_fail_with(error, buffer->failed, io_remedy(buffer->failed),
-			       "cannot %s \"%s\" at offset %llu (%s, %s engine)", lane->verb,
-			       lane->path, (unsigned long long)buffer->op.offset,
-			       BASE_SIZE(buffer->op.bytes), lane->ops->id);
+			       "cannot %s \"%s\" at offset %llu (%s, %s engine)", queue->verb,
+			       queue->path, (unsigned long long)buffer->op.offset,
+			       BASE_SIZE(buffer->op.bytes), queue->ops->id);
 	base_error_at(error, buffer->op.offset);
 	return buffer->failed;
 }
 
-static bool may_leave(const struct io_lane *lane, const struct io_buffer *buffer)
+static bool may_leave(const struct io_queue *queue, const struct io_buffer *buffer)
 {
-	return lane->in_flight < lane->limit && io_depth_allows(&lane->depth, buffer->offset);
+	return queue->in_flight < queue->limit && io_depth_allows(&queue->depth, buffer->offset);
 }
 
 /* Sends the queued buffers that the in-flight limit allows; in order, for each target. */
-static int send_ready(struct io_lane *lane, struct base_error *error)
+static int send_ready(struct io_queue *queue, struct base_error *error)
 {
-	struct io_op **at = &lane->ready;
+	struct io_op **at = &queue->ready;
 
 	while (*at) {
 		struct io_buffer *buffer = buffer_of(*at);
 
-		if (!may_leave(lane, buffer)) {
+		if (!may_leave(queue, buffer)) {
 			at = &buffer->op.next;
 			continue;
 		}
 		*at = buffer->op.next;
-		lane->ready_count--;
-		if (leave(lane, buffer)) {
-			io_lane_give_back(lane, buffer);
-			return tell_failure(lane, buffer, error);
+		queue->ready_count--;
+		if (leave(queue, buffer)) {
+			io_queue_give_back(queue, buffer);
+			return tell_failure(queue, buffer, error);
 		}
 	}
 	return 0;
 }
 
 /* Drops the queued buffers after a failure: nothing more is sent. */
-static void drop_ready(struct io_lane *lane)
+static void drop_ready(struct io_queue *queue)
 {
-	while (lane->ready) {
-		struct io_buffer *buffer = buffer_of(lane->ready);
+	while (queue->ready) {
+		struct io_buffer *buffer = buffer_of(queue->ready);
 
-		lane->ready = buffer->op.next;
-		io_lane_give_back(lane, buffer);
+		queue->ready = buffer->op.next;
+		io_queue_give_back(queue, buffer);
 	}
-	lane->ready_count = 0;
+	queue->ready_count = 0;
 }
 
-static void keep_back(struct io_lane *lane, struct io_buffer *buffer)
+static void keep_back(struct io_queue *queue, struct io_buffer *buffer)
 {
-	struct io_op **end = &lane->ready;
+	struct io_op **end = &queue->ready;
 
 	while (*end)
 		end = &(*end)->next;
 	buffer->op.next = NULL;
 	*end = &buffer->op;
-	lane->ready_count++;
+	queue->ready_count++;
 }
 
-int io_lane_submit(struct io_lane *lane, struct io_buffer *buffer, struct base_error *error)
+int io_queue_submit(struct io_queue *queue, struct io_buffer *buffer, struct base_error *error)
 {
 	int ret;
 
@@ -814,17 +816,17 @@ int io_lane_submit(struct io_lane *lane, struct io_buffer *buffer, struct base_e
 	buffer->failed = 0;
 	buffer->refused = false;
 	/* Readers keep the limit themselves, since they take their blocks back in order. */
-	if (!lane->reading && (lane->ready || !may_leave(lane, buffer))) {
-		keep_back(lane, buffer);
-		ret = send_ready(lane, error);
+	if (!queue->reading && (queue->ready || !may_leave(queue, buffer))) {
+		keep_back(queue, buffer);
+		ret = send_ready(queue, error);
 		if (ret)
-			drop_ready(lane);
+			drop_ready(queue);
 		return ret;
 	}
-	ret = lane->reading ? send(lane, buffer) : leave(lane, buffer);
-	if (ret && !lane->reading) {
-		io_lane_give_back(lane, buffer);
-		return tell_failure(lane, buffer, error);
+	ret = queue->reading ? send(queue, buffer) : leave(queue, buffer);
+	if (ret && !queue->reading) {
+		io_queue_give_back(queue, buffer);
+		return tell_failure(queue, buffer, error);
 	}
 	return 0;
 }
@@ -833,20 +835,20 @@ int io_lane_submit(struct io_lane *lane, struct io_buffer *buffer, struct base_e
  * Switches to the page cache if the file accepted O_DIRECT but refuses direct requests. Returns
  * false if `code` means something else or direct I/O is required.
  */
-static bool leave_direct(struct io_lane *lane, int code)
+static bool leave_direct(struct io_queue *queue, int code)
 {
 	if (code != -EINVAL && code != -EOPNOTSUPP)
 		return false;
-	if (lane->config.direct == IOSHAPE_DIRECT_REQUIRE)
+	if (queue->config.direct == IOSHAPE_DIRECT_REQUIRE)
 		return false;
 	/* Another request has already changed the mode; this one is only sent again. */
-	if (!lane->direct)
-		return lane->alignment > 1;
-	if (io_set_direct(lane->fd, false))
+	if (!queue->direct)
+		return queue->alignment > 1;
+	if (io_set_direct(queue->fd, false))
 		return false;
-	lane->direct = false;
-	io_note(lane->notes, IOSHAPE_DOWNGRADE_DIRECT, "continued with buffered I/O: %s",
-		ioshape_strerror(code));
+	queue->direct = false;
+	io_add_downgrade(queue->downgrades, IOSHAPE_DOWNGRADE_DIRECT,
+			 "continued with buffered I/O: %s", ioshape_strerror(code));
 	return true;
 }
 
@@ -870,11 +872,11 @@ static bool may_retry(struct io_buffer *buffer)
  * Decides what to do about a failed request. The kernel returns -ECANCELED if the submitting thread
  * ends before it serves the request; readers may move between threads.
  */
-static int judge_failure(struct io_lane *lane, struct io_buffer *buffer, int code)
+static int judge_failure(struct io_queue *queue, struct io_buffer *buffer, int code)
 {
 	const bool passes = code == -EINTR || code == -EAGAIN || code == -ECANCELED;
 
-	if (!passes && !leave_direct(lane, code))
+	if (!passes && !leave_direct(queue, code))
 		return code;
 	return may_retry(buffer) ? SEND_AGAIN : code;
 }
@@ -884,12 +886,12 @@ static int judge_failure(struct io_lane *lane, struct io_buffer *buffer, int cod
  * progress. Direct I/O continues only at aligned offsets, so bytes after the last one are moved
  * again.
  */
-static bool goes_on(const struct io_lane *lane, struct io_buffer *buffer, size_t bytes)
+static bool goes_on(const struct io_queue *queue, struct io_buffer *buffer, size_t bytes)
 {
 	size_t moved = buffer->moved + bytes;
 
-	if (lane->direct)
-		moved -= moved % lane->alignment;
+	if (queue->direct)
+		moved -= moved % queue->alignment;
 	if (moved <= buffer->moved)
 		return may_retry(buffer);
 	buffer->moved = moved;
@@ -897,20 +899,20 @@ static bool goes_on(const struct io_lane *lane, struct io_buffer *buffer, size_t
 	return true;
 }
 
-static int judge_short_write(const struct io_lane *lane, struct io_buffer *buffer, size_t bytes)
+static int judge_short_write(const struct io_queue *queue, struct io_buffer *buffer, size_t bytes)
 {
-	return goes_on(lane, buffer, bytes) ? SEND_AGAIN : -EIO;
+	return goes_on(queue, buffer, bytes) ? SEND_AGAIN : -EIO;
 }
 
 /*
  * Decides what to do about a short read. The end of the file is no failure, whether it was known or
  * not.
  */
-static int judge_short_read(const struct io_lane *lane, struct io_buffer *buffer, size_t bytes)
+static int judge_short_read(const struct io_queue *queue, struct io_buffer *buffer, size_t bytes)
 {
-	const bool ends = !bytes || buffer->offset + buffer->moved + bytes >= lane->file_bytes;
+	const bool ends = !bytes || buffer->offset + buffer->moved + bytes >= queue->file_bytes;
 
-	if (!ends && goes_on(lane, buffer, bytes))
+	if (!ends && goes_on(queue, buffer, bytes))
 		return SEND_AGAIN;
 	buffer->moved += bytes;
 	return 0;
@@ -920,7 +922,7 @@ static int judge_short_read(const struct io_lane *lane, struct io_buffer *buffer
  * Decides what a completion means. Returns 0 if the buffer is done, SEND_AGAIN, or a negative
  * errno.
  */
-static int judge(struct io_lane *lane, struct io_buffer *buffer)
+static int judge(struct io_queue *queue, struct io_buffer *buffer)
 {
 	const int64_t result = buffer->op.result;
 	int ret;
@@ -932,13 +934,13 @@ static int judge(struct io_lane *lane, struct io_buffer *buffer)
 	if (result > (int64_t)buffer->op.bytes)
 		return -EIO;
 	if (result < 0)
-		ret = judge_failure(lane, buffer, (int)result);
-	else if (lane->reading)
-		ret = judge_short_read(lane, buffer, (size_t)result);
+		ret = judge_failure(queue, buffer, (int)result);
+	else if (queue->reading)
+		ret = judge_short_read(queue, buffer, (size_t)result);
 	else
-		ret = judge_short_write(lane, buffer, (size_t)result);
-	if (ret == SEND_AGAIN && lane->notes)
-		lane->notes->short_results++;
+		ret = judge_short_write(queue, buffer, (size_t)result);
+	if (ret == SEND_AGAIN && queue->downgrades)
+		queue->downgrades->short_results++;
 	return ret;
 }
 
@@ -946,30 +948,30 @@ static int judge(struct io_lane *lane, struct io_buffer *buffer)
 #define AT_ONCE_NS 20000u
 
 /*
- * Tells the controller the latency of a request. The latency is only known if the lane was waiting
+ * Tells the controller the latency of a request. The latency is only known if the queue was waiting
  * for this completion or for one just before. Otherwise a slow program or other work of the
- * processor may have delayed the lane.
+ * processor may have delayed the queue.
  */
-static void tell_depth(struct io_lane *lane, const struct io_buffer *buffer, uint64_t asked_ns)
+static void tell_depth(struct io_queue *queue, const struct io_buffer *buffer, uint64_t asked_ns)
 {
 	const uint64_t now_ns = base_now_ns();
 	bool unseen;
 
 	if (now_ns - asked_ns > AT_ONCE_NS)
-		lane->waited_ns = now_ns;
-	unseen = now_ns - lane->waited_ns > (now_ns - buffer->sent_ns) / 4;
-	io_depth_answered(&lane->depth, buffer->offset, buffer->bytes, buffer->sent_ns, now_ns,
-			  unseen || !lane->ready);
+		queue->waited_ns = now_ns;
+	unseen = now_ns - queue->waited_ns > (now_ns - buffer->sent_ns) / 4;
+	io_depth_answered(&queue->depth, buffer->offset, buffer->bytes, buffer->sent_ns, now_ns,
+			  unseen || !queue->ready);
 }
 
 /*
  * Makes the kernel start writeback of a buffered block, so that fsync finds little left. Errors are
  * ignored: fsync reports them.
  */
-static void begin_writeback(const struct io_lane *lane, const struct io_buffer *buffer)
+static void begin_writeback(const struct io_queue *queue, const struct io_buffer *buffer)
 {
-	if (!lane->direct && lane->fd >= 0)
-		sync_file_range(lane->fd, (off_t)buffer->offset, (off_t)buffer->bytes,
+	if (!queue->direct && queue->fd >= 0)
+		sync_file_range(queue->fd, (off_t)buffer->offset, (off_t)buffer->bytes,
 				SYNC_FILE_RANGE_WRITE);
 }
 
@@ -977,84 +979,84 @@ static void begin_writeback(const struct io_lane *lane, const struct io_buffer *
  * Waits for one completion and acts on it: resends, records a failure, or frees the buffer and
  * sends the next.
  */
-static int reap(struct io_lane *lane, struct base_error *error)
+static int reap(struct io_queue *queue, struct base_error *error)
 {
-	const uint64_t asked_ns = lane->reading ? 0 : base_now_ns();
-	struct io_op *op = lane->ops->wait(lane->engine);
+	const uint64_t asked_ns = queue->reading ? 0 : base_now_ns();
+	struct io_op *op = queue->ops->wait(queue->engine);
 	struct io_buffer *buffer;
 	int ret;
 
 	if (!op) {
-		lane->in_flight = 0;
-		lane->engine_failed = true;
-		drop_ready(lane);
+		queue->in_flight = 0;
+		queue->engine_failed = true;
+		drop_ready(queue);
 		return base_refuse(error, -EIO, "the %s engine lost requests for \"%s\"",
-				   lane->ops->id, lane->path);
+				   queue->ops->id, queue->path);
 	}
 	buffer = buffer_of(op);
 	buffer->in_flight = false;
-	lane->in_flight--;
-	ret = judge(lane, buffer);
+	queue->in_flight--;
+	ret = judge(queue, buffer);
 	if (ret == SEND_AGAIN) {
-		ret = send(lane, buffer);
+		ret = send(queue, buffer);
 	} else if (ret) {
 		buffer->failed = ret;
 		/* The engine may be at fault; opening another one costs little after a failure. */
-		lane->engine_failed = true;
+		queue->engine_failed = true;
 	}
 	/* A reader still needs the buffer. */
-	if (lane->reading)
+	if (queue->reading)
 		return 0;
 	if (!buffer->in_flight)
-		tell_depth(lane, buffer, asked_ns);
+		tell_depth(queue, buffer, asked_ns);
 	if (ret)
-		tell_failure(lane, buffer, error);
+		tell_failure(queue, buffer, error);
 	else if (!buffer->in_flight)
-		begin_writeback(lane, buffer);
+		begin_writeback(queue, buffer);
 	if (!buffer->in_flight)
-		io_lane_give_back(lane, buffer);
+		io_queue_give_back(queue, buffer);
 	if (!ret)
-		ret = send_ready(lane, error);
+		ret = send_ready(queue, error);
 	if (ret)
-		drop_ready(lane);
+		drop_ready(queue);
 	return ret;
 }
 
 /*
- * Returns whether enough buffers are queued. Then the lane waits for completions, so that it sees
+ * Returns whether enough buffers are queued. Then the queue waits for completions, so that it sees
  * when they come.
  */
-static bool is_ahead(const struct io_lane *lane)
+static bool is_ahead(const struct io_queue *queue)
 {
-	return !lane->reading && lane->in_flight && !lane->depth.options.fixed &&
-	       lane->ready_count >= lane->depth.limit * lane->depth.options.targets;
+	return !queue->reading && queue->in_flight && !queue->depth.options.fixed &&
+	       queue->ready_count >= queue->depth.limit * queue->depth.options.targets;
 }
 
-int io_lane_take(struct io_lane *lane, struct io_buffer **buffer, struct base_error *error)
+int io_queue_take(struct io_queue *queue, struct io_buffer **buffer, struct base_error *error)
 {
 	int ret;
 
-	while (is_ahead(lane)) {
-		ret = reap(lane, error);
+	while (is_ahead(queue)) {
+		ret = reap(queue, error);
 		if (ret)
 			return ret;
 	}
-	while (!(*buffer = io_lane_free_buffer(lane))) {
-		ret = reap(lane, error);
+	while (!(*buffer = io_queue_free_buffer(queue))) {
+		ret = reap(queue, error);
 		if (ret)
 			return ret;
 	}
 	return 0;
 }
 
-int io_lane_finish(struct io_lane *lane, struct io_buffer *buffer, struct base_error *error)
+int io_queue_finish(struct io_queue *queue, struct io_buffer *buffer, struct base_error *error)
 {
 	int ret = 0;
 
 	while (!ret && buffer->in_flight)
-		ret = reap(lane, error);
+		ret = reap(queue, error);
 	if (!ret && buffer->failed)
-		ret = tell_failure(lane, buffer, error);
+		ret = tell_failure(queue, buffer, error);
 	return ret;
 }
 
@@ -1064,36 +1066,36 @@ int io_lane_finish(struct io_lane *lane, struct io_buffer *buffer, struct base_e
 /* Least time to create a file on a network filesystem: a few replies of a metadata server. */
 #define BEGINNING_NS 20000000u
 
-unsigned io_lane_tail(const struct io_lane *lane, uint64_t submitted, uint64_t took_ns,
-		      uint64_t beginning_ns)
+unsigned io_queue_tail(const struct io_queue *queue, uint64_t submitted, uint64_t took_ns,
+		       uint64_t beginning_ns)
 {
 	const uint64_t left =
-		(lane->in_flight + lane->ready_count) * (uint64_t)lane->shape.block_bytes;
+		(queue->in_flight + queue->ready_count) * (uint64_t)queue->shape.block_bytes;
 	const uint64_t done = submitted - MIN(left, submitted);
 	const double requests = (double)done / (double)MAX(took_ns, 1000) *
 				(double)MAX(beginning_ns, BEGINNING_NS) /
-				(double)lane->shape.block_bytes;
+				(double)queue->shape.block_bytes;
 	/* On shared storage, requests that wait delay other writers. */
-	const double enough = lane->shape.shared ? lane->depth.limit : lane->limit / TAIL_PART;
+	const double enough = queue->shape.shared ? queue->depth.limit : queue->limit / TAIL_PART;
 
-	return (unsigned)MIN(MAX(requests, enough), lane->limit / 2.0);
+	return (unsigned)MIN(MAX(requests, enough), queue->limit / 2.0);
 }
 
-int io_lane_settle(struct io_lane *lane, unsigned most, struct base_error *error)
+int io_queue_settle(struct io_queue *queue, unsigned most, struct base_error *error)
 {
 	int ret = 0;
 
-	while (!ret && lane->in_flight && lane->ready_count + lane->in_flight > most)
-		ret = reap(lane, error);
+	while (!ret && queue->in_flight && queue->ready_count + queue->in_flight > most)
+		ret = reap(queue, error);
 	return ret;
 }
 
-int io_lane_drain(struct io_lane *lane, struct base_error *error)
+int io_queue_drain(struct io_queue *queue, struct base_error *error)
 {
 	int first = 0;
 
-	while (lane->in_flight) {
-		int ret = reap(lane, error);
+	while (queue->in_flight) {
+		int ret = reap(queue, error);
 
 		if (ret && !first)
 			first = ret;

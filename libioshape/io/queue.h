@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private to the I/O layer: engines, the rules that choose them, and lanes, which pass buffers
+ * Private to the I/O layer: engines, the rules that choose them, and queues, which pass buffers
  * between the code that fills or empties them and the engine.
  *
  * To write: take a buffer, fill it, submit it, …, drain. To read: take a buffer, submit it, and
@@ -19,8 +19,8 @@
 enum io_kind { IO_WRITE, IO_READ };
 
 /*
- * A request. The lane fills it in and the engine completes it. It must stay at its address while it
- * is in flight.
+ * A request. The queue fills it in and the engine completes it. It must stay at its address while
+ * it is in flight.
  */
 struct io_op {
 	enum io_kind kind;
@@ -88,8 +88,8 @@ const struct io_engine_ops *io_engine_of(enum ioshape_engine which);
  */
 #define IO_READ_DEPTH 28u
 
-/* Limits of a lane's buffers unless the user sets them. There are always at least two blocks. */
-#define IO_MOST_LANE_BYTES (128 * MIB)
+/* Limits of a queue's buffers unless the user sets them. There are always at least two blocks. */
+#define IO_MOST_QUEUE_BYTES (128 * MIB)
 #define IO_MOST_DEPTH 64u
 
 /* How a file is written or read: the engine and its requests. */
@@ -121,7 +121,8 @@ struct io_shape io_shape_for(const struct io_config *config, const struct fs_inf
 /* Returns the length of the request at `offset`, for buffers of `block_bytes`. Pure. */
 size_t io_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes);
 
-/* ---- Buffers and lanes (queue.c) ------------------------------------------------------------- */
+/* ---- Buffers and queues (queue.c) -------------------------------------------------------------
+ */
 
 /* Borrowed ranges of a block. A block rarely has more tensors that are large enough to borrow. */
 #define IO_MOST_LOANS 16u
@@ -155,7 +156,7 @@ struct io_buffer {
 	struct iovec parts[2 * IO_MOST_LOANS + 1];
 };
 
-struct io_lane {
+struct io_queue {
 	struct io_config config;
 	struct io_shape shape; /* shape for the current file */
 	uint8_t *memory;
@@ -175,7 +176,7 @@ struct io_lane {
 	struct io_op *ready;
 	unsigned ready_count;
 	struct io_depth depth;           /* when writing */
-	uint64_t waited_ns;              /* time at which the lane last waited for a completion */
+	uint64_t waited_ns;              /* time at which the queue last waited for a completion */
 	const struct io_engine_ops *ops; /* NULL until the first block opens the engine */
 	void *engine;
 	/* Engine that the shape asked for when this one was opened. */
@@ -195,69 +196,69 @@ struct io_lane {
 	const char *path;
 	const char *verb; /* "write" or "read" */
 	bool reading;
-	bool direct;            /* fd has O_DIRECT set now */
-	uint32_t alignment;     /* required alignment of offsets and sizes while fd is direct */
-	uint64_t file_bytes;    /* when reading; UINT64_MAX: not known */
-	struct io_notes *notes; /* may be NULL */
+	bool direct;         /* fd has O_DIRECT set now */
+	uint32_t alignment;  /* required alignment of offsets and sizes while fd is direct */
+	uint64_t file_bytes; /* when reading; UINT64_MAX: not known */
+	struct io_downgrades *downgrades; /* may be NULL */
 };
 
 /*
  * Divides the memory into buffers of a new shape, and allocates more memory if needed. Closes the
  * engine only if the shape needs another one or a larger one; the next file opens it. No buffer may
- * be in use. On -ENOMEM the lane keeps its old shape.
+ * be in use. On -ENOMEM the queue keeps its old shape.
  */
-int io_lane_shape(struct io_lane *lane, const struct io_shape *shape, struct base_error *error);
+int io_queue_shape(struct io_queue *queue, const struct io_shape *shape, struct base_error *error);
 
 /* Opens the engine unless an earlier file has opened it. Fails only if no engine works. */
-int io_lane_start(struct io_lane *lane, struct base_error *error);
+int io_queue_start(struct io_queue *queue, struct base_error *error);
 
 /* Begin and end the work on a file. Nothing may be in flight at the end. */
-void io_lane_attach(struct io_lane *lane, int fd, const char *path, bool reading,
-		    struct io_notes *notes);
-void io_lane_detach(struct io_lane *lane);
+void io_queue_attach(struct io_queue *queue, int fd, const char *path, bool reading,
+		     struct io_downgrades *downgrades);
+void io_queue_detach(struct io_queue *queue);
 
 /*
  * Switches the file to direct I/O if engine, policy and filesystem permit. If the policy requires
  * it and it cannot be used, returns -ENOTSUP with an error message. Otherwise it notes a downgrade.
  */
-int io_lane_go_direct(struct io_lane *lane, const struct fs_info *fs, struct base_error *error);
+int io_queue_go_direct(struct io_queue *queue, const struct fs_info *fs, struct base_error *error);
 
 /* Sets or clears O_DIRECT. Returns 0 or a negative errno. */
 int io_set_direct(int fd, bool on);
 
 /*
- * Returns the alignment of offsets and sizes that direct I/O needs there; 0 if blocks of this lane
+ * Returns the alignment of offsets and sizes that direct I/O needs there; 0 if blocks of this queue
  * do not have it.
  */
-uint32_t io_lane_direct_alignment(const struct io_lane *lane, const struct fs_info *fs);
+uint32_t io_queue_direct_alignment(const struct io_queue *queue, const struct fs_info *fs);
 
 /* Returns a free buffer without waiting; NULL if there is none. */
-struct io_buffer *io_lane_free_buffer(struct io_lane *lane);
+struct io_buffer *io_queue_free_buffer(struct io_queue *queue);
 /* Returns a buffer that is not in flight to the free list. */
-static inline void io_lane_give_back(struct io_lane *lane, struct io_buffer *buffer)
+static inline void io_queue_give_back(struct io_queue *queue, struct io_buffer *buffer)
 {
 	buffer->loan_count = 0;
-	buffer->op.next = lane->free;
-	lane->free = &buffer->op;
+	buffer->op.next = queue->free;
+	queue->free = &buffer->op;
 }
 
 /*
  * Returns a free buffer in *buffer, waiting for a completion if needed. When writing, completed
  * buffers are free.
  */
-int io_lane_take(struct io_lane *lane, struct io_buffer **buffer, struct base_error *error);
+int io_queue_take(struct io_queue *queue, struct io_buffer **buffer, struct base_error *error);
 
 /*
  * Queues the transfer of buffer->bytes bytes at buffer->offset.
  *
- * When writing, the lane sends the buffer as soon as the in-flight limit allows. The lane owns the
- * buffer from now on, even after a failure. Failures that are known at once are returned. When
- * reading, failures are kept for io_lane_finish(), because prefetched bytes may never be used.
+ * When writing, the queue sends the buffer as soon as the in-flight limit allows. The queue owns
+ * the buffer from now on, even after a failure. Failures that are known at once are returned. When
+ * reading, failures are kept for io_queue_finish(), because prefetched bytes may never be used.
  */
-int io_lane_submit(struct io_lane *lane, struct io_buffer *buffer, struct base_error *error);
+int io_queue_submit(struct io_queue *queue, struct io_buffer *buffer, struct base_error *error);
 
 /* Waits until this buffer is done and returns its result. Other buffers may complete meanwhile. */
-int io_lane_finish(struct io_lane *lane, struct io_buffer *buffer, struct base_error *error);
+int io_queue_finish(struct io_queue *queue, struct io_buffer *buffer, struct base_error *error);
 
 /* Returns the advice for a failed write or read; "" if there is none. */
 const char *io_remedy(int code);
@@ -267,13 +268,13 @@ const char *io_remedy(int code);
  * completes while the next writer creates its file, and at least a share of the requests.
  * `submitted` bytes of this file were sent in `took_ns`; creating this file took `beginning_ns`.
  */
-unsigned io_lane_tail(const struct io_lane *lane, uint64_t submitted, uint64_t took_ns,
-		      uint64_t beginning_ns);
+unsigned io_queue_tail(const struct io_queue *queue, uint64_t submitted, uint64_t took_ns,
+		       uint64_t beginning_ns);
 
 /* Waits until at most `most` requests are in flight or queued. For writing only. */
-int io_lane_settle(struct io_lane *lane, unsigned most, struct base_error *error);
+int io_queue_settle(struct io_queue *queue, unsigned most, struct base_error *error);
 
 /* Waits until nothing is in flight, even after failures. Returns the first failure when writing. */
-int io_lane_drain(struct io_lane *lane, struct base_error *error);
+int io_queue_drain(struct io_queue *queue, struct base_error *error);
 
 #endif

@@ -248,7 +248,7 @@ int io_input_get_beside(const struct io_input *input, const char *suffix, size_t
 
 /* One call of io_read() or io_read_onward(). */
 struct reading {
-	struct io_lane *lane;
+	struct io_queue *queue;
 	const struct io_input *input;
 	ioshape_progress_fn progress;
 	void *progress_user;
@@ -295,7 +295,7 @@ struct io_stream {
 	const struct io_input *input;
 	uint64_t end; /* end of prefetching */
 
-	struct io_lane *lane;    /* NULL while nothing is in flight or kept */
+	struct io_queue *queue;  /* NULL while nothing is in flight or kept */
 	struct io_buffer **fifo; /* buffers in order of submission, oldest at `head` */
 	unsigned head, queued;
 	/* Where the next request begins if it continues the last one. */
@@ -482,7 +482,7 @@ static int read_piece(struct hand *hand, struct io_piece *piece)
 		sip = MIN(piece->bytes - done, SIP_BYTES);
 		to = piece->into ? (uint8_t *)piece->into + done : hand->scratch;
 		if (piece->into)
-			base_fresh_prepare(hand->job->reading->lane->fresh, to, sip);
+			base_fresh_prepare(hand->job->reading->queue->fresh, to, sip);
 		ret = io_input_get(input, piece->offset + done - input->base, to, sip,
 				   &hand->error);
 		if (!ret && piece->want_crc)
@@ -556,7 +556,7 @@ static int read_cached(struct io_stream *stream, struct reading *reading, struct
 {
 	const bool is_alone = bytes < PARALLEL_BYTES || is_read_in_order(reading->input);
 	const unsigned wanted = is_alone ? 1 :
-					   MIN(reading->lane->config.threads, BASE_MOST_HELPERS);
+					   MIN(reading->queue->config.threads, BASE_MOST_HELPERS);
 	struct hand *hands = calloc(wanted, sizeof(*hands));
 	struct job job = { .stream = stream,
 			   .asking = PTHREAD_MUTEX_INITIALIZER,
@@ -624,13 +624,13 @@ static void *prepare_all(void *argument)
 static void start_preparer(struct preparer *preparer, const struct reading *reading,
 			   const struct io_piece *pieces, size_t count)
 {
-	const struct io_lane *lane = reading->lane;
+	const struct io_queue *queue = reading->queue;
 
 	*preparer = (struct preparer){
-		.fresh = lane->fresh, .reading = reading, .pieces = pieces, .count = count
+		.fresh = queue->fresh, .reading = reading, .pieces = pieces, .count = count
 	};
 	/* Without the thread, consume_piece() prepares the memory. */
-	if (lane->fresh && lane->config.threads > 1)
+	if (queue->fresh && queue->config.threads > 1)
 		preparer->runs = !base_start_thread(&preparer->thread, prepare_all, preparer);
 }
 
@@ -646,7 +646,7 @@ static void stop_preparer(struct preparer *preparer)
 
 static struct io_buffer *buffer_at(const struct io_stream *stream, unsigned at)
 {
-	return stream->fifo[(stream->head + at) % stream->lane->shape.depth];
+	return stream->fifo[(stream->head + at) % stream->queue->shape.depth];
 }
 
 static uint64_t buffer_end(const struct io_buffer *buffer)
@@ -657,14 +657,14 @@ static uint64_t buffer_end(const struct io_buffer *buffer)
 /* Frees the oldest block, which must not be in flight. */
 static void let_go(struct io_stream *stream)
 {
-	io_lane_give_back(stream->lane, buffer_at(stream, 0));
-	stream->head = (stream->head + 1) % stream->lane->shape.depth;
+	io_queue_give_back(stream->queue, buffer_at(stream, 0));
+	stream->head = (stream->head + 1) % stream->queue->shape.depth;
 	stream->queued--;
 }
 
 static bool covers(const struct io_stream *stream, uint64_t offset)
 {
-	return stream->lane && stream->queued && offset >= buffer_at(stream, 0)->offset &&
+	return stream->queue && stream->queued && offset >= buffer_at(stream, 0)->offset &&
 	       offset < stream->next_offset;
 }
 
@@ -677,7 +677,7 @@ static void go_to(struct io_stream *stream, uint64_t offset)
 	bool back = offset < stream->next_offset && !covers(stream, offset);
 
 	while (stream->queued && (back || buffer_end(buffer_at(stream, 0)) <= offset)) {
-		io_lane_finish(stream->lane, buffer_at(stream, 0), NULL);
+		io_queue_finish(stream->queue, buffer_at(stream, 0), NULL);
 		let_go(stream);
 	}
 	if (back) {
@@ -691,7 +691,7 @@ static void go_to(struct io_stream *stream, uint64_t offset)
 /* Returns where prefetching from `from` on ends; `from` itself if there is nothing to prefetch. */
 static uint64_t ahead_limit(struct io_stream *stream, uint64_t from)
 {
-	uint64_t wanted = MIN(from + stream->lane->shape.block_bytes, stream->ahead_end), next;
+	uint64_t wanted = MIN(from + stream->queue->shape.block_bytes, stream->ahead_end), next;
 
 	if (wanted <= from)
 		return from;
@@ -712,7 +712,7 @@ static uint64_t ahead_limit(struct io_stream *stream, uint64_t from)
  */
 static bool next_request(struct io_stream *stream, uint64_t *offset, size_t *bytes)
 {
-	uint64_t block = stream->lane->shape.block_bytes, unit = stream->lane->alignment;
+	uint64_t block = stream->queue->shape.block_bytes, unit = stream->queue->alignment;
 	uint64_t begin = stream->next_offset, end;
 	size_t i;
 
@@ -741,20 +741,20 @@ static bool next_request(struct io_stream *stream, uint64_t *offset, size_t *byt
 /* Sends requests until `most` blocks are in flight or kept. */
 static void fill_queue(struct io_stream *stream, unsigned most)
 {
-	struct io_lane *lane = stream->lane;
+	struct io_queue *queue = stream->queue;
 	struct io_buffer *buffer;
 
 	while (stream->queued < most) {
-		buffer = io_lane_free_buffer(lane);
+		buffer = io_queue_free_buffer(queue);
 		if (!buffer)
 			break;
 		if (!next_request(stream, &buffer->offset, &buffer->bytes)) {
-			io_lane_give_back(lane, buffer);
+			io_queue_give_back(queue, buffer);
 			break;
 		}
-		stream->fifo[(stream->head + stream->queued++) % lane->shape.depth] = buffer;
+		stream->fifo[(stream->head + stream->queued++) % queue->shape.depth] = buffer;
 		/* The buffer keeps a failure until its bytes are needed. */
-		io_lane_submit(lane, buffer, NULL);
+		io_queue_submit(queue, buffer, NULL);
 	}
 }
 
@@ -768,7 +768,7 @@ static void consume_piece(const struct io_stream *stream, struct io_piece *piece
 	size_t bytes = end - begin;
 
 	if (to && !stream->preparer.runs)
-		base_fresh_prepare(stream->lane->fresh, to, bytes);
+		base_fresh_prepare(stream->queue->fresh, to, bytes);
 	if (!to)
 		piece->crc = base_crc32(piece->crc, from, bytes);
 	else if (piece->want_crc)
@@ -804,37 +804,37 @@ static int consume(struct io_stream *stream, struct io_buffer *buffer)
 
 /* ---- Direct reads ---------------------------------------------------------------------------- */
 
-static int take_lane(struct io_stream *stream, struct reading *reading)
+static int take_queue(struct io_stream *stream, struct reading *reading)
 {
-	struct io_lane *lane = reading->lane;
-	int ret = io_lane_start(lane, reading->error);
+	struct io_queue *queue = reading->queue;
+	int ret = io_queue_start(queue, reading->error);
 
 	if (ret)
 		return ret;
-	stream->fifo = calloc(lane->shape.depth, sizeof(struct io_buffer *));
+	stream->fifo = calloc(queue->shape.depth, sizeof(struct io_buffer *));
 	if (!stream->fifo)
 		return base_no_memory(reading->error, "a read queue",
-				      lane->shape.depth * sizeof(struct io_buffer *));
-	stream->lane = lane;
+				      queue->shape.depth * sizeof(struct io_buffer *));
+	stream->queue = queue;
 	stream->head = stream->queued = 0;
 	stream->next_offset = stream->clear_end = 0;
-	io_lane_attach(lane, stream->input->direct_fd, stream->input->path, true, NULL);
-	lane->direct = true;
-	lane->alignment = io_lane_direct_alignment(lane, &stream->input->fs);
-	lane->file_bytes = stream->input->base + stream->input->bytes;
+	io_queue_attach(queue, stream->input->direct_fd, stream->input->path, true, NULL);
+	queue->direct = true;
+	queue->alignment = io_queue_direct_alignment(queue, &stream->input->fs);
+	queue->file_bytes = stream->input->base + stream->input->bytes;
 	return 0;
 }
 
 static int begin_ahead(struct io_stream *stream, struct reading *reading, uint64_t offset)
 {
-	int ret = take_lane(stream, reading);
+	int ret = take_queue(stream, reading);
 
 	if (ret)
 		return ret;
-	stream->next_offset = offset / stream->lane->alignment * stream->lane->alignment;
+	stream->next_offset = offset / stream->queue->alignment * stream->queue->alignment;
 	stream->ahead_end = stream->end;
 	stream->count = stream->scout = 0;
-	fill_queue(stream, stream->lane->limit);
+	fill_queue(stream, stream->queue->limit);
 	return 0;
 }
 
@@ -843,7 +843,7 @@ static int read_direct(struct io_stream *stream, struct reading *reading, struct
 {
 	struct io_buffer *buffer;
 	unsigned at = 0; /* next block to consume, counted from the oldest */
-	int ret = stream->lane ? 0 : take_lane(stream, reading);
+	int ret = stream->queue ? 0 : take_queue(stream, reading);
 
 	if (ret)
 		return ret;
@@ -854,7 +854,7 @@ static int read_direct(struct io_stream *stream, struct reading *reading, struct
 	go_to(stream, pieces[0].offset);
 	start_preparer(&stream->preparer, reading, pieces, count);
 	while (!ret && stream->piece < count) {
-		fill_queue(stream, stream->lane->limit);
+		fill_queue(stream, stream->queue->limit);
 		if (at == stream->queued) {
 			if (!at)
 				break;  /* pieces without bytes */
@@ -863,9 +863,9 @@ static int read_direct(struct io_stream *stream, struct reading *reading, struct
 			continue;
 		}
 		buffer = buffer_at(stream, at);
-		ret = io_lane_finish(stream->lane, buffer, reading->error);
+		ret = io_queue_finish(stream->queue, buffer, reading->error);
 		/* Use the spare buffer before this block is copied. */
-		fill_queue(stream, stream->lane->shape.depth);
+		fill_queue(stream, stream->queue->shape.depth);
 		if (!ret)
 			ret = consume(stream, buffer);
 		if (!ret && !at && buffer_end(buffer) <= keep)
@@ -875,7 +875,7 @@ static int read_direct(struct io_stream *stream, struct reading *reading, struct
 	}
 	stop_preparer(&stream->preparer);
 	if (!ret)
-		fill_queue(stream, stream->lane->shape.depth);
+		fill_queue(stream, stream->queue->shape.depth);
 	stream->reading = NULL;
 	stream->pieces = NULL;
 	return ret;
@@ -883,17 +883,17 @@ static int read_direct(struct io_stream *stream, struct reading *reading, struct
 
 void io_stream_stop(struct io_stream *stream)
 {
-	struct io_lane *lane = stream->lane;
+	struct io_queue *queue = stream->queue;
 
-	if (!lane)
+	if (!queue)
 		return;
-	io_lane_drain(lane, NULL);
+	io_queue_drain(queue, NULL);
 	while (stream->queued)
 		let_go(stream);
-	io_lane_detach(lane);
+	io_queue_detach(queue);
 	free(stream->fifo);
 	stream->fifo = NULL;
-	stream->lane = NULL;
+	stream->queue = NULL;
 }
 
 /*
@@ -909,13 +909,13 @@ void io_stream_stop(struct io_stream *stream)
 
 /* ---- Choosing between page cache and direct I/O ---------------------------------------------- */
 
-/* Sets the lane's buffers for reading this file. */
-static int shape_to_read(struct io_lane *lane, const struct io_input *input,
+/* Sets the queue's buffers for reading this file. */
+static int shape_to_read(struct io_queue *queue, const struct io_input *input,
 			 struct base_error *error)
 {
-	const struct io_shape shape = io_shape_to_read(&lane->config, &input->fs, input->bytes);
+	const struct io_shape shape = io_shape_to_read(&queue->config, &input->fs, input->bytes);
 
-	return io_lane_shape(lane, &shape, error);
+	return io_queue_shape(queue, &shape, error);
 }
 
 /* Returns the end of the pieces that are within one stretch from `first` on; at least one piece. */
@@ -1014,7 +1014,7 @@ static bool is_all_cached(const struct reading *reading)
 	const struct io_input *input = reading->input;
 
 	return input->shared || input->direct_fd < 0 || is_most_of_a_small_one(reading) ||
-	       !io_lane_direct_alignment(reading->lane, &input->fs);
+	       !io_queue_direct_alignment(reading->queue, &input->fs);
 }
 
 /*
@@ -1043,12 +1043,12 @@ static void finish(const struct reading *reading, struct io_piece *pieces, size_
 		pieces[i].offset -= reading->input->base;
 }
 
-int io_read(struct io_lane *lane, const struct io_input *input, struct io_piece *pieces,
+int io_read(struct io_queue *queue, const struct io_input *input, struct io_piece *pieces,
 	    size_t count, ioshape_progress_fn progress, void *progress_user,
 	    struct base_error *error)
 {
 	struct reading reading = {
-		.lane = lane,
+		.queue = queue,
 		.input = input,
 		.progress = progress,
 		.progress_user = progress_user,
@@ -1057,7 +1057,7 @@ int io_read(struct io_lane *lane, const struct io_input *input, struct io_piece 
 	struct io_stream stream = { .input = input };
 	int ret;
 
-	ret = shape_to_read(lane, input, error);
+	ret = shape_to_read(queue, input, error);
 	if (ret)
 		return ret;
 	base_crew_init(&stream.crew);
@@ -1100,11 +1100,11 @@ static bool is_aside(struct io_stream *stream, uint64_t block, uint64_t begin, u
 {
 	bool covered = covers(stream, begin);
 	bool goes_on = covered || continues(&stream->run, begin);
-	uint64_t small = stream->lane ? block : SMALL_BYTES;
+	uint64_t small = stream->queue ? block : SMALL_BYTES;
 	/* A small step back to bytes that are no longer kept must not restart the stream. */
 	bool elsewhere = !covered && (!goes_on || begin < stream->run.end);
 
-	if (stream->lane && elsewhere && end - begin < small) {
+	if (stream->queue && elsewhere && end - begin < small) {
 		if (add_to(&stream->aside, continues(&stream->aside, begin), begin, end) < block)
 			return true;
 		/* The reads elsewhere have become the sequential ones; the stream's run is over. */
@@ -1113,22 +1113,22 @@ static bool is_aside(struct io_stream *stream, uint64_t block, uint64_t begin, u
 		goes_on = true;
 	}
 	*before = add_to(&stream->run, goes_on, begin, end);
-	return !stream->lane && end - begin < small && *before < block / 8;
+	return !stream->queue && end - begin < small && *before < block / 8;
 }
 
 /*
- * Returns how far to prefetch: further for longer runs, up to the lane's buffers; not at all after
+ * Returns how far to prefetch: further for longer runs, up to the queue's buffers; not at all after
  * a jump, because random readers rarely use what is prefetched.
  */
-static uint64_t ahead_of(const struct io_stream *stream, const struct io_lane *lane,
+static uint64_t ahead_of(const struct io_stream *stream, const struct io_queue *queue,
 			 uint64_t before, uint64_t begin, uint64_t end)
 {
-	uint64_t block = lane->shape.block_bytes, all = stream->end - stream->input->base;
+	uint64_t block = queue->shape.block_bytes, all = stream->end - stream->input->base;
 	uint64_t bytes = MIN(before, all / 8) * 4 + (end - begin) / 8;
 
 	if (end >= stream->end || bytes < block / 2)
 		return 0;
-	if (bytes >= block * lane->shape.depth || bytes >= stream->end - end)
+	if (bytes >= block * queue->shape.depth || bytes >= stream->end - end)
 		return stream->end;
 	return end + bytes;
 }
@@ -1136,30 +1136,30 @@ static uint64_t ahead_of(const struct io_stream *stream, const struct io_lane *l
 static int read_onward(struct io_stream *stream, struct reading *reading, struct io_piece *pieces,
 		       size_t count)
 {
-	const struct io_lane *lane = reading->lane;
-	uint64_t look_back = lane->shape.block_bytes * lane->shape.depth / LOOK_BACK_SHARE;
+	const struct io_queue *queue = reading->queue;
+	uint64_t look_back = queue->shape.block_bytes * queue->shape.depth / LOOK_BACK_SHARE;
 	uint64_t offset = pieces[0].offset, end = piece_end(&pieces[count - 1]), before = 0;
 
 	stream->ahead_end = 0;
-	if (is_aside(stream, lane->shape.block_bytes, offset, end, &before))
+	if (is_aside(stream, queue->shape.block_bytes, offset, end, &before))
 		return read_cached(stream, reading, pieces, count, reading->total);
-	stream->ahead_end = ahead_of(stream, lane, before, offset, end);
+	stream->ahead_end = ahead_of(stream, queue, before, offset, end);
 	look_back = MIN(end, MIN(look_back, LOOK_BACK_BYTES));
 	return read_stretches(stream, reading, pieces, count, end - look_back);
 }
 
-int io_read_onward(struct io_stream *stream, struct io_lane *lane, struct io_piece *pieces,
+int io_read_onward(struct io_stream *stream, struct io_queue *queue, struct io_piece *pieces,
 		   size_t count, ioshape_progress_fn progress, void *progress_user,
 		   struct base_error *error)
 {
 	struct reading reading = {
-		.lane = lane,
+		.queue = queue,
 		.input = stream->input,
 		.progress = progress,
 		.progress_user = progress_user,
 		.error = error,
 	};
-	int ret = stream->lane ? 0 : shape_to_read(lane, stream->input, error);
+	int ret = stream->queue ? 0 : shape_to_read(queue, stream->input, error);
 
 	if (ret)
 		return ret;
@@ -1170,12 +1170,12 @@ int io_read_onward(struct io_stream *stream, struct io_lane *lane, struct io_pie
 	return ret;
 }
 
-void io_stream_expect(struct io_stream *stream, struct io_lane *lane, uint64_t offset)
+void io_stream_expect(struct io_stream *stream, struct io_queue *queue, uint64_t offset)
 {
 	const uint64_t begin = stream->input->base + offset;
-	struct reading reading = { .lane = lane, .input = stream->input };
+	struct reading reading = { .queue = queue, .input = stream->input };
 
-	if (begin >= stream->end || shape_to_read(lane, stream->input, NULL))
+	if (begin >= stream->end || shape_to_read(queue, stream->input, NULL))
 		return;
 	reading.total = stream->end - begin; /* all of it will be read */
 	if (is_all_cached(&reading))
@@ -1186,8 +1186,8 @@ void io_stream_expect(struct io_stream *stream, struct io_lane *lane, uint64_t o
 
 bool io_stream_is_idle(const struct io_stream *stream)
 {
-	return !stream->lane ||
-	       stream->next_offset <= base_round_up(stream->run.end, stream->lane->alignment);
+	return !stream->queue ||
+	       stream->next_offset <= base_round_up(stream->run.end, stream->queue->alignment);
 }
 
 int io_stream_open(struct io_stream **out, const struct io_input *input, uint64_t end,

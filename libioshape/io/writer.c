@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes a file front to back. Bytes gather in buffers, full buffers leave through the lane, and in
- * the end the file is synced and renamed into place (atomic_file.c).
+ * Writes a file front to back. Bytes gather in buffers, full buffers leave through the queue, and
+ * in the end the file is synced and renamed into place (atomic_file.c).
  */
 #define _GNU_SOURCE
 #include "io/atomic_file.h"
@@ -22,7 +22,7 @@
 #define MAX_INTERRUPTIONS 100
 
 struct io_writer {
-	struct io_lane *lane;
+	struct io_queue *queue;
 	struct io_file_options options;
 	struct io_destination file;
 	/* Buffer that is being filled; NULL at the beginning of a block. */
@@ -75,7 +75,7 @@ static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
 static int write_without_engine(struct io_destination *destination, const uint8_t *data,
 				size_t bytes, uint64_t offset, struct base_error *error)
 {
-	struct io_notes *notes = destination->notes;
+	struct io_downgrades *downgrades = destination->downgrades;
 	int code, interruptions = 0;
 	size_t done = 0;
 	ssize_t moved;
@@ -87,7 +87,7 @@ static int write_without_engine(struct io_destination *destination, const uint8_
 			moved = pwrite(destination->fd, data + done, bytes - done,
 				       (off_t)(offset + done));
 		if (moved < 0 && errno == EINTR && ++interruptions < MAX_INTERRUPTIONS) {
-			notes->short_results++;
+			downgrades->short_results++;
 			continue;
 		}
 		if (moved <= 0) {
@@ -99,7 +99,7 @@ static int write_without_engine(struct io_destination *destination, const uint8_
 		interruptions = 0;
 		done += (size_t)moved;
 		if (done < bytes)
-			notes->short_results++;
+			downgrades->short_results++;
 	}
 	return 0;
 }
@@ -241,7 +241,7 @@ static bool refuses_direct(int code)
  */
 static uint64_t length_meanwhile(const struct io_writer *writer)
 {
-	const uint64_t block = writer->lane->shape.block_bytes,
+	const uint64_t block = writer->queue->shape.block_bytes,
 		       bytes = writer->options.expected_bytes;
 
 	return writer->keeps_length || writer->file.shared ?
@@ -310,7 +310,7 @@ static size_t must_copy(const struct io_writer *writer, const uint8_t *data, siz
 	const size_t head = past ? unit - past : 0;
 	size_t least = MAX(LEAST_LOAN_BYTES, unit);
 
-	/* Pipes are not written through a lane. */
+	/* Pipes are not written through a queue. */
 	if (base_without("lending") || writer->file.stream || !is_lent(writer, data, bytes) ||
 	    ((uintptr_t)data + head) % unit)
 		return bytes;
@@ -351,12 +351,12 @@ static void fill_in(struct io_writer *writer)
 
 uint64_t io_writer_settled(const struct io_writer *writer)
 {
-	const struct io_lane *lane = writer->lane;
+	const struct io_queue *queue = writer->queue;
 	uint64_t settled = io_writer_offset(writer);
 
-	for (unsigned i = 0; i < lane->shape.depth; i++) {
-		const struct io_buffer *buffer = &lane->buffers[i];
-		/* The lane does not know the offset of the buffer that is being filled. */
+	for (unsigned i = 0; i < queue->shape.depth; i++) {
+		const struct io_buffer *buffer = &queue->buffers[i];
+		/* The queue does not know the offset of the buffer that is being filled. */
 		const uint64_t offset = buffer == writer->buffer ?
 						writer->submitted :
 						buffer->offset - writer->options.part_offset;
@@ -373,17 +373,17 @@ uint64_t io_writer_settled(const struct io_writer *writer)
  */
 static int settle_some(struct io_writer *writer, struct base_error *error)
 {
-	struct io_lane *lane = writer->lane;
+	struct io_queue *queue = writer->queue;
 
 	/* The current buffer is the only one that still borrows. */
 	if (io_writer_settled(writer) >= writer->submitted) {
 		fill_in(writer);
 		return 0;
 	}
-	if (!lane->in_flight)
+	if (!queue->in_flight)
 		return base_refuse_with(error, -EIO, "save again", "requests for \"%s\" were lost",
 					writer->file.path);
-	return io_lane_settle(lane, lane->in_flight + lane->ready_count - 1, error);
+	return io_queue_settle(queue, queue->in_flight + queue->ready_count - 1, error);
 }
 
 int io_writer_settle(struct io_writer *writer, uint64_t offset, struct base_error *error)
@@ -396,7 +396,7 @@ int io_writer_settle(struct io_writer *writer, uint64_t offset, struct base_erro
 	writer->failed |= ret != 0;
 	if (!writer->failed)
 		return 0;
-	io_lane_drain(writer->lane, NULL);
+	io_queue_drain(writer->queue, NULL);
 	if (writer->buffer)
 		writer->buffer->loan_count = 0;
 	return ret ? ret : fail_again(writer, error);
@@ -406,32 +406,34 @@ int io_writer_settle(struct io_writer *writer, uint64_t offset, struct base_erro
 
 static int start_engine(struct io_writer *writer, struct base_error *error)
 {
-	struct io_lane *lane = writer->lane;
-	int ret = io_lane_start(lane, error);
+	struct io_queue *queue = writer->queue;
+	int ret = io_queue_start(queue, error);
 
 	if (ret)
 		return ret;
 	writer->first_block_ns = base_now_ns();
-	io_lane_attach(lane, writer->file.fd, writer->file.path, false, writer->file.notes);
+	io_queue_attach(queue, writer->file.fd, writer->file.path, false, writer->file.downgrades);
 	writer->through_engine = true;
-	if (lane->config.direct == IOSHAPE_DIRECT_PREFER &&
-	    get_proof(&lane->fs_memory) == DIRECT_FAILS)
-		io_note(writer->file.notes, IOSHAPE_DOWNGRADE_DIRECT,
-			"no direct I/O on %s: it failed on an earlier file", writer->file.fs.type);
+	if (queue->config.direct == IOSHAPE_DIRECT_PREFER &&
+	    get_proof(&queue->fs_memory) == DIRECT_FAILS)
+		io_add_downgrade(writer->file.downgrades, IOSHAPE_DOWNGRADE_DIRECT,
+				 "no direct I/O on %s: it failed on an earlier file",
+				 writer->file.fs.type);
 	else
-		ret = io_lane_go_direct(lane, &writer->file.fs, error);
-	writer->was_direct = lane->direct;
+		ret = io_queue_go_direct(queue, &writer->file.fs, error);
+	writer->was_direct = queue->direct;
 	return ret;
 }
 
 /* Returns whether the next block must be followed by prove_direct(). */
 static bool must_prove_direct(const struct io_writer *writer)
 {
-	const struct io_lane *lane = writer->lane;
+	const struct io_queue *queue = writer->queue;
 
 	/* A filesystem that answers STATX_DIOALIGN knows whether direct I/O works. */
-	return lane->direct && lane->config.direct == IOSHAPE_DIRECT_PREFER && !writer->submitted &&
-	       !writer->file.fs.direct_known && get_proof(&lane->fs_memory) == DIRECT_UNPROVEN;
+	return queue->direct && queue->config.direct == IOSHAPE_DIRECT_PREFER &&
+	       !writer->submitted && !writer->file.fs.direct_known &&
+	       get_proof(&queue->fs_memory) == DIRECT_UNPROVEN;
 }
 
 /*
@@ -441,26 +443,26 @@ static bool must_prove_direct(const struct io_writer *writer)
 static int write_again(struct io_writer *writer, const struct io_buffer *first, size_t bytes,
 		       struct base_error *error)
 {
-	struct io_lane *lane = writer->lane;
-	struct io_buffer *buffer = io_lane_free_buffer(lane);
+	struct io_queue *queue = writer->queue;
+	struct io_buffer *buffer = io_queue_free_buffer(queue);
 	int ret;
 
 	/* Usually both are the same buffer. */
 	memmove(buffer->data, first->data, bytes);
 	buffer->offset = first->offset;
 	buffer->bytes = bytes;
-	io_lane_detach(lane);
+	io_queue_detach(queue);
 	writer->was_direct = false;
 	writer->file.buffered = true;
 	ret = io_destination_begin_again(&writer->file, error);
 	if (!ret)
 		ret = reserve(writer, error);
 	if (ret) {
-		io_lane_give_back(lane, buffer);
+		io_queue_give_back(queue, buffer);
 		return ret;
 	}
-	io_lane_attach(lane, writer->file.fd, writer->file.path, false, writer->file.notes);
-	return io_lane_submit(lane, buffer, error);
+	io_queue_attach(queue, writer->file.fd, writer->file.path, false, writer->file.downgrades);
+	return io_queue_submit(queue, buffer, error);
 }
 
 /*
@@ -471,23 +473,24 @@ static int write_again(struct io_writer *writer, const struct io_buffer *first, 
 static int prove_direct(struct io_writer *writer, const struct io_buffer *first, size_t bytes,
 			struct base_error *error)
 {
-	struct io_lane *lane = writer->lane;
+	struct io_queue *queue = writer->queue;
 	struct base_error late = { 0 };
-	int ret = io_lane_drain(lane, error);
+	int ret = io_queue_drain(queue, error);
 
 	if (ret)
 		return ret;
-	if (lane->direct)
+	if (queue->direct)
 		ret = io_destination_sync(&writer->file, &late);
 	if (ret && !refuses_direct(ret)) {
 		if (error)
 			*error = late;
 		return ret;
 	}
-	put_proof(&lane->fs_memory, lane->direct && !ret ? DIRECT_WORKS : DIRECT_FAILS);
+	put_proof(&queue->fs_memory, queue->direct && !ret ? DIRECT_WORKS : DIRECT_FAILS);
 	if (!ret)
 		return 0;
-	io_note(writer->file.notes, IOSHAPE_DOWNGRADE_DIRECT,
+	io_add_downgrade(
+		writer->file.downgrades, IOSHAPE_DOWNGRADE_DIRECT,
 		"written through the page cache: %s accepts direct writes, but fsync fails after "
 		"them: %s",
 		writer->file.fs.type, ioshape_strerror(ret));
@@ -512,7 +515,7 @@ static int send_block(struct io_writer *writer, struct base_error *error)
 					   error);
 		if (ret)
 			return ret;
-		io_lane_give_back(writer->lane, buffer);
+		io_queue_give_back(writer->queue, buffer);
 	} else {
 		ret = writer->through_engine ? 0 : start_engine(writer, error);
 		if (ret)
@@ -525,12 +528,12 @@ static int send_block(struct io_writer *writer, struct base_error *error)
 		 * Direct I/O writes whole units, so the tail is padded; finish() truncates the
 		 * padding.
 		 */
-		buffer->bytes = writer->lane->direct ?
-					base_round_up(bytes, writer->lane->alignment) :
+		buffer->bytes = writer->queue->direct ?
+					base_round_up(bytes, writer->queue->alignment) :
 					bytes;
 		memset(buffer->data + bytes, 0, buffer->bytes - bytes);
-		writer->buffer = NULL; /* owned by the lane now, even after a failure */
-		ret = io_lane_submit(writer->lane, buffer, error);
+		writer->buffer = NULL; /* owned by the queue now, even after a failure */
+		ret = io_queue_submit(writer->queue, buffer, error);
 		if (!ret && prove)
 			ret = prove_direct(writer, buffer, bytes, error);
 		if (ret)
@@ -548,11 +551,11 @@ static int send_block(struct io_writer *writer, struct base_error *error)
  */
 static size_t block_at(const struct io_writer *writer, uint64_t offset)
 {
-	const struct io_lane *lane = writer->lane;
-	const size_t whole = lane->shape.block_bytes, unit = MAX(writer->unit, 4096);
+	const struct io_queue *queue = writer->queue;
+	const size_t whole = queue->shape.block_bytes, unit = MAX(writer->unit, 4096);
 	size_t bytes;
 
-	if (lane->config.block_bytes)
+	if (queue->config.block_bytes)
 		return whole;
 	/* Whatever the stripes are, the next block must begin at a unit of direct I/O. */
 	bytes = io_request_bytes(&writer->file.fs.layout, offset, whole) / unit * unit;
@@ -565,7 +568,7 @@ static int find_room(struct io_writer *writer, uint8_t **to, size_t *room, struc
 	int ret;
 
 	if (!writer->buffer) {
-		ret = io_lane_take(writer->lane, &writer->buffer, error);
+		ret = io_queue_take(writer->queue, &writer->buffer, error);
 		if (ret)
 			return ret;
 		writer->block_bytes = block_at(writer, in_file(writer, writer->submitted));
@@ -698,7 +701,7 @@ void io_writer_fail(struct io_writer *writer)
  */
 static bool is_small(const struct io_writer *writer)
 {
-	const struct io_config *config = &writer->lane->config;
+	const struct io_config *config = &writer->queue->config;
 
 	return writer->buffer && !writer->through_engine && !writer->file.stream &&
 	       writer->used <= IO_SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
@@ -764,17 +767,17 @@ static int send_last(struct io_writer *writer, struct base_error *error)
 
 static int end(struct io_writer *writer, bool *is_little, struct base_error *error)
 {
-	struct io_lane *lane = writer->lane;
+	struct io_queue *queue = writer->queue;
 	int ret = send_last(writer, error);
 	unsigned tail;
 
 	/* Much of a file in the page cache is still unwritten. */
-	if (ret || !writer->through_engine || !lane->direct)
+	if (ret || !writer->through_engine || !queue->direct)
 		return ret;
-	tail = io_lane_tail(lane, writer->submitted, base_now_ns() - writer->first_block_ns,
-			    writer->plan_ns);
-	ret = io_lane_settle(lane, tail, error);
-	*is_little = !ret && lane->direct;
+	tail = io_queue_tail(queue, writer->submitted, base_now_ns() - writer->first_block_ns,
+			     writer->plan_ns);
+	ret = io_queue_settle(queue, tail, error);
+	*is_little = !ret && queue->direct;
 	return ret;
 }
 
@@ -809,7 +812,7 @@ static int put_rest(struct io_writer *writer, struct base_error *error)
 				   in_file(writer, writer->submitted), error);
 	if (ret)
 		return ret;
-	io_lane_give_back(writer->lane, writer->buffer);
+	io_queue_give_back(writer->queue, writer->buffer);
 	writer->buffer = NULL;
 	writer->submitted += writer->used;
 	writer->used = 0;
@@ -821,9 +824,9 @@ static int write_rest(struct io_writer *writer, struct base_error *error)
 	int ret = send_last(writer, error);
 
 	if (!ret)
-		ret = io_lane_drain(writer->lane, error);
+		ret = io_queue_drain(writer->queue, error);
 	if (writer->through_engine)
-		writer->was_direct = writer->lane->direct;
+		writer->was_direct = writer->queue->direct;
 	return ret || !writer->buffer ? ret : put_rest(writer, error);
 }
 
@@ -872,7 +875,7 @@ static int finish(struct io_writer *writer, struct base_error *error)
 		begin = base_now_ns();
 		ret = io_destination_sync(&writer->file, error);
 		if (writer->was_direct && refuses_direct(ret))
-			put_proof(&writer->lane->fs_memory, DIRECT_FAILS);
+			put_proof(&writer->queue->fs_memory, DIRECT_FAILS);
 		writer->sync_ns = base_now_ns() - begin;
 	}
 	return ret;
@@ -900,9 +903,9 @@ int io_writer_commit(struct io_writer *writer, struct base_error *error)
 				   "cannot rename \"%s\" into place before it is complete",
 				   writer->file.path);
 	ret = tell(writer, IOSHAPE_PHASE_COMMIT, error);
-	/* Detach the lane before the descriptor is closed: an engine may keep the file open. */
+	/* Detach the queue before the descriptor is closed: an engine may keep the file open. */
 	if (writer->through_engine)
-		io_lane_detach(writer->lane);
+		io_queue_detach(writer->queue);
 	if (!ret)
 		ret = io_destination_commit(&writer->file, error);
 	writer->commit_ns = base_now_ns() - begin;
@@ -936,12 +939,12 @@ int io_writer_put_beside(struct io_writer *writer, const char *suffix, const voi
 /* Chooses engine, blocks and depth for this file. */
 static int take_shape(struct io_writer *writer, struct base_error *error)
 {
-	const struct io_shape shape = io_shape_for(&writer->lane->config, &writer->file.fs,
+	const struct io_shape shape = io_shape_for(&writer->queue->config, &writer->file.fs,
 						   writer->options.expected_bytes,
 						   writer->shape_why, sizeof(writer->shape_why));
-	const int ret = io_lane_shape(writer->lane, &shape, error);
+	const int ret = io_queue_shape(writer->queue, &shape, error);
 
-	writer->unit = MAX(io_lane_direct_alignment(writer->lane, &writer->file.fs), 1);
+	writer->unit = MAX(io_queue_direct_alignment(writer->queue, &writer->file.fs), 1);
 	return ret;
 }
 
@@ -955,21 +958,22 @@ static int open_file(struct io_writer *writer, const char *path, struct base_err
 		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
 	if (ret)
 		return ret;
-	snprintf(file->notes->filesystem, sizeof(file->notes->filesystem), "%s", file->fs.type);
+	snprintf(file->downgrades->filesystem, sizeof(file->downgrades->filesystem), "%s",
+		 file->fs.type);
 	/*
 	 * With direct=require the end is padded. GlusterFS opens the file with O_DIRECT on its
 	 * servers as well; they refuse writes of partial units and report it at fsync.
 	 */
 	writer->keeps_length = options->exact && !file->stream &&
 			       options->expected_bytes > IO_SMALL_FILE_BYTES &&
-			       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE &&
+			       writer->queue->config.direct != IOSHAPE_DIRECT_REQUIRE &&
 			       !fs_is_local(file->fs.family);
 	ret = take_shape(writer, error);
 	return ret ? ret : reserve(writer, error);
 }
 
-int io_writer_open(struct io_writer **out, struct io_lane *lane, const char *path,
-		   const struct io_file_options *options, struct io_notes *notes,
+int io_writer_open(struct io_writer **out, struct io_queue *queue, const char *path,
+		   const struct io_file_options *options, struct io_downgrades *downgrades,
 		   struct base_error *error)
 {
 	uint64_t begin = base_now_ns();
@@ -980,15 +984,15 @@ int io_writer_open(struct io_writer **out, struct io_lane *lane, const char *pat
 	writer = calloc(1, sizeof(*writer));
 	if (!writer)
 		return base_no_memory(error, "a file writer", sizeof(*writer));
-	writer->lane = lane;
+	writer->queue = queue;
 	writer->options = *options;
 	/* Other writers look at a shared file even if its directory is new. */
 	writer->options.unseen = options->unseen && !options->part_bytes;
 	writer->most_bytes = base_largest_file();
 	writer->file.options = &writer->options;
-	writer->file.config = &lane->config;
-	writer->file.memory = &lane->fs_memory;
-	writer->file.notes = notes;
+	writer->file.config = &queue->config;
+	writer->file.memory = &queue->fs_memory;
+	writer->file.downgrades = downgrades;
 	ret = open_file(writer, path, error);
 	writer->plan_ns = base_now_ns() - begin;
 	if (ret) {
@@ -1003,10 +1007,10 @@ void io_writer_free(struct io_writer *writer)
 {
 	if (!writer)
 		return;
-	io_lane_drain(writer->lane, NULL);
+	io_queue_drain(writer->queue, NULL);
 	if (writer->buffer)
-		io_lane_give_back(writer->lane, writer->buffer);
-	io_lane_detach(writer->lane);
+		io_queue_give_back(writer->queue, writer->buffer);
+	io_queue_detach(writer->queue);
 	io_destination_close(&writer->file);
 	free(writer);
 }
@@ -1033,7 +1037,7 @@ const char *io_writer_choice(const struct io_writer *writer)
 
 void io_writer_report(const struct io_writer *writer, struct ioshape_report *report)
 {
-	const struct io_lane *lane = writer->lane;
+	const struct io_queue *queue = writer->queue;
 
 	report->file_bytes = io_writer_offset(writer);
 	report->plan_s += base_seconds(writer->plan_ns);
@@ -1042,7 +1046,7 @@ void io_writer_report(const struct io_writer *writer, struct ioshape_report *rep
 	report->commit_s += base_seconds(writer->commit_ns);
 	/* A plain write is reported as what the buffered engine does. */
 	snprintf(report->engine, sizeof(report->engine), "%s",
-		 writer->through_engine ? lane->ops->id : "buffered");
+		 writer->through_engine ? queue->ops->id : "buffered");
 	report->direct = writer->was_direct;
 	fs_layout_text(&writer->file.fs.layout, report->stripes, sizeof(report->stripes));
 }

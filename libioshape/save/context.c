@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts: the checks at the beginning of each call, lanes that are kept from save to save, and
+/* Contexts: the checks at the beginning of each call, queues that are kept from save to save, and
  * absolute paths. */
 #define _GNU_SOURCE
 #include "save/file.h"
@@ -47,29 +47,31 @@ struct save_settings save_settings(const struct ioshape_context *context)
 	};
 }
 
-/* ---- Lanes kept from save to save ------------------------------------------------------------ */
+/* ---- Queues kept from save to save ------------------------------------------------------------
+ */
 
-int save_take_lane(struct ioshape_context *context, struct io_lane **lane, struct base_error *error)
+int save_take_queue(struct ioshape_context *context, struct io_queue **queue,
+		    struct base_error *error)
 {
-	*lane = NULL;
+	*queue = NULL;
 	pthread_mutex_lock(&context->lock);
-	if (context->lane_count)
-		*lane = context->lanes[--context->lane_count];
+	if (context->queue_count)
+		*queue = context->queues[--context->queue_count];
 	pthread_mutex_unlock(&context->lock);
-	return *lane ? 0 : io_lane_open(lane, &context->config, error);
+	return *queue ? 0 : io_queue_open(queue, &context->config, error);
 }
 
-void save_return_lane(struct ioshape_context *context, struct io_lane *lane)
+void save_return_queue(struct ioshape_context *context, struct io_queue *queue)
 {
-	if (!lane)
+	if (!queue)
 		return;
 	pthread_mutex_lock(&context->lock);
-	if (context->lane_count < SAVE_KEPT_LANES) {
-		context->lanes[context->lane_count++] = lane;
-		lane = NULL;
+	if (context->queue_count < SAVE_KEPT_QUEUES) {
+		context->queues[context->queue_count++] = queue;
+		queue = NULL;
 	}
 	pthread_mutex_unlock(&context->lock);
-	io_lane_close(lane);
+	io_queue_close(queue);
 }
 
 /* ---- Paths ----------------------------------------------------------------------------------- */

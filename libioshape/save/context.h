@@ -66,9 +66,9 @@ struct save_slots {
 	struct save_pool_of_mount *mounts;
 };
 
-/* Lanes (an engine and its buffers) that are kept for later saves. Lanes beyond that are closed
+/* Queues (an engine and its buffers) that are kept for later saves. Queues beyond that are closed
  * after use. */
-#define SAVE_KEPT_LANES 8
+#define SAVE_KEPT_QUEUES 8
 
 /* Remembered directories whose stale temporary files were removed. */
 #define SAVE_KEPT_DIRECTORIES 256
@@ -97,8 +97,8 @@ struct ioshape_context {
 
 	pthread_mutex_t lock; /* protects all members below */
 	pthread_cond_t saves_change;
-	struct io_lane *lanes[SAVE_KEPT_LANES];
-	size_t lane_count;
+	struct io_queue *queues[SAVE_KEPT_QUEUES];
+	size_t queue_count;
 	uint64_t tidied[SAVE_KEPT_DIRECTORIES]; /* hashes of their paths */
 	size_t tidied_count;
 	TAILQ_HEAD(, save_order) orders;       /* saves under way, oldest first */
@@ -108,11 +108,11 @@ struct ioshape_context {
 	TAILQ_HEAD(, ioshape_save) background; /* handles that are not freed yet (save.c) */
 };
 
-/* Takes a kept lane, or opens a new one. */
-int save_take_lane(struct ioshape_context *context, struct io_lane **lane,
-		   struct base_error *error);
-/* Keeps the lane for later, or closes it. NULL is allowed. */
-void save_return_lane(struct ioshape_context *context, struct io_lane *lane);
+/* Takes a kept queue, or opens a new one. */
+int save_take_queue(struct ioshape_context *context, struct io_queue **queue,
+		    struct base_error *error);
+/* Keeps the queue for later, or closes it. NULL is allowed. */
+void save_return_queue(struct ioshape_context *context, struct io_queue *queue);
 
 /* Forgets all saved and loaded files, when a context is freed (unchanged.c). */
 void save_seen_forget(struct ioshape_context *context);

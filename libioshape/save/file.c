@@ -153,7 +153,7 @@ static struct format_checksums checksums_of(const struct save_checksums *checksu
 }
 
 static void put_beside(const struct save_checksums *checksums, struct io_writer *file,
-		       struct io_notes *notes)
+		       struct io_downgrades *downgrades)
 {
 	const struct format_checksums all = checksums_of(checksums, file);
 	struct base_buffer bytes = { 0 };
@@ -173,8 +173,8 @@ static void put_beside(const struct save_checksums *checksums, struct io_writer 
 					   &error);
 	/* The file is committed already, so this is only a downgrade. */
 	if (ret)
-		io_note(notes, IOSHAPE_DOWNGRADE_CHECKSUMS, "checksum file not written: %s",
-			error.text);
+		io_add_downgrade(downgrades, IOSHAPE_DOWNGRADE_CHECKSUMS,
+				 "checksum file not written: %s", error.text);
 	base_buffer_free(&bytes);
 }
 
@@ -297,7 +297,7 @@ int save_space_verdict(const struct ioshape_context *context, int ret, struct ba
 	return base_rephrase(error, IOSHAPE_E_SKIPPED, "skipped (full=skip): %s", error->sentence);
 }
 
-int save_space_check(const struct save_space *space, struct io_notes *notes,
+int save_space_check(const struct save_space *space, struct io_downgrades *downgrades,
 		     struct base_error *error)
 {
 	const struct ioshape_context *context = space->context;
@@ -311,7 +311,7 @@ int save_space_check(const struct save_space *space, struct io_notes *notes,
 	clear(space);
 	if (fits_after_all(space, &seen))
 		return 0;
-	fs_space_type(&seen, notes->filesystem, sizeof(notes->filesystem));
+	fs_space_type(&seen, downgrades->filesystem, sizeof(downgrades->filesystem));
 	ret = fail_too_little(space, &seen, error);
 	return save_space_verdict(context, ret, error);
 }
@@ -409,14 +409,14 @@ static int open_writer(struct save_file *file, struct base_error *error)
 	bool asked;
 	int ret;
 
-	ret = save_take_lane(context, &file->lane, error);
+	ret = save_take_queue(context, &file->queue, error);
 	if (ret)
 		return ret;
 	options->unseen = file->in_new_directory;
 	if (!file->in_new_directory && !options->deadline_ns)
 		options->tidying = begin_tidying(context, file->path, &budget);
-	ret = io_writer_open(&file->writer, file->lane, file->given ? file->given : file->path,
-			     options, &file->notes, error);
+	ret = io_writer_open(&file->writer, file->queue, file->given ? file->given : file->path,
+			     options, &file->downgrades, error);
 	end_tidying(context, file->path, options->tidying);
 	options->tidying = NULL;
 	if (ret)
@@ -443,7 +443,7 @@ static int open_file(struct save_file *file, const struct save_watch *watch,
 	else
 		fs_find(file->path, &file->found);
 	if (file->checks_space)
-		ret = save_space_check(&space, &file->notes, error);
+		ret = save_space_check(&space, &file->downgrades, error);
 	if (!ret && !file->without_slot) {
 		ret = save_slot_take(&file->slot, file->context, file->path, &file->found, options,
 				     watch, error);
@@ -524,14 +524,15 @@ static int commit_in_order(struct save_file *file, struct save_order *order,
 	if (ret)
 		return ret;
 	if (order && order->overtaken) {
-		io_note(&file->notes, IOSHAPE_DOWNGRADE_OVERTAKEN,
+		io_add_downgrade(
+			&file->downgrades, IOSHAPE_DOWNGRADE_OVERTAKEN,
 			"a later save to the same file had a deadline and is already committed");
 	} else {
 		ret = io_writer_commit(file->writer, error);
 		if (!ret)
 			file->modified_ns = io_writer_modified_ns(file->writer);
 		if (!ret && file->checksums)
-			put_beside(file->checksums, file->writer, &file->notes);
+			put_beside(file->checksums, file->writer, &file->downgrades);
 	}
 	if (!ret && order)
 		save_order_committed(file->context, order);
@@ -555,16 +556,17 @@ static int commit(struct save_file *file, struct save_order *order, int ret,
 	 * slots. */
 	save_slot_release(&file->slot);
 	if (!file->without_slot)
-		save_slot_report(&file->slot, &file->notes, report);
+		save_slot_report(&file->slot, &file->downgrades, report);
 	skipped = ret == IOSHAPE_E_SKIPPED;
 	if (skipped)
-		io_note(&file->notes, IOSHAPE_DOWNGRADE_SKIPPED, "%s", error->sentence);
+		io_add_downgrade(&file->downgrades, IOSHAPE_DOWNGRADE_SKIPPED, "%s",
+				 error->sentence);
 	if (!ret)
 		ret = commit_in_order(file, order, report, error);
-	snprintf(report->filesystem, sizeof(report->filesystem), "%s", file->notes.filesystem);
+	snprintf(report->filesystem, sizeof(report->filesystem), "%s", file->downgrades.filesystem);
 	if (file->writer)
 		io_writer_report(file->writer, report);
-	io_notes_report(&file->notes, report);
+	io_report_downgrades(&file->downgrades, report);
 	snprintf(report->mode, sizeof(report->mode), "single");
 	log_save(file, report, skipped);
 	return ret;
@@ -576,9 +578,9 @@ static void close_file(struct save_file *file)
 	io_writer_free(file->writer);
 	file->writer = NULL;
 	save_slot_release(&file->slot);
-	if (file->lane)
-		save_return_lane(file->context, file->lane);
-	file->lane = NULL;
+	if (file->queue)
+		save_return_queue(file->context, file->queue);
+	file->queue = NULL;
 }
 
 int save_write_file(struct save_file *file, const struct save_watch *watch,

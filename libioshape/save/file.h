@@ -131,7 +131,7 @@ int save_slot_take(struct save_slot *slot, struct ioshape_context *context, cons
 		   const struct save_watch *watch, struct base_error *error);
 void save_slot_release(struct save_slot *slot);
 /* Fills in the slot's part of the report. Called after the release. */
-void save_slot_report(const struct save_slot *slot, struct io_notes *notes,
+void save_slot_report(const struct save_slot *slot, struct io_downgrades *downgrades,
 		      struct ioshape_report *report);
 
 /* ---- Bytes of a plan (plan.c) ---------------------------------------------------------------- */

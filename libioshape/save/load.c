@@ -16,7 +16,7 @@ struct ioshape_reader {
 	struct base_error beside; /* reason why checksums beside the file are unused; code 0:
 				     there are none */
 	struct io_stream *stream; /* for sequential reads; made by the first one */
-	struct io_lane *lane;     /* lane of the stream, while something is prefetched */
+	struct io_queue *queue;   /* queue of the stream, while something is prefetched */
 	bool is_expecting;        /* the prefetched blocks are for records that will be loaded */
 	struct base_fresh *fresh; /* memory into which the current call reads */
 	/* Stretches of fresh memory for which huge pages were requested. */
@@ -309,21 +309,21 @@ IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, con
 	return leave(reader, ret);
 }
 
-/* Stops prefetching and returns the lane. */
+/* Stops prefetching and returns the queue. */
 static void stop_stream(struct ioshape_reader *reader)
 {
-	if (!reader->lane)
+	if (!reader->queue)
 		return;
 	io_stream_stop(reader->stream);
-	save_return_lane(reader->context, reader->lane);
-	reader->lane = NULL;
+	save_return_queue(reader->context, reader->queue);
+	reader->queue = NULL;
 }
 
 IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
 {
 	if (!reader)
 		return;
-	/* In a forked child, the lane and the requests in flight belong to the parent. */
+	/* In a forked child, the queue and the requests in flight belong to the parent. */
 	if (reader->owner == getpid()) {
 		stop_stream(reader);
 		io_stream_free(reader->stream);
@@ -361,7 +361,7 @@ static struct base_fresh *fresh_of(struct ioshape_reader *reader, const struct f
 	return fresh;
 }
 
-/* Provides the reader's stream and lane until end_reading(). */
+/* Provides the reader's stream and queue until end_reading(). */
 static int begin_reading(struct ioshape_reader *reader)
 {
 	const struct format_reader *zip = &reader->zip;
@@ -370,8 +370,8 @@ static int begin_reading(struct ioshape_reader *reader)
 	if (!reader->stream)
 		ret = io_stream_open(&reader->stream, &zip->input, format_reader_data_end(zip),
 				     &reader->error);
-	if (!ret && !reader->lane)
-		ret = save_take_lane(reader->context, &reader->lane, &reader->error);
+	if (!ret && !reader->queue)
+		ret = save_take_queue(reader->context, &reader->queue, &reader->error);
 	return ret;
 }
 
@@ -385,12 +385,12 @@ static void fill_fresh(struct ioshape_reader *reader, const struct format_range 
 		       size_t count)
 {
 	reader->fresh = fresh_of(reader, ranges, count);
-	io_lane_fills(reader->lane, reader->fresh);
+	io_queue_fills(reader->queue, reader->fresh);
 }
 
 static void end_fresh(struct ioshape_reader *reader)
 {
-	io_lane_fills(reader->lane, NULL);
+	io_queue_fills(reader->queue, NULL);
 	base_fresh_close(reader->fresh);
 	reader->fresh = NULL;
 }
@@ -398,7 +398,7 @@ static void end_fresh(struct ioshape_reader *reader)
 static int read_ranges(struct ioshape_reader *reader, const struct format_range *ranges,
 		       size_t count, bool verify)
 {
-	const bool is_under_way = reader->is_expecting && reader->lane;
+	const bool is_under_way = reader->is_expecting && reader->queue;
 	int ret;
 
 	reader->is_expecting = false;
@@ -409,7 +409,7 @@ static int read_ranges(struct ioshape_reader *reader, const struct format_range 
 	if (ret)
 		return ret;
 	fill_fresh(reader, ranges, count);
-	ret = format_reader_read(&reader->zip, reader->lane, is_under_way ? reader->stream : NULL,
+	ret = format_reader_read(&reader->zip, reader->queue, is_under_way ? reader->stream : NULL,
 				 ranges, count, verify, reader->options.progress,
 				 reader->options.progress_user, &reader->error);
 	end_fresh(reader);
@@ -426,7 +426,7 @@ static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *int
 	if (ret)
 		return ret;
 	fill_fresh(reader, &range, 1);
-	ret = format_reader_read_file(&reader->zip, reader->lane, reader->stream, offset, into,
+	ret = format_reader_read_file(&reader->zip, reader->queue, reader->stream, offset, into,
 				      bytes, reader->options.verify != IOSHAPE_OFF,
 				      reader->options.progress, reader->options.progress_user,
 				      &reader->error);
@@ -449,7 +449,7 @@ int save_reader_expect(struct ioshape_reader *reader, uint64_t record)
 	ret = begin_reading(reader);
 	if (ret)
 		return leave(reader, ret);
-	io_stream_expect(reader->stream, reader->lane,
+	io_stream_expect(reader->stream, reader->queue,
 			 reader->zip.directory.entries[record].data_offset);
 	reader->is_expecting = true;
 	end_reading(reader, 0);

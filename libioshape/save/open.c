@@ -167,16 +167,16 @@ IOSHAPE_EXPORT int ioshape_context_open(struct ioshape_context **out,
 
 static void trim(struct ioshape_context *context)
 {
-	struct io_lane *lanes[SAVE_KEPT_LANES];
+	struct io_queue *queues[SAVE_KEPT_QUEUES];
 	size_t count;
 
 	pthread_mutex_lock(&context->lock);
-	count = context->lane_count;
-	memcpy(lanes, context->lanes, sizeof(lanes));
-	context->lane_count = 0;
+	count = context->queue_count;
+	memcpy(queues, context->queues, sizeof(queues));
+	context->queue_count = 0;
 	pthread_mutex_unlock(&context->lock);
 	while (count)
-		io_lane_close(lanes[--count]);
+		io_queue_close(queues[--count]);
 	save_staging_trim(&context->pool);
 	save_staging_trim(&context->shared_pool);
 }

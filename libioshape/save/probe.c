@@ -74,15 +74,15 @@ static void take_storage(struct save_probe *found, const struct fs_storage *stor
 
 static void take_layout(struct save_probe *found, const struct fs_layout *layout)
 {
-	const struct fs_part *part = fs_layout_main(layout, found->for_bytes);
+	const struct fs_component *component = fs_layout_main(layout, found->for_bytes);
 
-	if (!layout->count || !part)
+	if (!layout->count || !component)
 		return;
 	fs_layout_text(layout, found->stripes, sizeof(found->stripes));
-	found->stripe_bytes = part->stripe_bytes;
-	found->stripe_count = part->stripe_count == FS_ALL_TARGETS ? -1 :
-								     (int64_t)part->stripe_count;
-	COPY(found->target_pool, part->pool);
+	found->stripe_bytes = component->stripe_bytes;
+	found->stripe_count =
+		component->stripe_count == FS_ALL_TARGETS ? -1 : (int64_t)component->stripe_count;
+	COPY(found->target_pool, component->pool);
 	found->mirrors = MAX(layout->mirrors, 1u);
 }
 

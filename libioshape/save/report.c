@@ -74,7 +74,7 @@ static void put_group(struct text *text, const struct ioshape_report *report)
 {
 	if (*report->why) {
 		put(text, ", part of ");
-		put_count(text, report->generation_bytes);
+		put_count(text, report->checkpoint_bytes);
 		put(text, " bytes, %s: %s", report->mode, report->why);
 	}
 	if (report->repeated_bytes) {

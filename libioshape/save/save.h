@@ -57,7 +57,7 @@ struct save_space {
  * be known. If it does not suffice, returns -ENOSPC or IOSHAPE_E_SKIPPED, as the context's `full`
  * demands. Costs one statfs(), and nothing for small files.
  */
-int save_space_check(const struct save_space *space, struct io_notes *notes,
+int save_space_check(const struct save_space *space, struct io_downgrades *downgrades,
 		     struct base_error *error);
 
 /* Replaces a lack of space by IOSHAPE_E_SKIPPED if the context's `full` demands it. */
@@ -138,7 +138,7 @@ struct save_file {
 	bool without_slot;
 	struct save_checksums *checksums; /* checksums of the bytes that are put; NULL: none */
 	/* Downgrades before the file was opened, and then of the file. */
-	struct io_notes notes;
+	struct io_downgrades downgrades;
 	/* Writes all bytes of the file. */
 	int (*put)(void *user, struct io_writer *writer, struct base_error *error);
 	void *user;
@@ -146,7 +146,7 @@ struct save_file {
 	/* Results. */
 	struct fs_found found; /* facts about the path before the wait for a slot */
 	struct save_slot slot;
-	struct io_lane *lane;
+	struct io_queue *queue;
 	struct io_writer *writer; /* NULL unless the file is open */
 	/* Modification time of the committed file; 0: not committed, or unknown. */
 	int64_t modified_ns;

@@ -630,7 +630,7 @@ void save_slot_release(struct save_slot *slot)
 	slot->hold = NULL;
 }
 
-void save_slot_report(const struct save_slot *slot, struct io_notes *notes,
+void save_slot_report(const struct save_slot *slot, struct io_downgrades *downgrades,
 		      struct ioshape_report *report)
 {
 	const struct ioshape_slot_info *info = &slot->info;
@@ -640,7 +640,7 @@ void save_slot_report(const struct save_slot *slot, struct io_notes *notes,
 	snprintf(report->coordinator, sizeof(report->coordinator), "%s", info->coordinator);
 	snprintf(report->ahead, sizeof(report->ahead), "%s", info->ahead);
 	if (*info->note)
-		io_note(notes, IOSHAPE_DOWNGRADE_SLOT, "%s", info->note);
+		io_add_downgrade(downgrades, IOSHAPE_DOWNGRADE_SLOT, "%s", info->note);
 }
 
 struct ioshape_slot {

@@ -1917,23 +1917,24 @@ const struct slots_ops slots_redis = {
 
 /* ---- Messages of ranks ----------------------------------------------------------------------- */
 
-#define NOTES_KEY_BYTES (SLOTS_KEY_BYTES + SLOTS_NOTES_LIST_BYTES)
+#define MESSAGES_KEY_BYTES (SLOTS_KEY_BYTES + SLOTS_MESSAGES_LIST_BYTES)
 
-struct slots_notes {
+struct slots_messages {
 	struct redis_client client;
 };
 
 /* Writes the key of a list. Its hash tag puts it on the cluster node that has the pool's keys, and
  * users.acl allows the name. */
-static void name_key(const struct slots_notes *notes, char key[NOTES_KEY_BYTES], const char *list)
+static void name_key(const struct slots_messages *messages, char key[MESSAGES_KEY_BYTES],
+		     const char *list)
 {
-	snprintf(key, NOTES_KEY_BYTES, "{ios:%s}:board:%s", notes->client.config.pool, list);
+	snprintf(key, MESSAGES_KEY_BYTES, "{ios:%s}:store:%s", messages->client.config.pool, list);
 }
 
-int slots_notes_open(struct slots_notes **out, const struct slots_config *config,
-		     struct base_error *error)
+int slots_messages_open(struct slots_messages **out, const struct slots_config *config,
+			struct base_error *error)
 {
-	struct slots_notes *notes;
+	struct slots_messages *messages;
 	int ret;
 
 	*out = NULL;
@@ -1941,54 +1942,54 @@ int slots_notes_open(struct slots_notes **out, const struct slots_config *config
 		return base_refuse(error, -EINVAL,
 				   "ranks cannot exchange messages through the coordinator: it is "
 				   "not a Redis");
-	notes = calloc(1, sizeof(*notes));
-	if (!notes)
-		return base_no_memory(error, "a message store", sizeof(*notes));
-	ret = client_open(&notes->client, config, error);
-	notes->client.most_reply_bytes = SLOTS_NOTES_REPLY_BYTES;
+	messages = calloc(1, sizeof(*messages));
+	if (!messages)
+		return base_no_memory(error, "a message store", sizeof(*messages));
+	ret = client_open(&messages->client, config, error);
+	messages->client.most_reply_bytes = SLOTS_MESSAGES_REPLY_BYTES;
 	if (ret)
-		slots_notes_close(notes);
+		slots_messages_close(messages);
 	else
-		*out = notes;
+		*out = messages;
 	return ret;
 }
 
-void slots_notes_close(struct slots_notes *notes)
+void slots_messages_close(struct slots_messages *messages)
 {
-	if (notes)
-		client_close(&notes->client);
-	free(notes);
+	if (messages)
+		client_close(&messages->client);
+	free(messages);
 }
 
 /* Sends a command and ignores its answer. */
-static int tell_notes(struct slots_notes *notes, struct link_command *command,
+static int tell_notes(struct slots_messages *messages, struct link_command *command,
 		      struct base_error *error)
 {
 	redisReply *reply;
-	int ret = client_call(&notes->client, command, &reply, error);
+	int ret = client_call(&messages->client, command, &reply, error);
 
 	freeReplyObject(reply);
 	return ret;
 }
 
-int slots_notes_put(struct slots_notes *notes, const char *list, const char *name, const void *data,
-		    size_t bytes, struct base_error *error)
+int slots_messages_put(struct slots_messages *messages, const char *list, const char *name,
+		       const void *data, size_t bytes, struct base_error *error)
 {
 	struct link_command command = { 0 };
-	char key[NOTES_KEY_BYTES];
+	char key[MESSAGES_KEY_BYTES];
 	int ret;
 
-	name_key(notes, key, list);
+	name_key(messages, key, list);
 	link_add_texts(&command, "HSET", key, name);
 	link_add_bytes(&command, bytes ? data : "", bytes);
-	ret = tell_notes(notes, &command, error);
+	ret = tell_notes(messages, &command, error);
 	if (ret)
 		return ret;
 	/* Without an expiry the list would stay for ever. */
 	command = (struct link_command){ 0 };
 	link_add_texts(&command, "PEXPIRE", key);
-	link_add_numbers(&command, SLOTS_NOTES_KEPT_MS);
-	return tell_notes(notes, &command, error);
+	link_add_numbers(&command, SLOTS_MESSAGES_KEPT_MS);
+	return tell_notes(messages, &command, error);
 }
 
 static int notes_not_understood(const char *key, struct base_error *error)
@@ -2017,33 +2018,34 @@ static int read_notes(const redisReply *reply, size_t count, const char *key,
 	return ret;
 }
 
-int slots_notes_get(struct slots_notes *notes, const char *list, const char *const *names,
-		    size_t count,
-		    int (*found)(void *user, size_t index, const void *data, size_t bytes),
-		    void *user, struct base_error *error)
+int slots_messages_get(struct slots_messages *messages, const char *list, const char *const *names,
+		       size_t count,
+		       int (*found)(void *user, size_t index, const void *data, size_t bytes),
+		       void *user, struct base_error *error)
 {
 	struct link_command command = { 0 };
-	char key[NOTES_KEY_BYTES];
+	char key[MESSAGES_KEY_BYTES];
 	redisReply *reply;
 	int ret;
 
-	name_key(notes, key, list);
+	name_key(messages, key, list);
 	link_add_texts(&command, "HMGET", key);
 	for (size_t i = 0; i < count; i++)
 		link_add_texts(&command, names[i]);
-	ret = client_call(&notes->client, &command, &reply, error);
+	ret = client_call(&messages->client, &command, &reply, error);
 	if (!ret)
 		ret = read_notes(reply, count, key, found, user, error);
 	freeReplyObject(reply);
 	return ret;
 }
 
-int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_error *error)
+int slots_messages_remove(struct slots_messages *messages, const char *list,
+			  struct base_error *error)
 {
 	struct link_command command = { 0 };
-	char key[NOTES_KEY_BYTES];
+	char key[MESSAGES_KEY_BYTES];
 
-	name_key(notes, key, list);
+	name_key(messages, key, list);
 	link_add_texts(&command, "DEL", key);
-	return tell_notes(notes, &command, error);
+	return tell_notes(messages, &command, error);
 }

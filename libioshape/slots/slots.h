@@ -238,33 +238,33 @@ void slots_release(struct slots_slot *slot);
 
 /*
  * A connection that keeps lists of named messages in a Redis. Each list has the key
- * "{ios:<pool>}:board:<list>", beside the pool's own keys. One thread at a time may use it. Calls
+ * "{ios:<pool>}:store:<list>", beside the pool's own keys. One thread at a time may use it. Calls
  * return within about two seconds, and return IOSHAPE_E_COORDINATOR if the Redis is unreachable or
  * refuses the client.
  */
-struct slots_notes;
+struct slots_messages;
 
-#define SLOTS_NOTES_AT_A_TIME 128u
-#define SLOTS_NOTES_KEPT_MS (3600u * 1000)
-#define SLOTS_NOTES_REPLY_BYTES (256 * MIB) /* largest reply to one call */
-#define SLOTS_NOTES_LIST_BYTES 192
+#define SLOTS_MESSAGES_AT_A_TIME 128u
+#define SLOTS_MESSAGES_KEPT_MS (3600u * 1000)
+#define SLOTS_MESSAGES_REPLY_BYTES (256 * MIB) /* largest reply to one call */
+#define SLOTS_MESSAGES_LIST_BYTES 192
 
 /* Opens the lists without connecting yet. -EINVAL: the address is not that of a Redis, or the error
  * names the wrong part of it. */
-int slots_notes_open(struct slots_notes **out, const struct slots_config *config,
-		     struct base_error *error);
-/* Puts a message, and replaces one of this name. The list expires SLOTS_NOTES_KEPT_MS after the
+int slots_messages_open(struct slots_messages **out, const struct slots_config *config,
+			struct base_error *error);
+/* Puts a message, and replaces one of this name. The list expires SLOTS_MESSAGES_KEPT_MS after the
  * latest put. */
-int slots_notes_put(struct slots_notes *notes, const char *list, const char *name, const void *data,
-		    size_t bytes, struct base_error *error);
+int slots_messages_put(struct slots_messages *notes, const char *list, const char *name,
+		       const void *data, size_t bytes, struct base_error *error);
 /* Calls found() in order for those of the `count` names that have a message. If found() returns
  * anything but 0, the call ends and returns that value. */
-int slots_notes_get(struct slots_notes *notes, const char *list, const char *const *names,
-		    size_t count,
-		    int (*found)(void *user, size_t index, const void *data, size_t bytes),
-		    void *user, struct base_error *error);
-int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_error *error);
-void slots_notes_close(struct slots_notes *notes); /* NULL is allowed */
+int slots_messages_get(struct slots_messages *notes, const char *list, const char *const *names,
+		       size_t count,
+		       int (*found)(void *user, size_t index, const void *data, size_t bytes),
+		       void *user, struct base_error *error);
+int slots_messages_remove(struct slots_messages *notes, const char *list, struct base_error *error);
+void slots_messages_close(struct slots_messages *notes); /* NULL is allowed */
 
 /* ---- Identity of a process, and its priority (identity.c) ------------------------------------ */
 

@@ -290,7 +290,7 @@ static int carry_named(struct carry *carry, const char *to, const char *name,
 /* A checkpoint, and its destination. */
 struct gathering {
 	struct carry *carry;
-	struct group_generation here;
+	struct group_checkpoint here;
 	struct io_folder there; /* directory of the checkpoints */
 	const char *name;       /* name of the checkpoint in it */
 	/* name of the hidden directory for its files */
@@ -306,17 +306,17 @@ static bool is_in_place(struct gathering *gathering)
 {
 	struct carry *carry = gathering->carry;
 	const struct format_manifest *manifest = &gathering->here.manifest;
-	struct group_generation found;
+	struct group_checkpoint found;
 	struct io_entry entry;
 	bool same;
 
-	if (group_generation_open(&found, &gathering->there, gathering->name, manifest->step, NULL))
+	if (group_checkpoint_open(&found, &gathering->there, gathering->name, manifest->step, NULL))
 		return false;
 	same = !strcmp(found.manifest.attempt, manifest->attempt) &&
 	       !io_folder_look(&found.folder, ".", &entry, NULL);
 	if (same)
 		carry->there_ns = entry.modified_ns;
-	group_generation_close(&found);
+	group_checkpoint_close(&found);
 	return same;
 }
 
@@ -432,7 +432,7 @@ static int replace(struct gathering *gathering, struct base_error *error)
 
 /* Completes the checkpoint. If locks work between the nodes, one node at a time does so. If the
  * hidden directory has lost its name, another node has put the checkpoint in place. */
-static int put_generation_in_place(struct gathering *gathering, struct base_error *error)
+static int put_checkpoint_in_place(struct gathering *gathering, struct base_error *error)
 {
 	int ret = 0;
 
@@ -504,7 +504,7 @@ static int gather(struct gathering *gathering, struct base_error *error)
 		return ret;
 	ret = group_check_files(&gathering->folder, &gathering->here.manifest, "", &missing);
 	if (!ret)
-		return put_generation_in_place(gathering, error);
+		return put_checkpoint_in_place(gathering, error);
 	if (is_in_place(gathering))
 		return 0;
 	return ret == IOSHAPE_E_DAMAGED ? wait_for_others(gathering, error) :
@@ -527,7 +527,7 @@ static int open_here(struct gathering *gathering, struct base_error *error)
 	free(path);
 	if (ret)
 		return ret;
-	ret = group_generation_open(&gathering->here, &above, gathering->name, name.step, error);
+	ret = group_checkpoint_open(&gathering->here, &above, gathering->name, name.step, error);
 	io_folder_close(&above);
 	if (ret && !is_still_there(carry->entry->place, &carry->copy)) {
 		base_error_begin(error);
@@ -554,7 +554,7 @@ static int carry_checkpoint(struct carry *carry, struct base_error *error)
 {
 	struct gathering gathering = {
 		.carry = carry,
-		.here = GROUP_NO_GENERATION,
+		.here = GROUP_NO_CHECKPOINT,
 		.there = IO_NO_FOLDER,
 		.folder = IO_NO_FOLDER,
 		.name = strrchr(carry->entry->path, '/') + 1,
@@ -575,7 +575,7 @@ static int carry_checkpoint(struct carry *carry, struct base_error *error)
 		remove_copied(&gathering);
 	io_folder_close(&gathering.folder);
 	io_folder_close(&gathering.there);
-	group_generation_close(&gathering.here);
+	group_checkpoint_close(&gathering.here);
 	free(above);
 	return ret;
 }

@@ -101,7 +101,7 @@ static int list_files(const struct ioshape_group *group, const struct format_man
 	if (!record->node_of_file)
 		return base_no_memory(error, "files of nodes", manifest->file_count);
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
-		record->node_of_file[manifest->parts[rank].file] = group->ranks[rank].node;
+		record->node_of_file[manifest->shards[rank].file] = group->ranks[rank].node;
 	return 0;
 }
 
@@ -295,7 +295,7 @@ static void pass_spread(struct group_payload *payload, struct spread *spread, ui
 	payload->bad |= sets->nodes > ranks;
 	group_pass_list(payload, &spread->node_of_rank, ranks, sets->nodes - 1);
 	group_pass_small(payload, &spread->holding_count, sets->nodes);
-	if (!payload->note && !payload->bad) {
+	if (!payload->body && !payload->bad) {
 		spread->holdings = calloc(spread->holding_count, sizeof(*spread->holdings));
 		payload->bad |= !spread->holdings;
 	}
@@ -334,7 +334,7 @@ static void pass_restoring(struct group_payload *payload, void *message)
 			restoring->holders[node] != PARITY_NOWHERE;
 	/* Each rank needs the files of one node. */
 	group_pass_small(payload, &restoring->count, ranks);
-	if (!payload->note)
+	if (!payload->body)
 		restoring->makings = calloc(ranks, sizeof(*restoring->makings));
 	*bad |= !restoring->makings;
 	for (uint32_t i = 0; !*bad && i < restoring->count; i++) {
@@ -406,13 +406,13 @@ static void restoring_free(struct restoring *restoring)
 /* A checkpoint on this node. */
 struct offer {
 	const struct ioshape_group *group;
-	const struct group_generation *generation;
+	const struct group_checkpoint *checkpoint;
 	struct spread *spread; /* record.sets.nodes is 0 until a record is found */
 };
 
 static bool has_all_files(const struct offer *offer, const struct parity_record *record)
 {
-	const struct format_manifest *manifest = &offer->generation->manifest;
+	const struct format_manifest *manifest = &offer->checkpoint->manifest;
 	struct io_entry entry;
 
 	if (record->file_count != manifest->file_count)
@@ -420,7 +420,7 @@ static bool has_all_files(const struct offer *offer, const struct parity_record 
 	for (uint32_t file = 0; file < manifest->file_count; file++) {
 		if (record->node_of_file[file] != record->node)
 			continue;
-		if (io_folder_look(&offer->generation->folder, manifest->files[file].name, &entry,
+		if (io_folder_look(&offer->checkpoint->folder, manifest->files[file].name, &entry,
 				   NULL) ||
 		    entry.bytes != manifest->files[file].bytes)
 			return false;
@@ -435,7 +435,7 @@ static uint32_t parities_here(const struct offer *offer, const struct parity_rec
 			      uint64_t record_bytes, uint64_t file_bytes)
 {
 	const struct parity_set set = parity_set_of(&record->sets, record->node);
-	const uint64_t segment = parity_segment_bytes(&offer->generation->manifest, record, &set);
+	const uint64_t segment = parity_segment_bytes(&offer->checkpoint->manifest, record, &set);
 
 	return record_bytes + record->parities * segment <= file_bytes ? record->parities : 0;
 }
@@ -455,7 +455,7 @@ static bool add_holding(struct spread *spread, struct holding holding)
 /* Fills the spread of the offer and takes the record. Returns false if there is no memory. */
 static bool describe(struct offer *offer, struct parity_record *record)
 {
-	const struct format_manifest *manifest = &offer->generation->manifest;
+	const struct format_manifest *manifest = &offer->checkpoint->manifest;
 	struct spread *spread = offer->spread;
 
 	spread->step = manifest->step;
@@ -465,7 +465,7 @@ static bool describe(struct offer *offer, struct parity_record *record)
 	if (!spread->node_of_rank)
 		return false;
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
-		spread->node_of_rank[rank] = record->node_of_file[manifest->parts[rank].file];
+		spread->node_of_rank[rank] = record->node_of_file[manifest->shards[rank].file];
 	spread->record = *record;
 	*record = (struct parity_record){ 0 };
 	return true;
@@ -491,7 +491,7 @@ static bool agrees(const struct offer *offer, const struct parity_record *record
 		return true;
 	base_log(save_settings(offer->group->context).log, IOSHAPE_LOG_WARNING,
 		 "cannot use \"%s/%s\": another parity file there has different sets of nodes",
-		 offer->generation->folder.path, name);
+		 offer->checkpoint->folder.path, name);
 	return false;
 }
 
@@ -529,7 +529,7 @@ static int see_node(void *user, const char *name, struct base_error *error)
 
 	(void)error;
 	if (!group_parse_parity_name(name, &node) ||
-	    !read_record(&offer->generation->folder, name, &record, &record_bytes, &file_bytes))
+	    !read_record(&offer->checkpoint->folder, name, &record, &record_bytes, &file_bytes))
 		return 0;
 	if (record.node == node && has_all_files(offer, &record)) {
 		parities = parities_here(offer, &record, record_bytes, file_bytes);
@@ -563,28 +563,28 @@ static void offer_whole(struct offer *offer)
 {
 	struct parity_record record;
 
-	if (whole_record(&record, offer->generation->manifest.file_count))
+	if (whole_record(&record, offer->checkpoint->manifest.file_count))
 		return;
 	if (describe(offer, &record))
 		add_holding(offer->spread, (struct holding){ 0 });
 	parity_record_free(&record);
 }
 
-static void offer_one(const struct ioshape_group *group, const struct group_generation *generation,
+static void offer_one(const struct ioshape_group *group, const struct group_checkpoint *checkpoint,
 		      struct offers *offers)
 {
-	struct offer offer = { group, generation, &offers->all[offers->count] };
+	struct offer offer = { group, checkpoint, &offers->all[offers->count] };
 
-	if (generation->manifest.rank_count != group->options.ranks) {
+	if (checkpoint->manifest.rank_count != group->options.ranks) {
 		base_log(save_settings(group->context).log, IOSHAPE_LOG_WARNING,
 			 "%s was saved by %u ranks, and this job has %u: it can be loaded after it "
 			 "has been drained",
-			 generation->folder.path, generation->manifest.rank_count,
+			 checkpoint->folder.path, checkpoint->manifest.rank_count,
 			 group->options.ranks);
 		return;
 	}
-	if (group_is_of_nodes(&generation->folder))
-		io_folder_list(&generation->folder, see_node, &offer, NULL);
+	if (group_is_of_nodes(&checkpoint->folder))
+		io_folder_list(&checkpoint->folder, see_node, &offer, NULL);
 	else
 		offer_whole(&offer);
 	if (offer.spread->holding_count)
@@ -598,16 +598,16 @@ static void offer_all(const struct ioshape_group *group, struct offers *offers)
 {
 	struct io_folder directory = IO_NO_FOLDER;
 	struct group_candidates candidates = { 0 };
-	struct group_generation generation;
+	struct group_checkpoint checkpoint;
 
 	if (!io_folder_open(&directory, group->near, NULL) &&
 	    !group_list_by_age(&directory, &candidates, NULL)) {
 		for (size_t i = 0; i < candidates.count && offers->count < MOST_OFFERED; i++) {
-			if (group_generation_open(&generation, &directory, candidates.all[i].name,
+			if (group_checkpoint_open(&checkpoint, &directory, candidates.all[i].name,
 						  candidates.all[i].step, NULL))
 				continue;
-			offer_one(group, &generation, offers);
-			group_generation_close(&generation);
+			offer_one(group, &checkpoint, offers);
+			group_checkpoint_close(&checkpoint);
 		}
 	}
 	group_candidates_free(&candidates);
@@ -665,11 +665,11 @@ static void free_offers(struct offers *offers)
 
 /* Adds the offers in a message. A message that cannot be read counts as no offer. */
 static void read_offers(const struct ioshape_group *group, uint32_t rank,
-			const struct base_buffer *note, struct group_spreads *spreads)
+			const struct base_buffer *body, struct group_spreads *spreads)
 {
 	struct offers offers = { .ranks = group->options.ranks };
 
-	if (group_read_message(&offer_message, note, &offers))
+	if (group_read_message(&offer_message, body, &offers))
 		take_offers(spreads, &offers, group->ranks[rank].node);
 	free_offers(&offers);
 }
@@ -679,13 +679,13 @@ struct hearing {
 	struct group_spreads *spreads;
 };
 
-static int found_offer(void *user, uint32_t rank, const struct base_buffer *note,
+static int found_offer(void *user, uint32_t rank, const struct base_buffer *body,
 		       struct base_error *failure)
 {
 	struct hearing *hearing = user;
 
 	(void)failure;
-	read_offers(hearing->group, rank, note, hearing->spreads);
+	read_offers(hearing->group, rank, body, hearing->spreads);
 	return 0;
 }
 
@@ -944,16 +944,16 @@ static int prepare(struct ioshape_group *group, const struct restoring *restorin
 		   const struct format_manifest *manifest, struct base_error *error)
 {
 	struct io_folder directory = IO_NO_FOLDER;
-	struct group_generation there;
+	struct group_checkpoint there;
 	char name[GROUP_STEP_NAME_BYTES], *path;
 	bool same = false;
 	int ret = 0;
 
 	group_step_name(name, restoring->step);
 	if (!io_folder_open(&directory, group->near, NULL) &&
-	    !group_generation_open(&there, &directory, name, restoring->step, NULL)) {
+	    !group_checkpoint_open(&there, &directory, name, restoring->step, NULL)) {
 		same = !strcmp(there.manifest.attempt, manifest->attempt);
-		group_generation_close(&there);
+		group_checkpoint_close(&there);
 	}
 	io_folder_close(&directory);
 	if (!same) {

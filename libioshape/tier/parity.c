@@ -269,7 +269,7 @@ void parity_pass_record(struct group_payload *payload, struct parity_record *rec
 	group_pass_list(payload, &record->node_of_file, record->file_count, sets->nodes - 1);
 	*bad |= record->node >= sets->nodes || record->parities > sets->parity ||
 		!record->file_count || !sets->set_nodes || sets->set_nodes > PARITY_MOST_DATA / 2 ||
-		(!payload->note && !*bad && !are_all_different(sets->order, sets->nodes));
+		(!payload->body && !*bad && !are_all_different(sets->order, sets->nodes));
 }
 
 static void pass_record(struct group_payload *payload, void *message)
@@ -282,26 +282,26 @@ static const struct group_message record_message = { "record", pass_record };
 int parity_record_encode(struct base_buffer *out, const struct parity_record *record)
 {
 	static const uint8_t zeros[PARITY_RECORD_UNIT];
-	struct group_note note = { 0 };
+	struct group_body body = { 0 };
 	uint8_t head[HEAD_BYTES];
 	size_t bytes;
 	int ret;
 
-	group_write_message(&record_message, &note, record);
-	bytes = HEAD_BYTES + note.bytes.bytes;
+	group_write_message(&record_message, &body, record);
+	bytes = HEAD_BYTES + body.bytes.bytes;
 	bytes += (PARITY_RECORD_UNIT - bytes % PARITY_RECORD_UNIT) % PARITY_RECORD_UNIT;
 	memcpy(head, magic, sizeof(magic));
 	base_put_le(head + 8, PARITY_FORMAT, 4);
 	base_put_le(head + 12, bytes, 4);
-	base_put_le(head + 16, base_crc32(0, note.bytes.data, note.bytes.bytes), 4);
-	ret = note.failed || bytes > MOST_RECORD_BYTES ? -ENOMEM : 0;
+	base_put_le(head + 16, base_crc32(0, body.bytes.data, body.bytes.bytes), 4);
+	ret = body.failed || bytes > MOST_RECORD_BYTES ? -ENOMEM : 0;
 	if (!ret)
 		ret = base_buffer_append(out, head, sizeof(head));
 	if (!ret)
-		ret = base_buffer_append(out, note.bytes.data, note.bytes.bytes);
+		ret = base_buffer_append(out, body.bytes.data, body.bytes.bytes);
 	if (!ret)
-		ret = base_buffer_append(out, zeros, bytes - HEAD_BYTES - note.bytes.bytes);
-	base_buffer_free(&note.bytes);
+		ret = base_buffer_append(out, zeros, bytes - HEAD_BYTES - body.bytes.bytes);
+	base_buffer_free(&body.bytes);
 	return ret;
 }
 

@@ -103,7 +103,7 @@ MECHANISMS = (
     Mechanism(
         "store in memory",
         (),
-        {"files in /dev/shm": Switch({"IOSHAPE_TEST_BOARD": "files"})},
+        {"files in /dev/shm": Switch({"IOSHAPE_TEST_STORE": "files"})},
         ("meeting",),
     ),
     Mechanism(

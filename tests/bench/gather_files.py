@@ -110,15 +110,15 @@ class Creations:
                 return
 
 
-def created(setting: Setting, address: str, mode: str, board: str) -> list[str]:
+def created(setting: Setting, address: str, mode: str, store: str) -> list[str]:
     """Return the names created by the second of two saves. Some names are created only once."""
-    directory = setting.folder / "generations"
+    directory = setting.folder / "checkpoints"
     clear(setting)
     directory.mkdir()
     with c_ranks(programs(setting) / "bench-worker", RANKS, NODES) as ranks:
         ranks.make_tensors(kind="equal", count=1, each=BYTES_EACH)
         ranks.each("context", IOSHAPE_COORDINATOR=address)
-        open_groups(ranks, directory, mode, nodes=NODES, board=board)
+        open_groups(ranks, directory, mode, nodes=NODES, store=store)
         ranks.each("group_save", step=next(steps))
         settle(setting, directory)
         with Creations(directory) as creations:
@@ -131,7 +131,7 @@ def measure(setting: Setting, outcome: Outcome) -> None:
     facts: dict[str, object] = {"ranks": RANKS, "nodes": NODES}
     with coordinator("redis") as redis:
         for mode, most in MOST.items():
-            setting.say(f"{RANKS} ranks on {NODES} nodes, {mode}: files of a generation")
+            setting.say(f"{RANKS} ranks on {NODES} nodes, {mode}: files of a checkpoint")
             names = created(setting, redis, mode, "redis")
             # The slots use the same coordinator. Only the messages between ranks move to files.
             with_notes = created(setting, redis, mode, "files")

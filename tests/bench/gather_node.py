@@ -79,7 +79,7 @@ def save_alone(setting: Setting, worker: Worker) -> Sample:
 def prepare(ranks: Ranks, bytes_each: int, directory: Path) -> None:
     ranks.make_tensors(kind="mixed", bytes=bytes_each)
     ranks.each("context", staging=bytes_each + STAGING_SLACK, **OPEN)
-    open_groups(ranks, directory, "node", board="host")
+    open_groups(ranks, directory, "node", store="host")
 
 
 # ---- Figures ------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def measure_copies(setting: Setting, outcome: Outcome, directory: Path) -> None:
 
 def measure(setting: Setting, outcome: Outcome) -> None:
     program = programs(setting) / "bench-worker"
-    directory = setting.folder / "generations"
+    directory = setting.folder / "checkpoints"
     clear(setting)
     with c_ranks(program, RANKS) as ranks:
         prepare(ranks, setting.size // RANKS, directory)

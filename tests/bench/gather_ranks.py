@@ -91,7 +91,7 @@ def c_ranks(program: Path, count: int, nodes: int = 1) -> Iterator[Ranks]:
         yield ranks
 
 
-def open_groups(ranks: Ranks, directory: Path, mode: str, *, nodes: int = 1, board: str) -> None:
+def open_groups(ranks: Ranks, directory: Path, mode: str, *, nodes: int = 1, store: str) -> None:
     """Open a new group, which no other job joins."""
     count, token = len(ranks.workers), uuid.uuid4().hex
     for rank, worker in enumerate(ranks.workers):
@@ -107,7 +107,7 @@ def open_groups(ranks: Ranks, directory: Path, mode: str, *, nodes: int = 1, boa
             rank=rank,
             ranks=count,
             mode=mode,
-            board=board,
+            store=store,
             token=token,
             **more,
         )

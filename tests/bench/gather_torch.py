@@ -54,7 +54,7 @@ def launch_environment(rank: int, ranks: int, nodes: int, port: int, token: str)
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCHELASTIC_RUN_ID": token,
         "IOSHAPE_TEST_NODE": f"{token}-{node}",
-        "IOSHAPE_TEST_BOARD": "host",
+        "IOSHAPE_TEST_STORE": "host",
         "OMP_NUM_THREADS": "1",
     }
 
@@ -254,7 +254,7 @@ def measure_load(
 
 def measure_rank0(setting: Setting, outcome: Outcome) -> None:
     clear(setting)
-    directory = setting.folder / "generations"
+    directory = setting.folder / "checkpoints"
     with torch_ranks(RANKS, IOSHAPE_COORDINATOR="open") as ranks:
         measure_floor(setting, outcome, ranks, directory)
         measure_memory(setting, outcome, ranks, directory)
@@ -269,7 +269,7 @@ def measure_loads(setting: Setting, outcome: Outcome) -> None:
         torch_ranks(1, IOSHAPE_COORDINATOR=f"local:{slots}") as ours,
         torch_ranks(1) as theirs,
     ):
-        measure_load(setting, outcome, ours, theirs, setting.folder / "generations")
+        measure_load(setting, outcome, ours, theirs, setting.folder / "checkpoints")
     clear(setting)
 
 

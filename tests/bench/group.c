@@ -18,21 +18,21 @@ static enum ioshape_mode mode_of(const char *name)
 	fail("there is no mode called %s", name);
 }
 
-static enum ioshape_board board_of(const char *name)
+static enum ioshape_store store_of(const char *name)
 {
 	if (!name)
-		return IOSHAPE_BOARD_AUTO;
+		return IOSHAPE_STORE_AUTO;
 	if (!strcmp(name, "redis"))
-		return IOSHAPE_BOARD_REDIS;
+		return IOSHAPE_STORE_REDIS;
 	if (!strcmp(name, "host"))
-		return IOSHAPE_BOARD_HOST;
+		return IOSHAPE_STORE_HOST;
 	if (!strcmp(name, "files"))
-		return IOSHAPE_BOARD_FILES;
-	fail("there is no board called %s", name);
+		return IOSHAPE_STORE_FILES;
+	fail("there is no store called %s", name);
 }
 
 /* Opens a group. Keys: path=DIRECTORY rank=K ranks=N mode=MODE token=TEXT; optional: local_ranks=N
- * node=NAME board=BOARD comm=FD:FD (see comm.c). */
+ * node=NAME store=STORE comm=FD:FD (see comm.c). */
 void run_group(struct bench *bench, const struct command *command)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
@@ -45,7 +45,7 @@ void run_group(struct bench *bench, const struct command *command)
 	options.ranks = (uint32_t)command_number(command, "ranks", 1);
 	options.local_ranks = (uint32_t)command_number(command, "local_ranks", 0);
 	options.mode = mode_of(command_need(command, "mode"));
-	options.board = board_of(command_text(command, "board"));
+	options.store = store_of(command_text(command, "store"));
 	options.token = command_need(command, "token");
 	options.node = command_text(command, "node");
 	options.comm = comm_of(command_text(command, "comm"), options.rank);

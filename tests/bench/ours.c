@@ -66,7 +66,7 @@ void answer_report(const struct bench *bench, const struct ioshape_report *repor
 	answer_text("steps[0].sentence", report->downgrades[0].sentence);
 	answer_number("slot_s", report->slot_s);
 	answer_number("group_s", report->group_s);
-	answer_number("generation_bytes", (double)report->generation_bytes);
+	answer_number("checkpoint_bytes", (double)report->checkpoint_bytes);
 	answer_text("layout", report->mode);
 	answer_text("why", report->why);
 }

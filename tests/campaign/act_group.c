@@ -36,7 +36,7 @@ enum content {
 
 struct variant {
 	enum ioshape_mode mode;
-	enum ioshape_board board;
+	enum ioshape_store store;
 	unsigned nodes;
 	bool background;
 	bool replace; /* an older checkpoint of this step is replaced */
@@ -128,14 +128,14 @@ static int find_latest(struct ioshape_group *group, uint64_t step)
 /* Asks for a rank's share of a checkpoint that is in one file. */
 static int ask_for_part(struct ioshape_context *context, uint64_t step)
 {
-	struct ioshape_part_info info = IOSHAPE_PART_INFO_INIT;
-	struct ioshape_generation *generation;
-	int ret = harm_heed(ioshape_generation_open(context, "runs", step, &generation));
+	struct ioshape_shard_info info = IOSHAPE_SHARD_INFO_INIT;
+	struct ioshape_checkpoint *checkpoint;
+	int ret = harm_heed(ioshape_checkpoint_open(context, "runs", step, &checkpoint));
 
 	if (ret)
 		return ret;
-	ret = harm_heed(ioshape_generation_get_part(generation, 1, &info));
-	ioshape_generation_free(generation);
+	ret = harm_heed(ioshape_checkpoint_get_shard(checkpoint, 1, &info));
+	ioshape_checkpoint_free(checkpoint);
 	return ret;
 }
 
@@ -154,7 +154,7 @@ static int save_as(const struct act *act, unsigned rank, const char *token, uint
 	options.rank = rank;
 	options.ranks = act->ranks;
 	options.mode = variant->mode;
-	options.board = variant->board;
+	options.store = variant->store;
 	options.token = token;
 	options.deadline_ms = DEADLINE_MS;
 	options.keep_last = variant->keep ? 2 : 0;
@@ -184,7 +184,7 @@ static int save_as(const struct act *act, unsigned rank, const char *token, uint
 /* Saves in one process with one rank. look() reads such checkpoints, too. */
 static int save_alone(const char *token, uint64_t step, enum content content)
 {
-	static const struct variant plain = { .board = IOSHAPE_BOARD_HOST };
+	static const struct variant plain = { .store = IOSHAPE_STORE_HOST };
 	const struct act alone = { .variant = &plain, .ranks = 1 };
 
 	return save_as(&alone, 0, token, step, content);
@@ -211,7 +211,7 @@ static int prune(const struct variant *variant)
 	options.keep_every = KEPT;
 	options.removing = save_again;
 	options.removing_user = (void *)(uintptr_t)variant;
-	ret = harm_heed(ioshape_generation_prune(context, "runs", &options, NULL));
+	ret = harm_heed(ioshape_checkpoint_prune(context, "runs", &options, NULL));
 	ioshape_context_free(context);
 	return ret;
 }
@@ -261,14 +261,14 @@ static void leave_relics(const struct variant *variant)
 {
 	char place[40], path[64];
 
-	if (variant->board == IOSHAPE_BOARD_FILES) {
+	if (variant->store == IOSHAPE_STORE_FILES) {
 		mkdir("runs", 0700);
-		leave_folder("runs/.ioshape-board-0123456789abcdef");
+		leave_folder("runs/.ioshape-store-0123456789abcdef");
 		return;
 	}
 	snprintf(place, sizeof(place), "/dev/shm/ioshape-%u", (unsigned)geteuid());
 	mkdir(place, 0700);
-	snprintf(path, sizeof(path), "%s/board-%x", place, (unsigned)getpid());
+	snprintf(path, sizeof(path), "%s/store-%x", place, (unsigned)getpid());
 	leave_folder(path);
 	leave_socket(place);
 }
@@ -295,15 +295,15 @@ static void begin(const struct act *act)
 		harm_must(save_alone("before", NEXT, NEXT_PARTS), "save");
 }
 
-static bool holds(struct ioshape_generation *generation, enum content content, unsigned ranks)
+static bool holds(struct ioshape_checkpoint *checkpoint, enum content content, unsigned ranks)
 {
-	bool right = !ioshape_generation_verify(generation, NULL, NULL);
+	bool right = !ioshape_checkpoint_verify(checkpoint, NULL, NULL);
 	struct ioshape_reader *reader;
 	char why[256];
 
 	for (unsigned rank = 0; right && rank < ranks; rank++) {
 		reader = NULL;
-		right = !ioshape_generation_open_part(generation, rank, NULL, &reader);
+		right = !ioshape_checkpoint_open_shard(checkpoint, rank, NULL, &reader);
 		right = right &&
 			!sample_check_reader(reader, &samples[content][rank], why, sizeof(why));
 		ioshape_reader_free(reader);
@@ -314,29 +314,29 @@ static bool holds(struct ioshape_generation *generation, enum content content, u
 static enum state look_in(const struct act *act, struct ioshape_context *context)
 {
 	const struct variant *variant = act->variant;
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	enum state state = STATE_TORN;
 	int ret;
 
 	if (variant->first && access("runs", F_OK))
 		return STATE_OLD;
 	if (!variant->first) {
-		if (ioshape_generation_open(context, "runs", KEPT, &generation))
+		if (ioshape_checkpoint_open(context, "runs", KEPT, &checkpoint))
 			return STATE_GONE;
-		ioshape_generation_free(generation);
+		ioshape_checkpoint_free(checkpoint);
 	}
-	ret = ioshape_generation_open(context, "runs", STEP, &generation);
+	ret = ioshape_checkpoint_open(context, "runs", STEP, &checkpoint);
 	if (ret == -ENOENT && variant->prune)
 		return variant->again ? STATE_GONE : STATE_NEW;
 	if (ret == -ENOENT)
 		return variant->replace ? STATE_GONE : STATE_OLD;
 	if (ret)
 		return STATE_TORN;
-	if (holds(generation, OLD_PARTS, 1))
+	if (holds(checkpoint, OLD_PARTS, 1))
 		state = STATE_OLD;
-	else if (holds(generation, NEW_PARTS, act->ranks))
+	else if (holds(checkpoint, NEW_PARTS, act->ranks))
 		state = STATE_NEW;
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 	return state;
 }
 
@@ -396,29 +396,29 @@ static void close_act(const struct act *act)
 	.again = again
 
 static const struct act acts[] = {
-	{ ACT("generation", 1, .board = IOSHAPE_BOARD_HOST), .durable = true },
-	{ ACT("generation replaced", 1, .replace = true), .durable = true },
-	{ ACT("generation replaced without swap", 1, .replace = true, .no_swap = true) },
-	{ ACT("generation replaced without swap and locks", 1, .replace = true, .no_swap = true,
+	{ ACT("checkpoint", 1, .store = IOSHAPE_STORE_HOST), .durable = true },
+	{ ACT("checkpoint replaced", 1, .replace = true), .durable = true },
+	{ ACT("checkpoint replaced without swap", 1, .replace = true, .no_swap = true) },
+	{ ACT("checkpoint replaced without swap and locks", 1, .replace = true, .no_swap = true,
 	      .no_locks = true) },
 	{ ACT("prune", 1, .prune = true), .passes_over = true },
 	{ ACT("prune what is replaced", 1, .prune = true, .again = true), .no_faults = true },
-	{ ACT("ranks of a host, each", 2, .mode = IOSHAPE_MODE_EACH, .board = IOSHAPE_BOARD_HOST) },
+	{ ACT("ranks of a host, each", 2, .mode = IOSHAPE_MODE_EACH, .store = IOSHAPE_STORE_HOST) },
 	{ ACT("ranks of a host, one file", 3, .mode = IOSHAPE_MODE_NODE,
-	      .board = IOSHAPE_BOARD_HOST, .replace = true) },
+	      .store = IOSHAPE_STORE_HOST, .replace = true) },
 	{ ACT("ranks with notes in files", 2, .mode = IOSHAPE_MODE_NODE,
-	      .board = IOSHAPE_BOARD_FILES, .background = true) },
-	{ ACT("first generation", 1, .first = true) },
+	      .store = IOSHAPE_STORE_FILES, .background = true) },
+	{ ACT("first checkpoint", 1, .first = true) },
 	{ ACT("ranks of a host, newest found", 2, .mode = IOSHAPE_MODE_NODE,
-	      .board = IOSHAPE_BOARD_HOST, .latest = true, .fails = true) },
+	      .store = IOSHAPE_STORE_HOST, .latest = true, .fails = true) },
 	{ ACT("ranks of a host, where others died", 2, .mode = IOSHAPE_MODE_NODE,
-	      .board = IOSHAPE_BOARD_HOST, .relics = true) },
+	      .store = IOSHAPE_STORE_HOST, .relics = true) },
 	{ ACT("ranks with files, where others died", 2, .mode = IOSHAPE_MODE_EACH,
-	      .board = IOSHAPE_BOARD_FILES, .relics = true, .keep = true) },
+	      .store = IOSHAPE_STORE_FILES, .relics = true, .keep = true) },
 	{ ACT("ranks that meet in a Redis", 2, .mode = IOSHAPE_MODE_RANK0,
-	      .board = IOSHAPE_BOARD_REDIS, .redis = true, .nodes = 2, .background = true) },
+	      .store = IOSHAPE_STORE_REDIS, .redis = true, .nodes = 2, .background = true) },
 	{ ACT("ranks of two nodes, one file", 2, .mode = IOSHAPE_MODE_RANK0,
-	      .board = IOSHAPE_BOARD_FILES, .nodes = 2) },
+	      .store = IOSHAPE_STORE_FILES, .nodes = 2) },
 	{ .name = NULL },
 };
 

@@ -209,7 +209,7 @@ static unsigned again(const struct act *act)
 
 /* ---- Checkpoints ----------------------------------------------------------------------------- */
 
-static int save_generation(struct ioshape_context *context, const char *directory, uint64_t step,
+static int save_checkpoint(struct ioshape_context *context, const char *directory, uint64_t step,
 			   const struct sample *what)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
@@ -217,7 +217,7 @@ static int save_generation(struct ioshape_context *context, const char *director
 	int ret;
 
 	options.token = "look";
-	options.board = IOSHAPE_BOARD_HOST;
+	options.store = IOSHAPE_STORE_HOST;
 	ret = harm_heed(ioshape_group_open(context, directory, &options, &group));
 	if (ret)
 		return ret;
@@ -227,7 +227,7 @@ static int save_generation(struct ioshape_context *context, const char *director
 	return ret;
 }
 
-static void open_generations(const struct act *act)
+static void open_checkpoints(const struct act *act)
 {
 	struct ioshape_context *context;
 
@@ -235,34 +235,34 @@ static void open_generations(const struct act *act)
 	sample_make(&sample, 7, 20000);
 	harm_must(open_context(NULL, &context), "open a context");
 	for (uint64_t step = 1; step <= 2; step++)
-		harm_must(save_generation(context, "runs", step, &sample), "save a generation");
+		harm_must(save_checkpoint(context, "runs", step, &sample), "save a checkpoint");
 	ioshape_context_free(context);
 }
 
 /* Verifies the newest checkpoint. It exists, so not finding it is wrong, whatever failed. */
 static int verify_latest(struct ioshape_context *context)
 {
-	struct ioshape_generation_info info = { .size = sizeof(info) };
-	struct ioshape_part_info part = IOSHAPE_PART_INFO_INIT;
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint_info info = { .size = sizeof(info) };
+	struct ioshape_shard_info part = IOSHAPE_SHARD_INFO_INIT;
+	struct ioshape_checkpoint *checkpoint;
 	struct ioshape_reader *reader;
 	int ret;
 
-	ret = harm_heed(ioshape_generation_open(context, "runs", IOSHAPE_LATEST, &generation));
+	ret = harm_heed(ioshape_checkpoint_open(context, "runs", IOSHAPE_LATEST, &checkpoint));
 	if (ret)
 		return ret;
-	ret = harm_heed(ioshape_generation_get_info(generation, &info));
+	ret = harm_heed(ioshape_checkpoint_get_info(checkpoint, &info));
 	if (!ret && info.step > 2)
 		ret = harm_wrong("step %llu was found", (unsigned long long)info.step);
 	if (!ret)
-		ret = harm_heed(ioshape_generation_verify(generation, NULL, NULL));
+		ret = harm_heed(ioshape_checkpoint_verify(checkpoint, NULL, NULL));
 	if (!ret)
-		ret = harm_heed(ioshape_generation_get_part(generation, 0, &part));
+		ret = harm_heed(ioshape_checkpoint_get_shard(checkpoint, 0, &part));
 	if (!ret)
-		ret = harm_heed(ioshape_generation_open_part(generation, 0, NULL, &reader));
+		ret = harm_heed(ioshape_checkpoint_open_shard(checkpoint, 0, NULL, &reader));
 	if (!ret)
 		ioshape_reader_free(reader);
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 	return ret;
 }
 
@@ -276,7 +276,7 @@ static int list(const struct act *act, unsigned rank)
 	(void)act, (void)rank;
 	if (ret)
 		return ret;
-	ret = harm_heed(ioshape_generation_list(context, "runs", &steps, &count));
+	ret = harm_heed(ioshape_checkpoint_list(context, "runs", &steps, &count));
 	if (!ret)
 		ioshape_free(steps);
 	if (!ret)
@@ -333,7 +333,7 @@ static int save_too_much(const struct act *act, unsigned rank)
 		return ret;
 	ret = harm_heed(sample_save(context, "full/file", &sample, NULL));
 	if (ret == -ENOSPC)
-		ret = save_generation(context, "full", 1, &sample);
+		ret = save_checkpoint(context, "full", 1, &sample);
 	if (!ret)
 		ret = harm_wrong("it was saved where it does not fit");
 	ioshape_context_free(context);
@@ -349,7 +349,7 @@ static unsigned save_a_little(const struct act *act)
 	harm_must(open_context(NULL, &context), "open a context");
 	harm_must(sample_save(context, "full/file", &small, NULL), "save");
 	unlink("full/file");
-	harm_must(save_generation(context, "full", 2, &small), "save a generation");
+	harm_must(save_checkpoint(context, "full", 2, &small), "save a checkpoint");
 	scratch_remove("full/step-0000000002");
 	ioshape_context_free(context);
 	return scratch_entries("full");
@@ -389,8 +389,8 @@ static const struct act acts[] = {
 	  .close = close_file,
 	  .run = save_too_much,
 	  .again = save_a_little },
-	{ .name = "look at generations",
-	  .open = open_generations,
+	{ .name = "look at checkpoints",
+	  .open = open_checkpoints,
 	  .close = close_file,
 	  .run = list },
 	{ .name = NULL },

@@ -47,7 +47,7 @@ LARGE_BYTES, PAUSE_MS = 256 << 10, 60
 PATIENCE_S = 60.0
 PEACE_S = 660.0
 
-BOARDS = {"host": 2, "files": 3, "redis": 1}
+STORES = {"host": 2, "files": 3, "redis": 1}
 MODES = (1, 2, 3)
 ENGINES = ("auto", "threads", "buffered")
 
@@ -100,8 +100,8 @@ def fill_disk() -> None:
 class Job:
     """The ranks of one user. When one of them is gone, all start again."""
 
-    def __init__(self, storm: "Storm", user: int, board: str) -> None:
-        self.user, self.board = user, board
+    def __init__(self, storm: "Storm", user: int, store: str) -> None:
+        self.user, self.store = user, store
         self.mode = storm.random.choice(MODES)
         self._scattered = storm.random.random() < 0.5
         self._life = -1
@@ -120,8 +120,8 @@ class Job:
     def words_of(self, rank: int) -> tuple[object, ...]:
         """Return the arguments of a rank."""
         runs = SHARED / f"user{self.user}" / "runs"
-        board = BOARDS[self.board]
-        return (runs, self.token, board, self.mode, rank, N_RANKS, LARGE_BYTES, PAUSE_MS // 2)
+        store = STORES[self.store]
+        return (runs, self.token, store, self.mode, rank, N_RANKS, LARGE_BYTES, PAUSE_MS // 2)
 
     def start(self, storm: "Storm") -> None:
         """Start all ranks again. Rank 0 moves to the other pod."""
@@ -181,8 +181,8 @@ class Storm(Scene):
             (home / "runs").mkdir(parents=True)
             for made in (home, home / "runs"):
                 os.chown(made, self._uid(user), self._uid(user))
-        boards = [*BOARDS] if redis else ["host", "files"]
-        self.jobs = [Job(self, user, self.random.choice(boards)) for user in range(N_USERS)]
+        stores = [*STORES] if redis else ["host", "files"]
+        self.jobs = [Job(self, user, self.random.choice(stores)) for user in range(N_USERS)]
         for user in range(N_USERS):
             for number in range(N_SAVERS):
                 home = SHARED / f"user{user}"
@@ -282,13 +282,13 @@ class Storm(Scene):
         there = dict(self._whole("check", *files, wrong=faults))
         faults += crowd_judge.judge_files(story, there)
         for job in self.jobs:
-            listed = self._whole("generations", BASE / f"user{job.user}" / "runs", wrong=faults)
+            listed = self._whole("checkpoints", BASE / f"user{job.user}" / "runs", wrong=faults)
             newest = max((step for _, step in listed), default=0)
             if newest < story.newest(job.user):
                 known = story.newest(job.user)
                 faults.append(f"job {job.user}: {newest} is the newest, but {known} was saved")
         faults += [f"{path} is left" for path in self._left()]
-        self.verdict.counts["generations"] = sum(len(set(kept)) for kept in story.kept.values())
+        self.verdict.counts["checkpoints"] = sum(len(set(kept)) for kept in story.kept.values())
         return faults
 
     def _save_last(self) -> None:

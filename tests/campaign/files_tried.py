@@ -22,7 +22,7 @@ from typing import Any
 import ioshape
 import torch
 import zoo
-from hostile import MANIFESTS, PICKLES, with_pickle, write_generation, write_part
+from hostile import MANIFESTS, PICKLES, with_pickle, write_checkpoint, write_part
 from ioshape._cli import main
 from same import describe
 
@@ -166,7 +166,7 @@ def load(path: Path, file: Damaged) -> None:
 
 def extract(path: Path, file: Damaged) -> None:
     """Extract the file as a rank's share of a checkpoint. Its manifest describes the valid file."""
-    folder, output = path.with_name("generations"), path.with_name("extracted.pt")
+    folder, output = path.with_name("checkpoints"), path.with_name("extracted.pt")
     shutil.rmtree(folder, ignore_errors=True)
     output.unlink(missing_ok=True)
     write_part(folder, file.sound)
@@ -188,31 +188,31 @@ def extract(path: Path, file: Damaged) -> None:
         raise Wrong(f"ends extract with {status}")
 
 
-def read_generations(folder: Path, expected: Any = None) -> None:
+def read_checkpoints(folder: Path, expected: Any = None) -> None:
     try:
-        for found in ioshape.generations(folder):
-            if expected is not None and found.parts() != expected:
+        for found in ioshape.checkpoints(folder):
+            if expected is not None and found.shards() != expected:
                 raise Silent("is beside a damaged manifest, which is believed")
             found.verify()
     except ioshape.StorageError as error:
         refused(error)
 
 
-def generation(path: Path, file: Damaged) -> None:
+def checkpoint(path: Path, file: Damaged) -> None:
     """Read a checkpoint with a damaged manifest and a valid file, or with a hostile manifest."""
-    folder = path.with_name("generations")
+    folder = path.with_name("checkpoints")
     shutil.rmtree(folder, ignore_errors=True)
     rng = Random(zlib.crc32(file.data))
     if rng.random() < HOSTILE_PART:
-        write_generation(folder, rng.choice([*MANIFESTS]))
-        read_generations(folder)
+        write_checkpoint(folder, rng.choice([*MANIFESTS]))
+        read_checkpoints(folder)
         return
     write_part(folder, file.sound)
-    expected = ioshape.generations(folder)[0].parts()
+    expected = ioshape.checkpoints(folder)[0].shards()
     manifest = folder / "step-0000000007/manifest.json"
     text = manifest.read_bytes()
     manifest.write_bytes(rng.choice(TEXT)(rng, text, [text]))
-    read_generations(folder, expected)
+    read_checkpoints(folder, expected)
 
 
 def _beside(name: str) -> Callable[[Path, Damaged], None]:
@@ -224,6 +224,6 @@ WAYS: dict[str, Callable[[Path, Damaged], None]] = {
     "verify": verify,
     "load": load,
     "extract": extract,
-    "generation": generation,
+    "checkpoint": checkpoint,
     **{name: _beside(name) for name in BESIDE},
 }

@@ -26,8 +26,8 @@ def chaos(seed: int, work: Path) -> Trial:
         verdict: Verdict = made.verdict
     counts = {
         "kills": verdict.kills,
-        "kills_torn": len(verdict.bad_generations + verdict.hangs + verdict.broken),
-        "kills_lost": len(verdict.lost_generations),
+        "kills_torn": len(verdict.bad_checkpoints + verdict.hangs + verdict.broken),
+        "kills_lost": len(verdict.lost_checkpoints),
         "kills_litter": len(verdict.leftovers),
     }
     return Trial(counts, findings=verdict.faults)

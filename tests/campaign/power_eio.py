@@ -108,7 +108,7 @@ class _File(_Series):
         return judge.judge_file(self._at / self.name, versions)
 
 
-class _Generations(_Series):
+class _Checkpoints(_Series):
     """Checkpoints of one rank. A version is a step."""
 
     name = "run"
@@ -120,7 +120,7 @@ class _Generations(_Series):
 
     def _judge(self, versions: range) -> str:
         steps = []
-        for one in ioshape.generations(self._at / self.name):
+        for one in ioshape.checkpoints(self._at / self.name):
             try:
                 one.verify()
                 found = one.load(0)
@@ -139,7 +139,7 @@ def trial(folder: Path, image: Path, seed: int) -> tuple[int, list[str]]:
     random_ = random.Random(f"eio {seed}")
     at = folder / "disk"
     disk = device.Device(folder, image)
-    all_series = _File(at), _Generations(at)
+    all_series = _File(at), _Checkpoints(at)
     findings = []
     device.mount(disk.file, at)
     for series in all_series:

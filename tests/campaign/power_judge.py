@@ -26,21 +26,21 @@ def judge_file(path: Path, versions: range) -> str:
     return ""
 
 
-def _name(generation: ioshape.types.Generation) -> str:
+def _name(checkpoint: ioshape.types.Checkpoint) -> str:
     """Return the name under which the checkpoint was saved.
 
     A checkpoint that is being removed has another name, and exists until it is removed.
     """
-    return f"step-{generation.step:010}"
+    return f"step-{checkpoint.step:010}"
 
 
-def _judge_generation(generation: ioshape.types.Generation, versions: range) -> str:
+def _judge_checkpoint(checkpoint: ioshape.types.Checkpoint, versions: range) -> str:
     try:
-        generation.verify()
-        parts = [generation.load(rank) for rank in range(RANKS)]
+        checkpoint.verify()
+        parts = [checkpoint.load(rank) for rank in range(RANKS)]
     except Exception as error:
         return f"is torn: {error}"
-    name = _name(generation)
+    name = _name(checkpoint)
     version = parts[0].get("version", 0)
     if not all(is_equal(found, part(name, version, rank)) for rank, found in enumerate(parts)):
         return "has contents that nobody saved together"
@@ -51,7 +51,7 @@ def _judge_generation(generation: ioshape.types.Generation, versions: range) -> 
 
 def _judge_newest(folder: Path, history: History, at: int) -> str:
     """Judge the checkpoint that a resuming program would load."""
-    acknowledged = [name for name in history.generations(at) if history.versions(name, at)[0]]
+    acknowledged = [name for name in history.checkpoints(at) if history.versions(name, at)[0]]
     newest = ioshape.latest(folder)
     if newest is None:
         return "is lost" if acknowledged else ""
@@ -78,7 +78,7 @@ def _judge_pruning(folder: Path) -> str:
         newest.verify()
     except Exception as error:
         return f"did not survive: {error}"
-    left = [one.step for one in ioshape.generations(folder)]
+    left = [one.step for one in ioshape.checkpoints(folder)]
     return "" if left == [newest.step] else f"left steps {left}"
 
 
@@ -95,14 +95,14 @@ def judge(disk: Path, history: History, at: int) -> list[str]:
     wrong: dict[str, str] = {}
     for name in FILES:
         wrong[name] = judge_file(disk / "files" / name, history.versions(name, at))
-    found = {_name(one): one for one in ioshape.generations(disk / "run")}
+    found = {_name(one): one for one in ioshape.checkpoints(disk / "run")}
     for name in sorted({*history.kept(at), *found}):
         wrong[name] = (
-            _judge_generation(found[name], history.versions(name, at))
+            _judge_checkpoint(found[name], history.versions(name, at))
             if name in found
             else "is lost: it was acknowledged, and is not old"
         )
-    wrong["the newest generation"] = _judge_newest(disk / "run", history, at)
+    wrong["the newest checkpoint"] = _judge_newest(disk / "run", history, at)
     wrong["pruning"] = _judge_pruning(disk / "run")
     next_version = N_SAVES + 1
     wrong["the file " + FILES[0]] = _judge_next_save(disk / "files" / FILES[0], next_version)

@@ -25,7 +25,7 @@ RANKS = 3
 KEEP_LAST = 2
 FILES = ("a.pt", "b.pt", "c.pt", "d.pt")
 N_SAVES = 24
-N_GENERATIONS = 8
+N_CHECKPOINTS = 8
 
 _KIB = 1 << 10
 #: Sizes for a save by one write, and for saves through engines; some are not whole blocks.
@@ -115,7 +115,7 @@ class History:
         newest = [save.version for save in of_name if save.is_begun(at)]
         return range(max(oldest, default=0), max(newest, default=0) + 1)
 
-    def generations(self, at: int) -> list[str]:
+    def checkpoints(self, at: int) -> list[str]:
         """Return the checkpoints begun by then, in the order of their first saves."""
         names = [s.name for s in self.saves if s.name.startswith("step-") and s.is_begun(at)]
         return list(dict.fromkeys(names))
@@ -181,8 +181,8 @@ def _save_files(folder: Path, recorder: Recorder, seed: int, durable: bool) -> N
         wait()
 
 
-def _save_generations(folder: Path, recorder: Recorder, seed: int, rank: int) -> None:
-    random_ = random.Random(f"generations {seed}")  # equal on all ranks
+def _save_checkpoints(folder: Path, recorder: Recorder, seed: int, rank: int) -> None:
+    random_ = random.Random(f"checkpoints {seed}")  # equal on all ranks
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(RANKS),
@@ -193,7 +193,7 @@ def _save_generations(folder: Path, recorder: Recorder, seed: int, rank: int) ->
         IOSHAPE_MODE=random_.choice(("each", "node", "rank0")),
     )
     step, version = 0, 0
-    for _ in range(N_GENERATIONS):
+    for _ in range(N_CHECKPOINTS):
         if version == 1 and random_.random() < 0.3:
             version += 1  # replaces the checkpoint
         else:
@@ -228,10 +228,10 @@ def run(disk: Path, history: Path, log: Path, seed: int, durable: bool) -> Histo
     def files() -> None:
         _save_files(disk / "files", Recorder(history, log), seed, durable)
 
-    def generations(rank: int) -> Callable[[], None]:
-        return lambda: _save_generations(disk / "run", Recorder(history, log), seed, rank)
+    def checkpoints(rank: int) -> Callable[[], None]:
+        return lambda: _save_checkpoints(disk / "run", Recorder(history, log), seed, rank)
 
-    bodies = (files, *map(generations, range(RANKS)))
+    bodies = (files, *map(checkpoints, range(RANKS)))
     children = [_in_child(body, engine) for body in bodies]
     statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     if any(statuses):

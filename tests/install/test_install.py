@@ -224,9 +224,9 @@ def test_cmake(cmake_build: Path, example: Path, target: str, tmp_path: Path) ->
 # ---- Ranks that save together -------------------------------------------------------------------
 
 
-def weights_of(generation: Path, ranks: int) -> torch.Tensor:
+def weights_of(checkpoint: Path, ranks: int) -> torch.Tensor:
     """Return the rows of all ranks, read from the zip by stock torch."""
-    (bundle,) = generation.glob("*.zip")
+    (bundle,) = checkpoint.glob("*.zip")
     rows = []
     with zipfile.ZipFile(bundle) as archive:
         for rank in range(ranks):

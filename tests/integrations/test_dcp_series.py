@@ -59,19 +59,19 @@ def test_the_newest_is_what_was_saved_last(runs: Path) -> None:
     assert (newest.ranks, newest.files) == (1, 1)
     assert newest.n_bytes == (runs / "step-3" / "__0_0.distcp").stat().st_size
     newest.verify()
-    assert [one.step for one in ioshape.generations(runs)] == [2, 10, 3]
-    assert [one["step"] for one in listed(runs)["generations"]] == [2, 10, 3]
+    assert [one.step for one in ioshape.checkpoints(runs)] == [2, 10, 3]
+    assert [one["step"] for one in listed(runs)["checkpoints"]] == [2, 10, 3]
     assert "step-3" not in succeed(call("ls", runs))
     with pytest.raises(ValueError, match=r"ioshape\.dcp"):
         newest.load(0)
     with pytest.raises(ValueError, match="has no shards"):
-        newest.parts()
+        newest.shards()
     assert ioshape.latest(runs / "not there") is None
 
 
-def test_generations_of_groups_and_checkpoints_lie_beside_each_other(runs: Path) -> None:
+def test_checkpoints_of_groups_and_checkpoints_lie_beside_each_other(runs: Path) -> None:
     ioshape.save_group({"mine": 1}, runs, 5)
-    assert [(one.step, one.mode) for one in ioshape.generations(runs)][2:] == [
+    assert [(one.step, one.mode) for one in ioshape.checkpoints(runs)][2:] == [
         (3, "dcp"),
         (5, "each"),
     ]
@@ -138,7 +138,7 @@ def test_prune_removes_the_oldest_with_all_that_is_in_them(runs: Path) -> None:
     assert entries(runs) == ["best", "notes-5", "step-10", "step-3", "step-77"]
     told = succeed(call("prune", "--keep-last", "1", "--yes", runs))
     assert "removed step 10" in told
-    assert [one.step for one in ioshape.generations(runs)] == [3]
+    assert [one.step for one in ioshape.checkpoints(runs)] == [3]
     loaded = small(0)
     ioshape.dcp.load_latest(loaded, runs, no_dist=True)
     assert_same(loaded, small(3))

@@ -67,7 +67,7 @@ assert torch.equal(trained(150, load_path="ba100.pt"), whole)
     torch.distributed.destroy_process_group()
 """,
     "Ray Train": """
-assert [one.step for one in ioshape.generations(storage / "run")] == [1, 2, 3]
+assert [one.step for one in ioshape.checkpoints(storage / "run")] == [1, 2, 3]
 """,
 }
 

@@ -47,7 +47,7 @@ def test_workers_that_are_killed_go_on_from_a_checkpoint_that_ray_was_not_told_o
         state = ioshape.load_group(path.parent, step=5, rank=rank)
         assert set(state["weight"].tolist()) == {rank + 5}
     # Ray removes all but two of the checkpoints that were reported to it.
-    steps = {one.step for one in ioshape.generations(path.parent)}
+    steps = {one.step for one in ioshape.checkpoints(path.parent)}
     assert {4, 5} <= steps <= {2, 3, 4, 5}
 
 

@@ -369,21 +369,21 @@ say("loaded", right=is_right(found, ranks - 1 - rank, 3, 2_000_000))
 
 
 @pytest.mark.parametrize("mode", ["each", "node", "rank0"])
-def test_ranks_on_both_clients_save_one_generation(
+def test_ranks_on_both_clients_save_one_checkpoint(
     folders: Folders, tmp_path: Path, mode: str
 ) -> None:
     said = run_ranks(
         *(tmp_path, GROUP, folders.here, folders.there, mode),
         ranks=4,
         nodes=2,
-        IOSHAPE_TEST_BOARD="files",
+        IOSHAPE_TEST_STORE="files",
     )
     devices = [folder.stat().st_dev for folder in (folders.here, folders.there)]
     for lines, device in zip(said, [devices[0]] * 2 + [devices[1]] * 2, strict=True):
         assert (lines[0]["layout"], lines[0]["device"]) == (mode, device)
         assert lines[1]["right"]
     for folder in (folders.here, folders.there):
-        assert [one.step for one in ioshape.generations(folder)] == [2, 3]
+        assert [one.step for one in ioshape.checkpoints(folder)] == [2, 3]
         assert not [name for name in names_in(folder) if name.startswith(".step")]
 
 

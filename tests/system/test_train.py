@@ -175,7 +175,7 @@ def has_block_checksums(file: Path) -> bool:
 # ---- All ranks together -------------------------------------------------------------------------
 
 
-def generations(folder: Path) -> dict[int, list[object]]:
+def checkpoints(folder: Path) -> dict[int, list[object]]:
     """Return each rank's object in the complete checkpoints, as torch reads them."""
     found = {}
     for directory in sorted(folder.glob("step-*")):
@@ -197,7 +197,7 @@ def check_group(folder: Path, plain: Path) -> None:
     assert losses(folder) == losses(plain)
     last = [STEPS - SAVE_EVERY, STEPS]
     assert names(folder) == ["losses.txt", *(f"step-{step:010d}" for step in last)]
-    for step, objects in generations(folder).items():
+    for step, objects in checkpoints(folder).items():
         assert len(objects) == RANKS
         for rank, loaded in enumerate(objects):
             assert_same(loaded, torch.load(plain / f"step-{step:06}-rank-{rank}.pt"))
@@ -213,7 +213,7 @@ def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
     folder = killed(tmp_path, random.Random(seed), 2 * SAVE_EVERY + 1, GROUP)
 
     # Checkpoints with their final names must be complete, whatever was being written.
-    found = generations(folder)
+    found = checkpoints(folder)
     assert found
     assert all(len(objects) == RANKS for objects in found.values())
 
@@ -262,7 +262,7 @@ def test_a_training_that_is_told_to_end_saves_first(tmp_path: Path, script: Path
     step = len(losses(tmp_path))
     assert f"step {step}: loss" in output
     if script == GROUP:
-        assert list(generations(tmp_path)) == [step]
+        assert list(checkpoints(tmp_path)) == [step]
     else:
         stop_file.unlink(missing_ok=True)
         files = [f"step-{step:06}-rank-{rank}.pt" for rank in range(RANKS)]
@@ -419,7 +419,7 @@ def test_the_ddp_guide_resumes_as_if_it_had_not_been_killed(tmp_path: Path) -> N
     assert_same(ioshape.load_group(killed / "checkpoints", rank=0), wanted)
     assert wanted["step"] == 199
     # One of the two ranks has the model. Another number of ranks can continue from it.
-    parts = ioshape.generations(killed / "checkpoints")[-1].parts()
+    parts = ioshape.checkpoints(killed / "checkpoints")[-1].shards()
     assert parts[1].n_bytes < parts[0].n_bytes / 4
     finish(run(alone, 1))
     found = ioshape.load_group(alone / "checkpoints")

@@ -108,7 +108,7 @@ attempt(lambda: ioshape.load_group(sys.argv[1], step=int(sys.argv[3]))["step"])
 
 
 @BOTH
-def test_a_generation_of_another_version_is_refused_and_no_older_one_taken_for_it(
+def test_a_checkpoint_of_another_version_is_refused_and_no_older_one_taken_for_it(
     first: dict[str, str], second: dict[str, str], tmp_path: Path
 ) -> None:
     run(SAVE, tmp_path, 1, **first)
@@ -124,7 +124,7 @@ def test_a_generation_of_another_version_is_refused_and_no_older_one_taken_for_i
 
 
 @BOTH
-def test_a_generation_of_another_version_is_not_removed(
+def test_a_checkpoint_of_another_version_is_not_removed(
     first: dict[str, str], second: dict[str, str], tmp_path: Path
 ) -> None:
     for step, version in ((1, second), (2, first), (3, first), (4, second)):

@@ -14,37 +14,37 @@ from ioshape._cli.output import human_size, say
 from ioshape._cli.paths import check_directory, directory_argument
 
 if TYPE_CHECKING:
-    from ioshape._group.generations import Handle, Part
+    from ioshape._group.checkpoints import Handle, Shard
 
 _PIECE_BYTES = 8 << 20
 
 
-def _copy(handle: Handle, part: Part, path: str, *, replace: bool) -> None:
+def _copy(handle: Handle, shard: Shard, path: str, *, replace: bool) -> None:
     """Copy the part of a rank to a file of its own. The file appears only if it is verified."""
     import ioshape  # noqa: PLC0415
     from ioshape._core.errors import failure  # noqa: PLC0415
     from ioshape._native import lib  # noqa: PLC0415
 
-    piece = memoryview(bytearray(min(_PIECE_BYTES, part.n_bytes)))
+    piece = memoryview(bytearray(min(_PIECE_BYTES, shard.n_bytes)))
     crc32 = 0
     with (
-        handle.reader(part) as reader,
+        handle.reader(shard) as reader,
         ioshape.open(path, "wb", durable=True, replace=replace) as file,
     ):
-        for offset in range(0, part.n_bytes, _PIECE_BYTES):
-            view = piece[: part.n_bytes - offset]
+        for offset in range(0, shard.n_bytes, _PIECE_BYTES):
+            view = piece[: shard.n_bytes - offset]
             reader.read_file(offset, view)
             crc32 = zlib.crc32(view, crc32)
             file.write(view)
-        if crc32 != part.crc32:
+        if crc32 != shard.crc32:
             raise failure(
                 lib.IOSHAPE_E_DAMAGED,
-                f'the shard of rank {part.rank} in "{part.file}" is damaged: its checksum differs '
-                "from the manifest",
-                part.file,
+                f'the shard of rank {shard.rank} in "{shard.file}" is damaged: its checksum '
+                "differs from the manifest",
+                shard.file,
                 "extract",
                 remedy="use another checkpoint",
-                rank=part.rank,
+                rank=shard.rank,
             )
 
 
@@ -92,24 +92,24 @@ def command(
     Exit code: 0; 1 if the checkpoint is damaged or a file could not be written.
     """
     from ioshape._core.config import tier_folder  # noqa: PLC0415
-    from ioshape._group.generations import nearest  # noqa: PLC0415
+    from ioshape._group.checkpoints import nearest  # noqa: PLC0415
 
     if (rank is None) == (not all_ranks):
         raise click.UsageError("give either --rank K or --all")
     check_directory(directory)
     with nearest(directory, step, "extract", tier_folder(None)) as handle:
         if rank is not None:
-            wanted = [handle.part(rank)]
+            wanted = [handle.shard(rank)]
         else:
-            wanted = [handle.part(each) for each in range(handle.describe().ranks)]
+            wanted = [handle.shard(each) for each in range(handle.describe().ranks)]
             if output is not None:
                 os.makedirs(output, exist_ok=True)  # noqa: PTH103
-        for part in wanted:
+        for shard in wanted:
             # Ranks with equal parts share one file in the checkpoint. So the name has the rank.
-            name = f"rank-{part.rank:05}.pt"
+            name = f"rank-{shard.rank:05}.pt"
             path = output if output is not None and rank is not None else name
             if output is not None and (all_ranks or Path(output).is_dir()):
                 path = os.path.join(output, name)  # noqa: PTH118 - as the user wrote it
-            _copy(handle, part, path, replace=force)
-            say(f"{path}: rank {part.rank}, {human_size(part.n_bytes)}")
+            _copy(handle, shard, path, replace=force)
+            say(f"{path}: rank {shard.rank}, {human_size(shard.n_bytes)}")
     return 0

@@ -28,7 +28,7 @@ from ioshape._cli.paths import (
 if TYPE_CHECKING:
     from ioshape._tier.tier import Copy
     from ioshape.s3 import Remote
-    from ioshape.types import Generation
+    from ioshape.types import Checkpoint
 
 _STATES = {
     True: "being written",
@@ -94,7 +94,7 @@ def _local(time: datetime) -> str:
     return f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
-def _state(directory: str, one: Generation) -> str:
+def _state(directory: str, one: Checkpoint) -> str:
     """Return the state of a complete checkpoint: in the directory, or only on the tier.
 
     Resolved paths are compared, because both paths may go through links.
@@ -103,7 +103,7 @@ def _state(directory: str, one: Generation) -> str:
     return "complete" if above == os.path.realpath(directory) else "on the tier"
 
 
-def _as_json(one: Generation | Unfinished, state: str) -> dict[str, Any]:
+def _as_json(one: Checkpoint | Unfinished, state: str) -> dict[str, Any]:
     """Return a checkpoint for JSON: the size is named "bytes", and times are strings."""
     fields = asdict(one)
     fields["state"] = state
@@ -114,7 +114,7 @@ def _as_json(one: Generation | Unfinished, state: str) -> dict[str, Any]:
     }
 
 
-def _show(directory: str, complete: list[Generation], others: list[Unfinished]) -> None:
+def _show(directory: str, complete: list[Checkpoint], others: list[Unfinished]) -> None:
     table = Table(*columns(">step", "<saved", "<mode", ">ranks", ">files", ">size", "<state"))
     for one in complete:
         table.add(
@@ -237,7 +237,7 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
     ioshape ls checkpoints
     ioshape ls /local/nvme
     ioshape ls s3://bucket/run
-    ioshape ls --json checkpoints | jq '.generations[-1].step'
+    ioshape ls --json checkpoints | jq '.checkpoints[-1].step'
 
     Exit code: 0; 1 if the directory could not be read, or a checkpoint in it is damaged.
     """
@@ -251,14 +251,14 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
         note(f"ioshape: {of_another_user(directory, owner)}")
     elif is_tier(directory):
         return _show_tier(directory, as_json)
-    complete = ioshape.generations(directory)
+    complete = ioshape.checkpoints(directory)
     others = _unfinished(directory)
     broken = list(damaged(directory, {one.step for one in complete}))
     if as_json:
         say_json(
             {
                 "directory": directory,
-                "generations": [_as_json(one, _state(directory, one)) for one in complete],
+                "checkpoints": [_as_json(one, _state(directory, one)) for one in complete],
                 "unfinished": [_as_json(one, _STATES[one.alive]) for one in others],
                 "damaged": [{"path": path, "error": why} for path, why in broken],
             }

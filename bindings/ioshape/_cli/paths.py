@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ioshape._cli.output import SentenceError, explain, size_option
-from ioshape._group.kinds import GENERATION
+from ioshape._group.kinds import CHECKPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,12 +85,12 @@ def damaged(directory: str, complete: set[int]) -> Iterator[tuple[str, str]]:
         complete: steps of the complete checkpoints, which are skipped.
     """
     from ioshape._group import dcp_series as series  # noqa: PLC0415
-    from ioshape._group.generations import Handle  # noqa: PLC0415
+    from ioshape._group.checkpoints import Handle  # noqa: PLC0415
 
     of_dcp = {path: str(error) for path, error in series.members(directory)[1]}
     yield from of_dcp.items()
     for name in sorted(os.listdir(directory)):  # noqa: PTH208
-        match = GENERATION.fullmatch(name)
+        match = CHECKPOINT.fullmatch(name)
         path = os.path.join(directory, name)  # noqa: PTH118 - as the user wrote it
         if not match or int(match[1]) in complete or path in of_dcp:
             continue

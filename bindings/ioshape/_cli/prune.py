@@ -76,7 +76,7 @@ def command(
     """
     if len(paths) > 1 or not os.path.isdir(paths[0]):  # noqa: PTH112
         return _prune_files(paths, keep_last, keep_every, dry_run, yes, as_json)
-    from ioshape._group.generations import remove  # noqa: PLC0415
+    from ioshape._group.checkpoints import remove  # noqa: PLC0415
 
     (directory,) = paths
     going = remove(directory, keep_last=keep_last, keep_every=keep_every, dry_run=True)
@@ -89,7 +89,7 @@ def command(
         going = remove(directory, keep_last=keep_last, keep_every=keep_every, dry_run=False)
     if as_json:
         steps = [{"step": step, "bytes": n_bytes} for step, n_bytes in going]
-        say_json({"directory": directory, "dry_run": dry_run, "generations": steps})
+        say_json({"directory": directory, "dry_run": dry_run, "checkpoints": steps})
         return 0
     for step, n_bytes in going:
         say(f"{'would remove' if dry_run else 'removed'} step {step}: {human_size(n_bytes)}")
@@ -99,13 +99,13 @@ def command(
 
 def _refuse_other_directory(directory: str) -> None:
     """Raise SentenceError if a directory has files but no checkpoint. It may be empty."""
-    from ioshape._group.generations import generations  # noqa: PLC0415
-    from ioshape._group.kinds import GENERATION  # noqa: PLC0415
+    from ioshape._group.checkpoints import checkpoints  # noqa: PLC0415
+    from ioshape._group.kinds import CHECKPOINT  # noqa: PLC0415
 
     names = os.listdir(directory)  # noqa: PTH208
-    if not names or any(GENERATION.fullmatch(name) or ATTEMPT.fullmatch(name) for name in names):
+    if not names or any(CHECKPOINT.fullmatch(name) or ATTEMPT.fullmatch(name) for name in names):
         return
-    if not generations(directory, tier=False):
+    if not checkpoints(directory, tier=False):
         raise SentenceError(
             f'cannot prune "{directory}": it has no checkpoint; give the directory that '
             "save_group() writes to, or a pattern of files"

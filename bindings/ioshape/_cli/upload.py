@@ -40,7 +40,7 @@ def _sources(source: str, newest: int | None, every_one: bool) -> list[str]:
         raise UsageSentenceError("--newest and --all exclude each other; give one of them")
     import ioshape  # noqa: PLC0415
 
-    found = [one.path for one in ioshape.generations(source)]
+    found = [one.path for one in ioshape.checkpoints(source)]
     if not found:
         remedy = "give the directory that save_group() writes to, or leave out --newest and --all"
         raise SentenceError(f'there is no checkpoint in "{source}"; {remedy}')

@@ -14,21 +14,21 @@ import click
 
 from ioshape._cli.output import explain, human_size, json_option, progress_bar, say, say_json
 from ioshape._cli.paths import check_directory, damaged, files_argument, reason
-from ioshape._group.kinds import GENERATION
+from ioshape._group.kinds import CHECKPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ioshape.types import Generation, Progress
+    from ioshape.types import Checkpoint, Progress
 
 
-def _open_step(directory: str, step: int | None) -> Generation:
+def _open_step(directory: str, step: int | None) -> Checkpoint:
     """Return the checkpoint of a step; None: the newest one."""
     from ioshape._core.config import tier_folder  # noqa: PLC0415
-    from ioshape._group.generations import generations, nearest  # noqa: PLC0415
+    from ioshape._group.checkpoints import checkpoints, nearest  # noqa: PLC0415
 
     check_directory(directory)
-    for one in generations(directory) if step is not None else ():
+    for one in checkpoints(directory) if step is not None else ():
         if (one.mode, one.step) == ("dcp", step):
             return one
     with nearest(directory, step, "load", tier_folder(None)) as handle:
@@ -101,38 +101,38 @@ def _verify_checkpoint(path: str, way: _Way) -> dict[str, Any]:
     return _outcome(path, lambda tell: verify(path, quick=way.quick, progress=tell), way)
 
 
-def _verify_generation(directory: str, step: int | None, way: _Way) -> dict[str, Any]:
+def _verify_group(directory: str, step: int | None, way: _Way) -> dict[str, Any]:
     name = directory if step is None else os.path.join(directory, f"step-{step:010}")  # noqa: PTH118
 
     def verify(tell: Callable[[Progress], object] | None) -> int:
-        generation = _open_step(directory, step)
-        generation.verify(quick=way.quick, progress=tell)
-        return generation.n_bytes
+        checkpoint = _open_step(directory, step)
+        checkpoint.verify(quick=way.quick, progress=tell)
+        return checkpoint.n_bytes
 
     return _outcome(name, verify, way)
 
 
-def _generations(
+def _checkpoints(
     directory: str, step: int | None, every_one: bool, way: _Way
 ) -> Iterator[dict[str, Any]]:
     """Yield the results for a directory of checkpoints, or for one checkpoint directory."""
     import ioshape  # noqa: PLC0415
 
     absolute = Path(directory).absolute()
-    match = GENERATION.fullmatch(absolute.name)
+    match = CHECKPOINT.fullmatch(absolute.name)
     if match:
-        yield _verify_generation(os.path.dirname(absolute), int(match[1]), way)  # noqa: PTH120
+        yield _verify_group(os.path.dirname(absolute), int(match[1]), way)  # noqa: PTH120
         return
     if step is not None:
-        yield _verify_generation(directory, step, way)
+        yield _verify_group(directory, step, way)
         return
-    complete = ioshape.generations(directory)
+    complete = ioshape.checkpoints(directory)
     others = list(damaged(directory, {one.step for one in complete}))
     for one in complete if every_one else complete[-1:]:
         if one.mode == "dcp":
             yield _verify_checkpoint(one.path, way)
         else:
-            yield _verify_generation(directory, one.step, way)
+            yield _verify_group(directory, one.step, way)
     if every_one or not complete:
         for path, why in others:
             yield _failed(path, "damaged", why)
@@ -190,7 +190,7 @@ def command(
             if is_checkpoint(path):
                 yield _verify_checkpoint(path, way)
             elif Path(path).is_dir():
-                yield from _generations(path, step, every_one, way)
+                yield from _checkpoints(path, step, every_one, way)
             else:
                 yield _verify_file(path, way)
 

@@ -70,6 +70,10 @@ _REMOVED = {
 _REMOVED_TEXTS = frozenset({"choice", "pool", "stripes_asked"})
 
 
+#: Attributes that have other names since version 0.1. Version 0.3 removes these.
+_RENAMED = {"fallbacks": "downgrades", "generation_bytes": "checkpoint_bytes"}
+
+
 class Progress(NamedTuple):
     """The progress of a save or load, as callbacks get it."""
 
@@ -162,7 +166,7 @@ class Report:
     #: if there was none.
     ahead: str = ""
     #: For a group's save: bytes of all files of the checkpoint; 0 if it failed.
-    generation_bytes: int = 0
+    checkpoint_bytes: int = 0
     #: For a group's save: bytes of all ranks' shards that were not written, because an equal shard
     #: of another rank is stored.
     repeated_bytes: int = 0
@@ -187,10 +191,11 @@ class Report:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            if name == "fallbacks":
-                sentence = "Report.fallbacks is now Report.downgrades; version 0.3 removes it"
+            if name in _RENAMED:
+                now = _RENAMED[name]
+                sentence = f"Report.{name} is now Report.{now}; version 0.3 removes the old name"
                 warnings.warn(sentence, FutureWarning, stacklevel=2)
-                return self.downgrades
+                return getattr(self, now)
             if name not in _REMOVED:
                 raise AttributeError(f"Report has no attribute {name!r}")
             empty: object = "" if name in _REMOVED_TEXTS else 0

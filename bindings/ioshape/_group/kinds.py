@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Operation = Literal["load", "prune"]
 
 #: The name of a group checkpoint's directory.
-GENERATION = re.compile(r"step-(\d{10,20})")
+CHECKPOINT = re.compile(r"step-(\d{10,20})")
 _MANIFEST = "manifest.json"
 # "step-100.pt", "checkpoint_10.pth.tar". Files without a number, such as "pretrained.pt", may be
 # inputs of the job.
@@ -86,7 +86,7 @@ def _found_in(path: str, name: str, wanted: str) -> tuple[str, str] | None:
         return why, "load them with ioshape.dcp.load_latest()"
     if DESCRIPTION not in within and any(map(DATA.fullmatch, within)):
         return f'"{name}" has no {DESCRIPTION}: it is not complete', "complete it, or move it away"
-    if wanted == "dcp" and GENERATION.fullmatch(name) and within:
+    if wanted == "dcp" and CHECKPOINT.fullmatch(name) and within:
         why = f'it has checkpoints of save_group(), such as "{name}"'
         return why, "load them with ioshape.load_group()"
     return None

@@ -19,7 +19,7 @@ from ioshape._core.errors import (
 )
 from ioshape._core.job import Job, job
 from ioshape._core.log import logger
-from ioshape._group.generations import Generation, Handle, Part, nearest
+from ioshape._group.checkpoints import Checkpoint, Handle, Shard, nearest
 from ioshape._group.group import opened_for_reading
 from ioshape._group.kinds import refuse_others
 from ioshape._load import unpickle
@@ -69,7 +69,7 @@ def load_group(
     If all ranks saved equal objects, as in data-parallel training, a job of any number of ranks can
     load the checkpoint. Otherwise a checkpoint of another number of ranks has no shard for this
     rank. In that case choose shards with `rank`, in as many calls as you like, or use
-    ioshape.generations(directory). If several ranks of a node load one shard, the storage is read
+    ioshape.checkpoints(directory). If several ranks of a node load one shard, the storage is read
     once, through the page cache.
 
     Args:
@@ -114,17 +114,17 @@ def load_group(
     # A group creates its directory. A program of one process must not create it by a search.
     agreed = step is None and (place.world_size > 1 or (fallback and os.path.isdir(where)))  # noqa: PTH112
 
-    def load_from(generation: Handle, passed_over: list[PassedOver]) -> Any:
-        found = generation.describe()
-        part = generation.part(_whose(found, place, rank))
+    def load_from(checkpoint: Handle, passed_over: list[PassedOver]) -> Any:
+        found = checkpoint.describe()
+        shard = checkpoint.shard(_whose(found, place, rank))
         if passed_over:
             warn_passed_over(found.path, passed_over)
         # A shard that only this rank reads need not go through the page cache.
         is_own = rank is None and found.distinct == found.ranks == place.world_size
-        with _Turn(part) as turn:
+        with _Turn(shard) as turn:
             return load_through(
-                generation.reader(
-                    part, verify=verify is not False, shared=False if is_own else None
+                checkpoint.reader(
+                    shard, verify=verify is not False, shared=False if is_own else None
                 ),
                 lambda file: unpickle.load(
                     file,
@@ -135,7 +135,7 @@ def load_group(
                     **pickle_load_args,
                 ),
                 turn.told_by(progress),
-                (part.offset, part.n_bytes),
+                (shard.offset, shard.n_bytes),
                 filling_of(into, strict=strict, map_location=map_location),
                 is_plain=pickle_module is None
                 and not pickle_load_args
@@ -155,14 +155,14 @@ def load_group(
             refuse_others(where, "group")
             check_tier(folder)
         raise
-    with found as generation:
+    with found as checkpoint:
         try:
-            return load_from(generation, passed_over)
+            return load_from(checkpoint, passed_over)
         except StorageError as error:
-            drained = None if is_our_fault(error) else _drained(generation, where)
+            drained = None if is_our_fault(error) else _drained(checkpoint, where)
             if drained is None:
                 raise
-            passed_over.append(PassedOver(generation.describe().path, error))
+            passed_over.append(PassedOver(checkpoint.describe().path, error))
     with drained:
         return load_from(drained, passed_over[-1:])
 
@@ -175,13 +175,13 @@ def _agreed(where: str, folder: str, passed_over: list[PassedOver], *, intact: b
     return _found(where if directory == group.directory else directory, step)
 
 
-def _drained(generation: Handle, where: str) -> Handle | None:
+def _drained(checkpoint: Handle, where: str) -> Handle | None:
     """Open the copy in the directory `where` of a checkpoint on the tier; None if it has none."""
-    if generation.directory == where:
+    if checkpoint.directory == where:
         return None
     with contextlib.suppress(StorageError):
-        there = Handle(where, generation.describe().step, "load")
-        if there.serial == generation.serial:
+        there = Handle(where, checkpoint.describe().step, "load")
+        if there.serial == checkpoint.serial:
             return there
         there.__exit__()
     return None
@@ -211,24 +211,24 @@ def _found(where: str, step: int | None) -> Handle:
             time.sleep(0.1)
 
 
-def _whose(generation: Generation, place: Job, rank: int | None) -> int:
+def _whose(checkpoint: Checkpoint, place: Job, rank: int | None) -> int:
     if rank is not None:
         if isinstance(rank, bool) or not isinstance(rank, int):
             raise TypeError(f"rank must be a number, not {type(rank).__name__}")
-        if not 0 <= rank < generation.ranks:
+        if not 0 <= rank < checkpoint.ranks:
             raise ValueError(
-                f"{generation.path} has no rank {rank}: it was saved by {generation.ranks} ranks"
+                f"{checkpoint.path} has no rank {rank}: it was saved by {checkpoint.ranks} ranks"
             )
         return rank
-    if generation.ranks != place.world_size and generation.distinct == 1:
+    if checkpoint.ranks != place.world_size and checkpoint.distinct == 1:
         return 0
-    if generation.ranks != place.world_size:
+    if checkpoint.ranks != place.world_size:
         job_has = f"{place.world_size} rank{'s' if place.world_size > 1 else ''}"
         raise ValueError(
-            f"{generation.path} was saved by {generation.ranks} ranks, and this job has {job_has}: "
+            f"{checkpoint.path} was saved by {checkpoint.ranks} ranks, and this job has {job_has}: "
             "load_group(..., rank=k) loads the shard of rank k, and "
-            "ioshape.generations(directory)[-1].load(k) as well, for k from 0 to "
-            f"{generation.ranks - 1}"
+            "ioshape.checkpoints(directory)[-1].load(k) as well, for k from 0 to "
+            f"{checkpoint.ranks - 1}"
         )
     return place.rank
 
@@ -242,11 +242,11 @@ class _Turn:
     When a job restarts, its ranks read as many bytes at once as they write in a save.
     """
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._slot: Slot | None = None
         self._told = 0
         try:
-            self._slot = slot(part.file, nbytes=part.n_bytes)
+            self._slot = slot(shard.file, nbytes=shard.n_bytes)
         except CoordinatorError as error:
             # Waiting for a turn is a courtesy: a failing coordinator must not keep a job from its
             # checkpoint.

@@ -50,7 +50,7 @@ class Downloaded:
 
     #: path of the file or directory
     path: str
-    #: kind of the checkpoint: "file", "generation" (of save_group()), "dcp" or "directory"
+    #: kind of the checkpoint: "file", "group" (of save_group()), "dcp" or "directory"
     kind: Kind
     files: int
     #: total size of all files

@@ -26,11 +26,11 @@ _MOST_DIGITS = 20
 _CRC32 = b',\n "crc32": '
 _MEMBERS = {"format", "version", "kind", "files", "directories", "crc32"}
 
-Kind = Literal["file", "generation", "dcp", "directory"]
+Kind = Literal["file", "group", "dcp", "directory"]
 
 #: The objects that are written last, after the listing. Other readers of these kinds regard a
 #: checkpoint as complete only if it has this file.
-MARKERS: dict[str, str] = {"generation": "manifest.json", "dcp": ".metadata"}
+MARKERS: dict[str, str] = {"group": "manifest.json", "dcp": ".metadata"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def decode(data: bytes) -> Listing:
         kind = value["kind"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"a member is missing ({error})") from None
-    if kind not in ("generation", "dcp", "directory"):
+    if kind not in ("group", "dcp", "directory"):
         raise ValueError("it is of an unknown kind")
     _check_together([one.name for one in files], directories)
     return Listing(kind, files, directories)

@@ -27,7 +27,7 @@ class Remote:
     """A complete checkpoint on an object store."""
 
     url: str
-    #: kind of the checkpoint: "generation" (of save_group()), "dcp" or "directory"
+    #: kind of the checkpoint: "group" (of save_group()), "dcp" or "directory"
     kind: Kind
     #: time at which its last object was written, in UTC
     uploaded: datetime

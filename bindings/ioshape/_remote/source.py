@@ -17,7 +17,7 @@ from ioshape._core.errors import failure
 from ioshape._core.names import is_unfinished
 from ioshape._formats.dcp_names import DESCRIPTION
 from ioshape._group import dcp_series as series
-from ioshape._group.generations import Handle, generations
+from ioshape._group.checkpoints import Handle, checkpoints
 from ioshape._load.contents import SUFFIX
 from ioshape._load.reader import Reader
 from ioshape._native import lib
@@ -123,15 +123,15 @@ def _directory(path: str) -> Source:
     if os.path.exists(os.path.join(path, DESCRIPTION)):  # noqa: PTH110, PTH118
         series.look(path)  # raises if a file of the checkpoint is missing
         return Source(path, "dcp", *_walk(path, {}))
-    inside = generations(path)
+    inside = checkpoints(path)
     if inside:
         why = f"it is not a checkpoint, but a directory with {len(inside)} of them"
         raise refused(path, why, "name one of them, or add --newest 1 or --all")
     return Source(path, "directory", *_walk(path, {}))
 
 
-def _generation(path: str) -> Source:
-    with open(os.path.join(path, MARKERS["generation"]), "rb") as file:  # noqa: PTH118, PTH123
+def _checkpoint(path: str) -> Source:
+    with open(os.path.join(path, MARKERS["group"]), "rb") as file:  # noqa: PTH118, PTH123
         manifest = json.loads(file.read())
     sums = {one["name"]: int(one["crc32"], 16) for one in manifest["files"]}
     files, directories = _walk(path, sums)
@@ -141,7 +141,7 @@ def _generation(path: str) -> Source:
         remedy = "drain the tiers of all nodes, and upload the checkpoint from its destination"
         raise refused(path, why, remedy, errno.ENOENT)
     kept = tuple(one for one in files if not _PARITY.fullmatch(one.name))
-    return Source(path, "generation", kept, directories)
+    return Source(path, "group", kept, directories)
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def look(path: str) -> Iterator[Source]:
             yield Source(absolute, "file", tuple(files))
         elif step and not os.path.exists(os.path.join(absolute, DESCRIPTION)):  # noqa: PTH110, PTH118
             stack.enter_context(Handle(folder, int(step[1]), "upload"))  # raises if it is damaged
-            yield _generation(absolute)
+            yield _checkpoint(absolute)
         else:
             yield _directory(absolute)
 

@@ -35,7 +35,7 @@ class Uploaded:
 
     #: address of the checkpoint
     url: str
-    #: kind of the checkpoint: "file", "generation" (of save_group()), "dcp" or "directory"
+    #: kind of the checkpoint: "file", "group" (of save_group()), "dcp" or "directory"
     kind: Kind
     files: int
     #: total size of all files
@@ -208,8 +208,8 @@ class _Upload:
 
         Only the manifest is read, because it contains all checksums.
         """
-        marker = MARKERS["generation"]
-        if self._source.kind != "generation" or self._to.below(LISTING).key not in self._there:
+        marker = MARKERS["group"]
+        if self._source.kind != "group" or self._to.below(LISTING).key not in self._there:
             return False
         if any(
             self._there.get(self._to.below(file.name).key) != file.n_bytes

@@ -242,7 +242,7 @@ static int open_group(const struct ioshape_group_options *options)
 	return ret;
 }
 
-TEST(calls_case, a_group_needs_ranks_a_board_and_whole_functions)
+TEST(calls_case, a_group_needs_ranks_a_store_and_whole_functions)
 {
 	struct ioshape_comm comm = { .size = sizeof(comm) };
 	struct ioshape_group_options wrong[7];
@@ -255,15 +255,15 @@ TEST(calls_case, a_group_needs_ranks_a_board_and_whole_functions)
 	}
 	wrong[0].rank = 2;
 	wrong[1].ranks = UINT32_MAX;
-	wrong[2].board = (enum ioshape_board)99;
-	wrong[3].board = IOSHAPE_BOARD_REDIS; /* there is no coordinator */
+	wrong[2].store = (enum ioshape_store)99;
+	wrong[3].store = IOSHAPE_STORE_REDIS; /* there is no coordinator */
 	wrong[4].comm = &comm;
 	wrong[5].mode = (enum ioshape_mode)99;
 	wrong[6].size = 1;
 	for (size_t i = 0; i < COUNT(wrong); i++)
 		ck_assert_msg(open_group(&wrong[i]) == -EINVAL, "options %zu: %d: %s", i,
 			      ioshape_last_error()->code, ioshape_last_error()->sentence);
-	setenv("IOSHAPE_TEST_BOARD", "none", 1);
+	setenv("IOSHAPE_TEST_STORE", "none", 1);
 	wrong[0].rank = 0;
 	ck_assert_int_eq(open_group(&wrong[0]), -EINVAL);
 }
@@ -446,7 +446,7 @@ TEST(calls_case, a_report_is_told_in_one_line)
 	ck_assert_str_eq(strrchr(text, ';'), "; s");
 	/* A group's report. */
 	report = (struct ioshape_report){ .size = sizeof(report), .file_bytes = 999 };
-	report.generation_bytes = 1000;
+	report.checkpoint_bytes = 1000;
 	report.repeated_bytes = 1000000;
 	report.unchanged = 1;
 	strcpy(report.mode, "node");

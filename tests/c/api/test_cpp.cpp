@@ -298,18 +298,18 @@ START_TEST(a_slot_is_held_as_long_as_it_lives)
 }
 END_TEST
 
-START_TEST(generations_are_looked_for)
+START_TEST(checkpoints_are_looked_for)
 {
 	ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
 	const std::string directory = scratch_directory();
 	ioshape::context context;
 
-	ck_assert(ioshape::generation::steps(context, directory).empty());
+	ck_assert(ioshape::checkpoint::steps(context, directory).empty());
 	options.keep_last = 1;
-	ck_assert_uint_eq(ioshape::generation::prune(context, directory, options), 0);
-	ck_assert_int_eq(thrown([&] { ioshape::generation::latest(context, directory); }), -ENOENT);
-	ck_assert_int_eq(thrown([&] { ioshape::generation(context, directory, 7); }), -ENOENT);
-	ck_assert_int_eq(thrown([&] { ioshape::generation::steps(context, "nowhere"); }), -ENOENT);
+	ck_assert_uint_eq(ioshape::checkpoint::prune(context, directory, options), 0);
+	ck_assert_int_eq(thrown([&] { ioshape::checkpoint::latest(context, directory); }), -ENOENT);
+	ck_assert_int_eq(thrown([&] { ioshape::checkpoint(context, directory, 7); }), -ENOENT);
+	ck_assert_int_eq(thrown([&] { ioshape::checkpoint::steps(context, "nowhere"); }), -ENOENT);
 }
 END_TEST
 
@@ -335,7 +335,7 @@ static seen save_as(std::uint32_t rank, std::string directory)
 	options.deadline_ms = 20000;
 	ioshape::group opened(context, directory, options);
 	ioshape::group group = std::move(opened);
-	seen.before = ioshape::generation::steps(context, directory).size();
+	seen.before = ioshape::checkpoint::steps(context, directory).size();
 	seen.report = group.save_tensors(1, first.tensors());
 	ioshape::save save = group.save_tensors_async(2, second.tensors());
 	second.memory.assign(second.memory.size(), 99);
@@ -349,15 +349,15 @@ static seen save_as(std::uint32_t rank, std::string directory)
 		seen.failed = error.raw();
 		seen.rank = error.rank();
 	}
-	seen.after = ioshape::generation::latest(context, directory).info().step;
+	seen.after = ioshape::checkpoint::latest(context, directory).info().step;
 	return seen;
 }
 
 static std::uint8_t first_byte_of(const ioshape::context &context, const std::string &directory,
 				  std::uint64_t step, std::uint32_t rank)
 {
-	const ioshape::generation generation(context, directory, step);
-	const ioshape::reader reader = generation.part_reader(rank);
+	const ioshape::checkpoint checkpoint(context, directory, step);
+	const ioshape::reader reader = checkpoint.shard_reader(rank);
 	std::uint8_t byte = 0;
 
 	reader.load({ { reader.find_tensor("one"), 0, 1, &byte } });
@@ -374,7 +374,7 @@ START_TEST(ranks_save_together)
 	for (const seen &seen : { first, second }) {
 		ck_assert_uint_eq(seen.before, 0);
 		ck_assert_uint_eq(seen.after, 2);
-		ck_assert_uint_gt(seen.report.generation_bytes, 200000);
+		ck_assert_uint_gt(seen.report.checkpoint_bytes, 200000);
 	}
 	ck_assert_int_lt(first.failed, 0);
 	ck_assert_int_eq(first.rank, 1);
@@ -383,9 +383,9 @@ START_TEST(ranks_save_together)
 		ck_assert_uint_eq(first_byte_of(context, directory, 1, rank), 10 + rank);
 		ck_assert_uint_eq(first_byte_of(context, directory, 2, rank), 20 + rank);
 	}
-	ck_assert(ioshape::generation::steps(context, directory) ==
+	ck_assert(ioshape::checkpoint::steps(context, directory) ==
 		  (std::vector<std::uint64_t>{ 1, 2 }));
-	ioshape::generation::latest(context, directory).verify();
+	ioshape::checkpoint::latest(context, directory).verify();
 	ck_assert_uint_eq(scratch_entries(directory.c_str()), 2);
 }
 END_TEST
@@ -416,7 +416,7 @@ int main()
 	tcase_add_test(classes, safetensors_are_saved_in_one_call);
 	tcase_add_test(classes, a_file_is_there_when_it_is_committed);
 	tcase_add_test(classes, a_slot_is_held_as_long_as_it_lives);
-	tcase_add_test(classes, generations_are_looked_for);
+	tcase_add_test(classes, checkpoints_are_looked_for);
 	tcase_add_test(classes, ranks_save_together);
 	tcase_add_test(classes, a_group_that_nobody_joins_is_an_exception);
 	return check_main(suite);

@@ -32,7 +32,7 @@ static struct wires wires;
 struct scene {
 	uint32_t ranks, nodes;
 	enum ioshape_mode mode;
-	enum ioshape_board board;
+	enum ioshape_store store;
 	bool background;
 	size_t bytes;      /* of each rank's large tensor */
 	size_t more_bytes; /* in addition, for the last rank */
@@ -89,7 +89,7 @@ static void open_member(struct member *member)
 	options.ranks = scene->ranks;
 	options.local_ranks = scene->ranks;
 	options.mode = scene->mode;
-	options.board = scene->board;
+	options.store = scene->store;
 	options.node = node;
 	options.comm = scene->wired ? &wires.comm : NULL;
 	options.token = scratch_directory();
@@ -156,7 +156,7 @@ static int run_well(struct member *member)
 		ret = save_reported(member, step, &report);
 		ck_assert_msg(!ret, "rank %u: %s", member->rank, ioshape_last_error()->sentence);
 		ck_assert_str_eq(report.mode, member->scene->layout);
-		ck_assert_uint_gt(report.generation_bytes,
+		ck_assert_uint_gt(report.checkpoint_bytes,
 				  member->scene->ranks * member->scene->bytes);
 	}
 	for (intact.intact = 0; intact.intact < 2; intact.intact++) {
@@ -218,20 +218,20 @@ static void setup(void)
 
 /* ---- Inspecting checkpoints ------------------------------------------------------------------ */
 
-static void check_generation(const struct scene *scene, uint64_t step)
+static void check_checkpoint(const struct scene *scene, uint64_t step)
 {
 	struct ioshape_context *context =
 		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	struct ioshape_reader *reader;
 	struct sample sample;
 	char why[1024];
 	int ret;
 
-	ret = ioshape_generation_open(context, scratch_path("checkpoints"), step, &generation);
+	ret = ioshape_checkpoint_open(context, scratch_path("checkpoints"), step, &checkpoint);
 	ck_assert_msg(!ret, "%s", ioshape_last_error()->sentence);
 	for (uint32_t rank = 0; rank < scene->ranks; rank++) {
-		ret = ioshape_generation_open_part(generation, rank, NULL, &reader);
+		ret = ioshape_checkpoint_open_shard(checkpoint, rank, NULL, &reader);
 		ck_assert_msg(!ret, "%s", ioshape_last_error()->sentence);
 		make_sample(&sample, scene, rank, step);
 		ret = sample_check_reader(reader, &sample, why, sizeof(why));
@@ -239,9 +239,9 @@ static void check_generation(const struct scene *scene, uint64_t step)
 		sample_free(&sample);
 		ioshape_reader_free(reader);
 	}
-	ret = ioshape_generation_verify(generation, NULL, NULL);
+	ret = ioshape_checkpoint_verify(checkpoint, NULL, NULL);
 	ck_assert_msg(!ret, "%s", ioshape_last_error()->sentence);
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 	ioshape_context_free(context);
 }
 
@@ -288,15 +288,15 @@ static const struct scene good[] = {
 
 START_TEST(saves_and_loads)
 {
-	static const enum ioshape_board boards[] = { IOSHAPE_BOARD_AUTO, IOSHAPE_BOARD_FILES };
+	static const enum ioshape_store stores[] = { IOSHAPE_STORE_AUTO, IOSHAPE_STORE_FILES };
 	struct scene scene = good[_i % GOOD_SCENES];
 
-	scene.board = boards[_i / GOOD_SCENES];
+	scene.store = stores[_i / GOOD_SCENES];
 	scene.bytes = 3 * MIB;
 	scene.steps = 2;
 	run_all(&scene, run_well, NULL);
 	for (uint64_t step = 1; step <= scene.steps; step++)
-		check_generation(&scene, step);
+		check_checkpoint(&scene, step);
 	/* The directory contains nothing else. */
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), scene.steps);
 }
@@ -315,8 +315,8 @@ START_TEST(keeps_as_many_as_asked)
 
 	run_all(&scene, run_well, NULL);
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), 2);
-	check_generation(&scene, 4);
-	check_generation(&scene, 5);
+	check_checkpoint(&scene, 4);
+	check_checkpoint(&scene, 5);
 }
 END_TEST
 
@@ -545,7 +545,7 @@ static int run_into_mishap(struct member *member)
 #define WIRED_4                                                                                    \
 	{                                                                                          \
 		.ranks = 4, .nodes = 2, .mode = IOSHAPE_MODE_RANK0, .layout = "rank0",             \
-		.bytes = 3 * MIB, .wired = true, .board = IOSHAPE_BOARD_HOST                       \
+		.bytes = 3 * MIB, .wired = true, .store = IOSHAPE_STORE_HOST                       \
 	}
 #define LARGE_4                                                                                    \
 	{                                                                                          \
@@ -580,7 +580,7 @@ static const struct mishap mishaps[] = {
 	{ NODE_OF_4, 1, false, save_as_the_latest, -EINVAL, true, false, NULL },
 };
 
-START_TEST(a_mishap_fails_one_generation)
+START_TEST(a_mishap_fails_one_checkpoint)
 {
 	int expected[MOST_RANKS] = { 0 };
 	struct scene again;
@@ -588,9 +588,9 @@ START_TEST(a_mishap_fails_one_generation)
 	mishap = &mishaps[_i];
 	expected[mishap->victim] = mishap->dies ? -1 : 0;
 	run_all(&mishap->scene, run_into_mishap, expected);
-	check_generation(&mishap->scene, 1);
+	check_checkpoint(&mishap->scene, 1);
 	if (mishap->goes_on) {
-		check_generation(&mishap->scene, 3);
+		check_checkpoint(&mishap->scene, 3);
 		ck_assert_uint_eq(count_of(1) + count_of(2) + count_of(3),
 				  scratch_entries(scratch_path("checkpoints")));
 		ck_assert(mishap->may_come_too_late || !count_of(2));
@@ -601,7 +601,7 @@ START_TEST(a_mishap_fails_one_generation)
 	again = mishap->scene;
 	again.steps = 2;
 	run_all(&again, run_well, NULL);
-	check_generation(&again, 2);
+	check_checkpoint(&again, 2);
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), again.steps);
 }
 END_TEST
@@ -665,7 +665,7 @@ START_TEST(a_forked_child_touches_nothing)
 	ck_assert_int_eq(scratch_in_child(use_in_child, &member), 0);
 	ck_assert_int_eq(save_step(&member, 1), 0);
 	close_member(&member);
-	check_generation(&scene, 1);
+	check_checkpoint(&scene, 1);
 }
 END_TEST
 
@@ -682,7 +682,7 @@ START_TEST(a_step_is_replaced_or_not)
 	ck_assert_int_eq(ioshape_group_save_tensors(member.group, 1, NULL, 0, &options, NULL),
 			 -EEXIST);
 	close_member(&member);
-	check_generation(&scene, 1);
+	check_checkpoint(&scene, 1);
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), 1);
 }
 END_TEST
@@ -697,7 +697,7 @@ START_TEST(going_back_keeps_what_was_saved_last)
 	ck_assert_int_eq(save_step(&member, 7), 0);
 	ck_assert_int_eq(save_step(&member, 5), 0);
 	close_member(&member);
-	check_generation(&scene, 5);
+	check_checkpoint(&scene, 5);
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), 1);
 }
 END_TEST
@@ -716,7 +716,7 @@ START_TEST(who_has_a_file_open_does_not_wait_for_itself)
 	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
 	ioshape_file_free(file);
 	close_member(&member);
-	check_generation(&scene, 1);
+	check_checkpoint(&scene, 1);
 }
 END_TEST
 
@@ -746,7 +746,7 @@ START_TEST(threads_of_a_rank_save_one_after_the_other)
 		ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
 	close_member(&member);
 	for (uint64_t step = 10; step < 16; step++)
-		check_generation(&scene, step);
+		check_checkpoint(&scene, step);
 }
 END_TEST
 
@@ -779,7 +779,7 @@ int main(void)
 	 * valgrind slows each process down: it runs only the first scenes, in which ranks die, and
 	 * a few more.
 	 */
-	tcase_add_loop_test(mishap_tests, a_mishap_fails_one_generation, 0,
+	tcase_add_loop_test(mishap_tests, a_mishap_fails_one_checkpoint, 0,
 			    scratch_under_valgrind() ? 9 : sizeof(mishaps) / sizeof(*mishaps));
 	tcase_set_tags(mishap_tests, "mishaps");
 	suite_add_tcase(suite, tests);

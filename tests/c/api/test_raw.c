@@ -151,7 +151,7 @@ END_TEST
 
 START_TEST(several_files_are_written_at_the_same_time)
 {
-	struct ioshape_file *files[10]; /* more than the io lanes that a context keeps */
+	struct ioshape_file *files[10]; /* more than the io queues that a context keeps */
 	char names[10][16];
 
 	for (int i = 0; i < 10; i++) {

@@ -5,7 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "base/base.h"
-#include "support/board_case.h"
+#include "support/store_case.h"
 #include "support/tap.h"
 
 #include <errno.h>
@@ -83,22 +83,22 @@ static void fill_stores(void)
 	static uint8_t big[200000];
 	struct base_error error = { 0 };
 	struct store *of[2];
-	struct board_case boards;
+	struct store_case stores;
 
 	scratch_setup();
-	board_case_begin(&boards, 0, 2);
-	boards.memory = "/tmp";
+	store_case_begin(&stores, 0, 2);
+	stores.memory = "/tmp";
 	for (uint32_t i = 0; i < 2; i++)
-		of[i] = board_case_open(&boards, i);
-	board_case_post(of[0], "s1", "before", "x", 1);
+		of[i] = store_case_open(&stores, i);
+	store_case_post(of[0], "s1", "before", "x", 1);
 	tap_ok(leave_free(64 * KIB), "the memory is full");
 	tap_ok(store_put(of[1], "s1", "big", big, sizeof(big), &error) == IOSHAPE_E_COORDINATOR &&
 		       strstr(error.sentence, "No space left"),
 	       "a message that has no room is to be put again");
-	board_case_expect(of[1], "s1", "before", "x", 1);
+	store_case_expect(of[1], "s1", "before", "x", 1);
 	tap_ok(!unlink("/tmp/filler"), "there is memory again");
-	board_case_post(of[1], "s1", "big", big, sizeof(big));
-	board_case_expect(of[0], "s1", "big", big, sizeof(big));
+	store_case_post(of[1], "s1", "big", big, sizeof(big));
+	store_case_expect(of[0], "s1", "big", big, sizeof(big));
 	for (int i = 1; i >= 0; i--)
 		store_close(of[i]);
 	scratch_teardown();

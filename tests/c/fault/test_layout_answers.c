@@ -81,7 +81,7 @@ static struct fs_layout wish(void)
 	return (struct fs_layout){
 		.count = 1,
 		.mirrors = 1,
-		.parts = { { .end = UINT64_MAX, .stripe_bytes = MIB, .stripe_count = 4 } },
+		.components = { { .end = UINT64_MAX, .stripe_bytes = MIB, .stripe_count = 4 } },
 	};
 }
 
@@ -266,7 +266,7 @@ TEST(tests, a_lustre_layout_that_is_refused_is_the_directorys)
 
 	must_be_new(create(FS_LUSTRE, &layout, note));
 	ck_assert_str_ne(note, "");
-	layout.parts[0].overstriped = true;
+	layout.components[0].overstriped = true;
 	must_be_new(create(FS_LUSTRE, &layout, note));
 	ck_assert_str_ne(note, "");
 	scratch_write(scratch_path("new"), "mine", 4);
@@ -358,7 +358,7 @@ static int create_on_fuse(bool asks)
 {
 	const struct io_config config = {
 		.direct = IOSHAPE_DIRECT_REQUIRE,
-		.layout = { .kind = FS_REQUEST_LAYOUT, .part = wish().parts[0] },
+		.layout = { .kind = FS_REQUEST_LAYOUT, .component = wish().components[0] },
 	};
 	const struct io_file_options options = { .expected_bytes = GIB };
 	struct fs_memory memory = {
@@ -366,13 +366,13 @@ static int create_on_fuse(bool asks)
 		.magic = FS_FUSE_MAGIC,
 		.family = asks ? FS_LUSTRE : FS_FUSE,
 	};
-	struct io_notes notes = { 0 };
+	struct io_downgrades downgrades = { 0 };
 	char here[] = ".", name[] = "new";
 	struct io_destination file = {
 		.options = &options,
 		.config = &config,
 		.memory = &memory,
-		.notes = &notes,
+		.downgrades = &downgrades,
 		.directory = here,
 		.temporary = name,
 		.directory_fd = directory,

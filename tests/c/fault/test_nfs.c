@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include "fs/fs.h"
 #include "group/group.h"
-#include "support/generation_case.h"
+#include "support/checkpoint_case.h"
 #include "support/machine.h"
 #include "support/nfs_case.h"
 #include "support/nfs_server.h"
@@ -379,7 +379,7 @@ static bool on_a_full_server_the_old_file_stays(void)
 }
 
 /* Returns whether the folder has so many checkpoints and nothing else. */
-static bool generations_are(unsigned count)
+static bool checkpoints_are(unsigned count)
 {
 	if (!hidden_names_go("runs"))
 		return false;
@@ -388,17 +388,17 @@ static bool generations_are(unsigned count)
 }
 
 /* NFS cannot exchange two names, so the old checkpoint is renamed first. */
-static bool a_generation_is_replaced(void)
+static bool a_checkpoint_is_replaced(void)
 {
 	struct base_error error = { 0 };
 	bool well;
 
-	well = (!generation_save(7, "the old one", false, &error) &&
-		!generation_save(7, "the new one", false, &error)) ||
+	well = (!checkpoint_save(7, "the old one", false, &error) &&
+		!checkpoint_save(7, "the new one", false, &error)) ||
 	       complain("%s", error.text);
-	if (well && !generation_is("step-0000000007", 7, "the new one"))
+	if (well && !checkpoint_is("step-0000000007", 7, "the new one"))
 		well = complain("the new one is not there");
-	return well && generations_are(1);
+	return well && checkpoints_are(1);
 }
 
 static bool prune(struct ioshape_context *context, uint64_t should_go)
@@ -407,29 +407,29 @@ static bool prune(struct ioshape_context *context, uint64_t should_go)
 	uint64_t removed = 0;
 
 	options.keep_last = 1;
-	if (ioshape_generation_prune(context, "runs", &options, &removed))
+	if (ioshape_checkpoint_prune(context, "runs", &options, &removed))
 		return complain("%s", ioshape_last_error()->sentence);
 	return removed == should_go || complain("%u were removed", (unsigned)removed);
 }
 
 /* Checks that with version 4 other hosts see the locks of readers. */
-static bool a_generation_that_is_read_is_not_pruned(void)
+static bool a_checkpoint_that_is_read_is_not_pruned(void)
 {
 	const char *reading = *version == '3' ? "runs" : NFS_OTHER_FOLDER "/runs";
 	struct ioshape_context *context =
 		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	struct ioshape_generation *generation = NULL;
+	struct ioshape_checkpoint *checkpoint = NULL;
 	struct base_error error = { 0 };
 	bool well;
 
-	well = (!generation_save(7, "read", false, &error) &&
-		!generation_save(8, "newer", false, &error)) ||
+	well = (!checkpoint_save(7, "read", false, &error) &&
+		!checkpoint_save(8, "newer", false, &error)) ||
 	       complain("%s", error.text);
-	well = well && (!ioshape_generation_open(context, reading, 7, &generation) ||
+	well = well && (!ioshape_checkpoint_open(context, reading, 7, &checkpoint) ||
 			complain("%s", ioshape_last_error()->sentence));
-	well = well && prune(context, 0) && generation_is("step-0000000007", 7, "read");
-	ioshape_generation_free(generation);
-	well = well && prune(context, 1) && generations_are(1);
+	well = well && prune(context, 0) && checkpoint_is("step-0000000007", 7, "read");
+	ioshape_checkpoint_free(checkpoint);
+	well = well && prune(context, 1) && checkpoints_are(1);
 	ioshape_context_free(context);
 	return well;
 }
@@ -449,8 +449,8 @@ static const struct {
 	{ "of two that must not replace one wins", of_two_that_must_not_replace_one_wins, false },
 	{ "leftovers go when their writer is dead", leftovers_go_when_their_writer_is_dead, true },
 	{ "on a full server the old file stays", on_a_full_server_the_old_file_stays, true },
-	{ "a generation is replaced", a_generation_is_replaced, true },
-	{ "a generation that is read is not pruned", a_generation_that_is_read_is_not_pruned,
+	{ "a checkpoint is replaced", a_checkpoint_is_replaced, true },
+	{ "a checkpoint that is read is not pruned", a_checkpoint_that_is_read_is_not_pruned,
 	  false },
 };
 

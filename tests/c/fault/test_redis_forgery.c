@@ -31,7 +31,7 @@
 #define PATIENCE_MS 60000u
 
 static struct redis_server server;
-static char address[160], directory[512], evil[512], board_name[17];
+static char address[160], directory[512], evil[512], store_name[17];
 
 static void setup(void)
 {
@@ -49,8 +49,9 @@ static void setup(void)
 	snprintf(evil, sizeof(evil), "%s", scratch_path("evil"));
 	ck_assert(!mkdir(evil, 0777));
 	/* The name that group.c derives from what any user can know. */
-	snprintf(text, sizeof(text), "%s\n%s\n%u\n%u", TOKEN, directory, RANKS, GROUP_NOTES_FORMAT);
-	snprintf(board_name, sizeof(board_name), "%016llx",
+	snprintf(text, sizeof(text), "%s\n%s\n%u\n%u", TOKEN, directory, RANKS,
+		 GROUP_MESSAGES_FORMAT);
+	snprintf(store_name, sizeof(store_name), "%016llx",
 		 (unsigned long long)base_hash_text(text));
 }
 
@@ -142,21 +143,21 @@ static int code_of(struct rank *rank, uint32_t most_ms)
 
 /* ---- The neighbour --------------------------------------------------------------------------- */
 
-static void list_of(char list[SLOTS_NOTES_LIST_BYTES], const char *scope)
+static void list_of(char list[SLOTS_MESSAGES_LIST_BYTES], const char *scope)
 {
-	snprintf(list, SLOTS_NOTES_LIST_BYTES, "%s:%s", board_name, scope);
+	snprintf(list, SLOTS_MESSAGES_LIST_BYTES, "%s:%s", store_name, scope);
 }
 
 /* Waits for a message of at least so many bytes. Returns it, to be freed. */
 static redisReply *read_note(const char *scope, const char *name, size_t least)
 {
 	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(PATIENCE_MS);
-	char list[SLOTS_NOTES_LIST_BYTES];
+	char list[SLOTS_MESSAGES_LIST_BYTES];
 	redisReply *reply;
 
 	list_of(list, scope);
 	for (;;) {
-		reply = redis_server_say(&server, "HGET {ios:scratch}:board:%s %s", list, name);
+		reply = redis_server_say(&server, "HGET {ios:scratch}:store:%s %s", list, name);
 		if (reply->type == REDIS_REPLY_STRING && reply->len >= least)
 			return reply;
 		ck_assert_msg(reply->type != REDIS_REPLY_ERROR, "%s", reply->str);
@@ -168,10 +169,10 @@ static redisReply *read_note(const char *scope, const char *name, size_t least)
 
 static void write_note(const char *scope, const char *name, const void *bytes, size_t count)
 {
-	char list[SLOTS_NOTES_LIST_BYTES];
+	char list[SLOTS_MESSAGES_LIST_BYTES];
 
 	list_of(list, scope);
-	redis_server_tell(&server, "HSET {ios:scratch}:board:%s %s %b", list, name, bytes, count);
+	redis_server_tell(&server, "HSET {ios:scratch}:store:%s %s %b", list, name, bytes, count);
 }
 
 /* Stores the scope "r<id>-<end>". The group's ID is the first number of the roster. */
@@ -195,7 +196,7 @@ static struct base_buffer forged_plan(void)
 		.count = RANKS,
 		.ranks = ranks,
 	};
-	struct group_note note = { 0 };
+	struct group_body note = { 0 };
 
 	snprintf(plan.attempt, sizeof(plan.attempt), "%s", evil);
 	for (uint32_t rank = 0; rank < RANKS; rank++)
@@ -207,8 +208,8 @@ static struct base_buffer forged_plan(void)
 
 static struct base_buffer forged_verdict(void)
 {
-	struct group_verdict verdict = { .generation_bytes = 8192 };
-	struct group_note note = { 0 };
+	struct group_verdict verdict = { .checkpoint_bytes = 8192 };
+	struct group_body note = { 0 };
 
 	group_write_message(&group_verdict, &note, &verdict);
 	ck_assert(!note.failed);
@@ -221,7 +222,7 @@ static void forge(const struct redis_store *secret, const char *scope, const cha
 {
 	static const struct redis_store guessed;
 	struct base_buffer sealed = { 0 };
-	char list[SLOTS_NOTES_LIST_BYTES];
+	char list[SLOTS_MESSAGES_LIST_BYTES];
 
 	list_of(list, scope);
 	ck_assert(!seal(secret ? secret : &guessed, list, name, note.data, note.bytes, &sealed));
@@ -288,7 +289,7 @@ TEST(tests, a_plan_is_for_no_place_but_an_attempt)
 	let_save(&one);
 	find_scope(scope, "0");
 	freeReplyObject(read_note(scope, "want-1", 1));
-	snprintf(path, sizeof(path), "run/.ioshape-board-%s/redis.secret", board_name);
+	snprintf(path, sizeof(path), "run/.ioshape-store-%s/redis.secret", store_name);
 	key = scratch_read(scratch_path(path), &bytes);
 	ck_assert_uint_eq(bytes, sizeof(secret.secret));
 	memcpy(secret.secret, key, sizeof(secret.secret));

@@ -177,7 +177,7 @@ static void must_refuse(const char *password, const char *service, const char *w
 
 TEST(failover_case, sentinels_that_know_no_such_service_say_so)
 {
-	must_refuse("open-SECRET", "planes", "\"planes\"");
+	must_refuse("open-SECRET", "pqueues", "\"pqueues\"");
 }
 
 static struct test_case locked = { .name = "locked",
@@ -276,25 +276,25 @@ TEST(cluster_case, notes_follow_the_pool_in_a_cluster)
 		struct slots_config config;
 		struct base_buffer note = { 0 };
 		struct base_error error = { 0 };
-		struct store_config board_config = { .name = "b",
+		struct store_config store_config = { .name = "b",
 						     .ranks = 1,
 						     .directory = scratch_directory() };
 		char text[100];
-		struct store *board;
+		struct store *store;
 
 		address_of(number % NODES, text, sizeof(text));
 		config = redis_case_config(text, "1");
 		snprintf(config.pool, sizeof(config.pool), "pool-%d", number);
-		board_config.coordinator = &config;
-		ck_assert_msg(!store_open(&board, &store_redis, &board_config, &error), "%s",
+		store_config.coordinator = &config;
+		ck_assert_msg(!store_open(&store, &store_redis, &store_config, &error), "%s",
 			      error.text);
-		ck_assert_int_eq(store_put(board, "s1", "n", "x", 1, NULL), 0);
-		ck_assert_int_eq(store_get(board, "s1", "n", &note, NULL), 0);
+		ck_assert_int_eq(store_put(store, "s1", "n", "x", 1, NULL), 0);
+		ck_assert_int_eq(store_get(store, "s1", "n", &note, NULL), 0);
 		ck_assert_uint_eq(note.bytes, 1);
-		store_drop(board, "s1");
-		ck_assert_int_eq(store_get(board, "s1", "n", &note, NULL), -EAGAIN);
+		store_drop(store, "s1");
+		ck_assert_int_eq(store_get(store, "s1", "n", &note, NULL), -EAGAIN);
 		base_buffer_free(&note);
-		store_close(board);
+		store_close(store);
 	}
 }
 

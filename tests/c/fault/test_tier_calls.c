@@ -78,25 +78,25 @@ static int save_file(const char *path, size_t bytes, uint32_t version)
 
 static int commit(struct group_attempt *attempt, size_t bytes, uint32_t crc32)
 {
-	char names[RANKS][FORMAT_PART_NAME_BYTES];
+	char names[RANKS][FORMAT_SHARD_NAME_BYTES];
 	struct format_manifest_file files[RANKS];
-	struct format_manifest_part parts[RANKS];
+	struct format_manifest_shard shards[RANKS];
 	struct format_manifest manifest = {
 		.step = STEP,
 		.saved = 1700000000,
 		.mode = IOSHAPE_MODE_EACH,
 		.rank_count = RANKS,
-		.parts = parts,
+		.shards = shards,
 		.file_count = RANKS,
 		.files = files,
 	};
 
 	for (uint32_t rank = 0; rank < RANKS; rank++) {
-		format_part_name(names[rank], rank);
+		format_shard_name(names[rank], rank);
 		files[rank] = (struct format_manifest_file){ names[rank], bytes, crc32, false };
-		parts[rank] = (struct format_manifest_part){ .file = rank,
-							     .crc32 = crc32,
-							     .bytes = bytes };
+		shards[rank] = (struct format_manifest_shard){ .file = rank,
+							       .crc32 = crc32,
+							       .bytes = bytes };
 	}
 	snprintf(manifest.attempt, sizeof(manifest.attempt), "%s", attempt->id);
 	return group_attempt_commit(attempt, &manifest, false, NULL);
@@ -105,7 +105,7 @@ static int commit(struct group_attempt *attempt, size_t bytes, uint32_t crc32)
 /* Saves a checkpoint as a group does. */
 static int save_folder(const char *path, size_t bytes, uint32_t version)
 {
-	char *above = base_directory_of(path), name[FORMAT_PART_NAME_BYTES];
+	char *above = base_directory_of(path), name[FORMAT_SHARD_NAME_BYTES];
 	uint32_t *words = malloc(bytes);
 	struct group_attempt attempt = GROUP_NO_ATTEMPT;
 	int ret = words && above ? 0 : -ENOMEM;
@@ -115,7 +115,7 @@ static int save_folder(const char *path, size_t bytes, uint32_t version)
 	if (!ret)
 		ret = group_attempt_begin(&attempt, above, STEP, NULL, "0000471a", NULL, NULL);
 	for (uint32_t rank = 0; !ret && rank < RANKS; rank++) {
-		format_part_name(name, rank);
+		format_shard_name(name, rank);
 		ret = io_folder_put(&attempt.folder, name, words, bytes, NULL);
 	}
 	if (!ret)
@@ -172,11 +172,11 @@ static uint32_t version_of_file(const char *path, size_t bytes)
 /* Returns the version in an open directory, which its successor may replace and remove. */
 static uint32_t version_of_open_folder(int fd)
 {
-	char path[64], name[FORMAT_PART_NAME_BYTES];
+	char path[64], name[FORMAT_SHARD_NAME_BYTES];
 	uint32_t versions[RANKS];
 
 	for (uint32_t rank = 0; rank < RANKS; rank++) {
-		format_part_name(name, rank);
+		format_shard_name(name, rank);
 		snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", fd, name);
 		versions[rank] = version_of_file(path, bytes_of[FOLDER]);
 	}

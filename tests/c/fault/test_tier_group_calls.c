@@ -112,14 +112,14 @@ static int drain(void *unused)
 static int verify(void *argument)
 {
 	const uint64_t *step = argument;
-	struct ioshape_generation *generation = NULL;
+	struct ioshape_checkpoint *checkpoint = NULL;
 	int ret = tier_calls_open("tier");
 
 	if (!ret)
-		ret = ioshape_generation_open(context, "there", *step, &generation);
+		ret = ioshape_checkpoint_open(context, "there", *step, &checkpoint);
 	if (!ret)
-		ret = ioshape_generation_verify(generation, NULL, NULL);
-	ioshape_generation_free(generation);
+		ret = ioshape_checkpoint_verify(checkpoint, NULL, NULL);
+	ioshape_checkpoint_free(checkpoint);
 	tier_calls_close();
 	scratch_leave_child(ret == -ENOENT ? 2 : ret != 0);
 }

@@ -20,7 +20,7 @@ static const uint64_t alignments[] = { 4096, 12288, 1 * MIB, 3 * MIB };
 
 static struct {
 	char path[4096];
-	struct io_lane *lane;
+	struct io_queue *queue;
 	struct io_writer *file; /* of the shard file */
 	struct format_writer *bundle;
 	struct format_entry members[RANKS];
@@ -28,7 +28,7 @@ static struct {
 	uint8_t *content; /* contents of the whole file */
 	size_t bytes;
 	uint8_t *data[RANKS], *into;
-	struct io_notes notes;
+	struct io_downgrades downgrades;
 	struct base_error error;
 } test;
 
@@ -40,7 +40,7 @@ static void setup(void)
 	scratch_setup();
 	memset(&test, 0, sizeof(test));
 	snprintf(test.path, sizeof(test.path), "%s", scratch_path("ranks.zip"));
-	ck_assert_int_eq(io_lane_open(&test.lane, &config, &test.error), 0);
+	ck_assert_int_eq(io_queue_open(&test.queue, &config, &test.error), 0);
 	for (size_t i = 0; i < RANKS; i++) {
 		test.data[i] = malloc(BIG);
 		test_random_fill(&seed, test.data[i], BIG);
@@ -54,7 +54,7 @@ static void teardown(void)
 		free(test.data[i]);
 	free(test.into);
 	free(test.content);
-	io_lane_close(test.lane);
+	io_queue_close(test.queue);
 	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
 	scratch_teardown();
 }
@@ -69,7 +69,7 @@ static int open_bundle(uint64_t alignment, ioshape_progress_fn progress, void *u
 	const struct io_file_options options = {
 		.no_sync = true, .want_crc32 = true, .progress = progress, .progress_user = user
 	};
-	int ret = io_writer_open(&test.file, test.lane, test.path, &options, &test.notes,
+	int ret = io_writer_open(&test.file, test.queue, test.path, &options, &test.downgrades,
 				 &test.error);
 
 	if (ret)
@@ -168,7 +168,7 @@ static uint8_t *alone(unsigned rank, size_t *bytes)
 	struct format_writer *writer;
 	struct io_writer *file;
 
-	must(io_writer_open(&file, test.lane, scratch_path("alone"), &options, &test.notes,
+	must(io_writer_open(&file, test.queue, scratch_path("alone"), &options, &test.downgrades,
 			    &test.error));
 	must(format_writer_new(&writer, format_sink_of_file(file), "alone", &test.error));
 	must(put_archive(writer, rank));
@@ -274,7 +274,7 @@ static int read_big(const struct format_reader *reader)
 	struct format_range range = { .record = 1, .bytes = BIG, .into = test.into };
 
 	memset(&test.error, 0, sizeof(test.error));
-	return format_reader_read(reader, test.lane, NULL, &range, 1, true, NULL, NULL,
+	return format_reader_read(reader, test.queue, NULL, &range, 1, true, NULL, NULL,
 				  &test.error);
 }
 
@@ -313,11 +313,11 @@ START_TEST(a_file_of_parts_is_read_onward_to_the_end_of_the_part)
 				    &test.error));
 		for (at = 0; at < member->bytes; at += piece) {
 			piece = MIN(300000, member->bytes - at);
-			must(format_reader_read_file(&reader, test.lane, stream, at, test.into,
+			must(format_reader_read_file(&reader, test.queue, stream, at, test.into,
 						     piece, true, NULL, NULL, &test.error));
 			ck_assert(
 				!memcmp(test.into, test.content + member->data_offset + at, piece));
-			/* Readers also return the lane between reads. */
+			/* Readers also return the queue between reads. */
 			if (io_stream_is_idle(stream))
 				io_stream_stop(stream);
 		}

@@ -25,7 +25,7 @@ static struct format_manifest_file node_files[] = {
 	{ .name = (char[]){ "rank-00002.pt" }, .bytes = 500, .crc32 = 0x00000017, .bundle = false },
 };
 
-static struct format_manifest_part node_parts[] = {
+static struct format_manifest_shard node_shards[] = {
 	{ .file = 0, .crc32 = 0x11111111, .offset = 4096, .bytes = 1000 },
 	{ .file = 0, .crc32 = 0x22222222, .offset = 8192, .bytes = 31808 },
 	{ .file = 1, .crc32 = 0x00000017, .offset = 0, .bytes = 500 },
@@ -37,8 +37,8 @@ static const struct format_manifest sample = {
 	.serial = 1700000000123,
 	.mode = IOSHAPE_MODE_NODE,
 	.attempt = "1f2e-03",
-	.rank_count = ARRAY_LENGTH(node_parts),
-	.parts = node_parts,
+	.rank_count = ARRAY_LENGTH(node_shards),
+	.shards = node_shards,
 	.file_count = ARRAY_LENGTH(node_files),
 	.files = node_files,
 };
@@ -92,10 +92,10 @@ static void expect_same(const struct format_manifest *a, const struct format_man
 		REQUIRE(a->files[i].bundle == b->files[i].bundle);
 	}
 	for (uint32_t i = 0; i < a->rank_count; i++) {
-		REQUIRE(a->parts[i].file == b->parts[i].file);
-		REQUIRE(a->parts[i].crc32 == b->parts[i].crc32);
-		REQUIRE(a->parts[i].offset == b->parts[i].offset);
-		REQUIRE(a->parts[i].bytes == b->parts[i].bytes);
+		REQUIRE(a->shards[i].file == b->shards[i].file);
+		REQUIRE(a->shards[i].crc32 == b->shards[i].crc32);
+		REQUIRE(a->shards[i].offset == b->shards[i].offset);
+		REQUIRE(a->shards[i].bytes == b->shards[i].bytes);
 	}
 }
 
@@ -133,11 +133,11 @@ TEST(written_case, it_is_laid_out_for_people)
 TEST(written_case, what_is_written_comes_back)
 {
 	struct format_manifest_file file = { .name = (char[]){ "f" }, .bytes = 1, .bundle = true };
-	struct format_manifest_part part = { .bytes = 1 };
+	struct format_manifest_shard shard = { .bytes = 1 };
 	struct format_manifest smallest = { .mode = IOSHAPE_MODE_RANK0,
 					    .attempt = "0",
 					    .rank_count = 1,
-					    .parts = &part,
+					    .shards = &shard,
 					    .file_count = 1,
 					    .files = &file };
 	char longest[FORMAT_MAX_FILE_NAME_BYTES + 1];
@@ -149,9 +149,9 @@ TEST(written_case, what_is_written_comes_back)
 	smallest.serial = FORMAT_MAX_SERIAL;
 	smallest.mode = IOSHAPE_MODE_EACH;
 	memset(smallest.attempt, 'f', sizeof(smallest.attempt) - 1);
-	file.bytes = FORMAT_MAX_GENERATION_BYTES;
-	file.crc32 = part.crc32 = UINT32_MAX;
-	part.bytes = FORMAT_MAX_GENERATION_BYTES;
+	file.bytes = FORMAT_MAX_CHECKPOINT_BYTES;
+	file.crc32 = shard.crc32 = UINT32_MAX;
+	shard.bytes = FORMAT_MAX_CHECKPOINT_BYTES;
 	file.bundle = false;
 	expect_round_trip(&smallest);
 	memset(longest, 'n', sizeof(longest) - 1);
@@ -164,7 +164,7 @@ TEST(written_case, what_is_written_comes_back)
 
 TEST(written_case, what_could_not_be_read_again_is_not_written)
 {
-	struct format_manifest_part parts[] = { node_parts[0], node_parts[1], node_parts[2] };
+	struct format_manifest_shard shards[] = { node_shards[0], node_shards[1], node_shards[2] };
 	struct format_manifest wrong = sample;
 	struct base_buffer out = { 0 };
 
@@ -183,20 +183,20 @@ TEST(written_case, what_could_not_be_read_again_is_not_written)
 	strcpy(wrong.attempt, "a/b");
 	ck_assert_int_eq(format_manifest_encode(&out, &wrong), -EINVAL);
 	wrong = sample;
-	wrong.parts = parts;
-	parts[1].bytes = 0;
+	wrong.shards = shards;
+	shards[1].bytes = 0;
 	ck_assert_int_eq(format_manifest_encode(&out, &wrong), -EINVAL);
 	ck_assert_uint_eq(out.bytes, 6);
 	base_buffer_free(&out);
 }
 
-TEST(written_case, parts_are_named_by_rank)
+TEST(written_case, shards_are_named_by_rank)
 {
-	char name[FORMAT_PART_NAME_BYTES];
+	char name[FORMAT_SHARD_NAME_BYTES];
 
-	format_part_name(name, 7);
+	format_shard_name(name, 7);
 	ck_assert_str_eq(name, "rank-00007.pt");
-	format_part_name(name, UINT32_MAX);
+	format_shard_name(name, UINT32_MAX);
 	ck_assert_str_eq(name, "rank-4294967295.pt");
 }
 
@@ -211,7 +211,7 @@ static void expect_refused(const char *text, size_t bytes, int code)
 	ck_assert_msg(ret == code, "%d instead of %d: %s\n%.*s", ret, code, error.text, (int)bytes,
 		      text);
 	ck_assert_int_eq(error.code, ret);
-	ck_assert(!manifest.files && !manifest.parts);
+	ck_assert(!manifest.files && !manifest.shards);
 }
 
 static struct test_case refused_case = { .name = "refused" };
@@ -242,7 +242,7 @@ TEST(refused_case, no_byte_can_be_changed_or_added)
 			text.data[at] ^= (uint8_t)change;
 			REQUIRE(format_manifest_decode(&manifest, (char *)text.data, text.bytes,
 						       PATH, &error) < 0);
-			REQUIRE(!manifest.files && !manifest.parts);
+			REQUIRE(!manifest.files && !manifest.shards);
 			text.data[at] ^= (uint8_t)change;
 		}
 	}
@@ -363,40 +363,40 @@ TEST(refused_case, what_does_not_hold_together_is_refused)
  * Makes a manifest in which ranks 0, 1 and 3 have equal parts. Rank 3 has a copy of its own, on
  * another node.
  */
-static void make_repeated(struct format_manifest *manifest, struct format_manifest_part parts[4])
+static void make_repeated(struct format_manifest *manifest, struct format_manifest_shard shards[4])
 {
-	static const struct format_manifest_part first = { .offset = 4096,
-							   .bytes = 1000,
-							   .crc32 = 7 };
+	static const struct format_manifest_shard first = { .offset = 4096,
+							    .bytes = 1000,
+							    .crc32 = 7 };
 
 	*manifest = sample;
-	manifest->parts = parts;
+	manifest->shards = shards;
 	manifest->rank_count = 4;
 	for (uint32_t rank = 0; rank < 4; rank++)
-		parts[rank] = first;
-	parts[1].repeats = parts[3].repeats = true;
-	parts[2].offset = 8192;
-	parts[3].offset = 12288;
+		shards[rank] = first;
+	shards[1].repeats = shards[3].repeats = true;
+	shards[2].offset = 8192;
+	shards[3].offset = 12288;
 }
 
-TEST(written_case, a_part_that_several_ranks_have_comes_back)
+TEST(written_case, a_shard_that_several_ranks_have_comes_back)
 {
 	static const uint32_t holders[] = { 0, 0, 2, 3 };
 	struct format_manifest manifest, back;
-	struct format_manifest_part parts[4];
+	struct format_manifest_shard shards[4];
 	struct base_error error = { 0 };
 	struct base_buffer text;
 
-	make_repeated(&manifest, parts);
+	make_repeated(&manifest, shards);
 	text = encoded(&manifest);
 	ck_assert(memmem(text.data, text.bytes, "\"version\": 2,", 13));
 	ck_assert_int_eq(format_manifest_decode(&back, (char *)text.data, text.bytes, PATH, &error),
 			 0);
 	for (uint32_t rank = 0; rank < 4; rank++) {
-		ck_assert_int_eq(back.parts[rank].repeats, rank == 1 || rank == 3);
-		ck_assert_uint_eq(back.parts[rank].offset, parts[rank].offset);
-		ck_assert_uint_eq(back.parts[rank].holder, holders[rank]);
-		ck_assert(!back.parts[rank].repeats || back.parts[rank].same == 0);
+		ck_assert_int_eq(back.shards[rank].repeats, rank == 1 || rank == 3);
+		ck_assert_uint_eq(back.shards[rank].offset, shards[rank].offset);
+		ck_assert_uint_eq(back.shards[rank].holder, holders[rank]);
+		ck_assert(!back.shards[rank].repeats || back.shards[rank].same == 0);
 	}
 	format_manifest_free(&back);
 	base_buffer_free(&text);
@@ -411,34 +411,34 @@ static void expect_not_written(const struct format_manifest *manifest)
 	base_buffer_free(&text);
 }
 
-TEST(refused_case, a_part_repeats_only_an_equal_one_of_a_lower_rank)
+TEST(refused_case, a_shard_repeats_only_an_equal_one_of_a_lower_rank)
 {
 	struct format_manifest manifest;
-	struct format_manifest_part parts[4];
+	struct format_manifest_shard shards[4];
 
-	make_repeated(&manifest, parts);
-	parts[1].repeats = false; /* its offset is that of rank 0's part */
+	make_repeated(&manifest, shards);
+	shards[1].repeats = false; /* its offset is that of rank 0's part */
 	expect_not_written(&manifest);
-	make_repeated(&manifest, parts);
-	parts[3].same = 1; /* rank 1 repeats another rank's part itself */
+	make_repeated(&manifest, shards);
+	shards[3].same = 1; /* rank 1 repeats another rank's part itself */
 	expect_not_written(&manifest);
-	make_repeated(&manifest, parts);
-	parts[1].same = 2; /* refers to a higher rank */
+	make_repeated(&manifest, shards);
+	shards[1].same = 2; /* refers to a higher rank */
 	expect_not_written(&manifest);
-	make_repeated(&manifest, parts);
-	parts[1].same = 1;
+	make_repeated(&manifest, shards);
+	shards[1].same = 1;
 	expect_not_written(&manifest);
-	make_repeated(&manifest, parts);
-	parts[3].crc32++;
+	make_repeated(&manifest, shards);
+	shards[3].crc32++;
 	expect_not_written(&manifest);
-	make_repeated(&manifest, parts);
-	parts[3].bytes++;
+	make_repeated(&manifest, shards);
+	shards[3].bytes++;
 	expect_not_written(&manifest);
-	make_repeated(&manifest, parts);
-	parts[1].offset += 4; /* overlaps the part of rank 0 */
+	make_repeated(&manifest, shards);
+	shards[1].offset += 4; /* overlaps the part of rank 0 */
 	expect_not_written(&manifest);
-	make_repeated(&manifest, parts);
-	parts[2].offset = 4096; /* has the offset of another part */
+	make_repeated(&manifest, shards);
+	shards[2].offset = 4096; /* has the offset of another part */
 	expect_not_written(&manifest);
 }
 
@@ -549,8 +549,8 @@ TEST(written_case, what_earlier_versions_wrote_is_read)
 		ck_assert_uint_eq(manifest.mode, IOSHAPE_MODE_RANK0);
 		ck_assert_str_eq(manifest.files[0].name, "ranks.zip");
 		ck_assert_uint_eq(manifest.rank_count, 2);
-		ck_assert_uint_eq(manifest.parts[1].offset, cases[i].offset);
-		ck_assert_int_eq(manifest.parts[1].repeats, i == 2);
+		ck_assert_uint_eq(manifest.shards[1].offset, cases[i].offset);
+		ck_assert_int_eq(manifest.shards[1].repeats, i == 2);
 		ck_assert_uint_eq(format_manifest_peek_serial(cases[i].text, bytes),
 				  cases[i].serial);
 		format_manifest_free(&manifest);
@@ -587,11 +587,11 @@ static struct format_manifest many_ranks(uint32_t ranks)
 	struct format_manifest manifest = sample;
 
 	manifest.rank_count = ranks;
-	manifest.parts = calloc(ranks, sizeof(*manifest.parts));
+	manifest.shards = calloc(ranks, sizeof(*manifest.shards));
 	for (uint32_t i = 0; i < ranks; i++) {
 		/* In descending order, so that sorting has work to do. */
-		manifest.parts[i].offset = (uint64_t)(ranks - i) * 4096;
-		manifest.parts[i].bytes = 4096;
+		manifest.shards[i].offset = (uint64_t)(ranks - i) * 4096;
+		manifest.shards[i].bytes = 4096;
 	}
 	manifest.file_count = 1;
 	manifest.files = calloc(1, sizeof(*manifest.files));
@@ -609,7 +609,7 @@ TEST(large, a_million_ranks_are_no_trouble)
 
 	/* A quadratic algorithm would exceed the time limit of a test. */
 	expect_round_trip(&manifest);
-	free(manifest.parts);
+	free(manifest.shards);
 	free(manifest.files);
 }
 
@@ -635,7 +635,7 @@ TEST(large, more_than_a_million_are_refused)
 	REQUIRE(!base_buffer_append(&text, more, strlen(more)));
 	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_LIMIT);
 	base_buffer_free(&text);
-	free(manifest.parts);
+	free(manifest.shards);
 	free(manifest.files);
 	expect_refused("", FORMAT_MAX_MANIFEST_BYTES + 1, IOSHAPE_E_LIMIT);
 }
@@ -649,10 +649,10 @@ TEST(large, a_file_for_each_of_many_ranks_is_no_trouble)
 	manifest.files = calloc(ranks, sizeof(*manifest.files));
 	manifest.file_count = ranks;
 	for (uint32_t i = 0; i < ranks; i++) {
-		manifest.parts[i] = (struct format_manifest_part){ .file = i, .bytes = i + 1 };
+		manifest.shards[i] = (struct format_manifest_shard){ .file = i, .bytes = i + 1 };
 		manifest.files[i].bytes = i + 1;
-		manifest.files[i].name = malloc(FORMAT_PART_NAME_BYTES);
-		format_part_name(manifest.files[i].name, i);
+		manifest.files[i].name = malloc(FORMAT_SHARD_NAME_BYTES);
+		format_shard_name(manifest.files[i].name, i);
 	}
 	expect_round_trip(&manifest);
 	format_manifest_free(&manifest);

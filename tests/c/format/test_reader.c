@@ -19,7 +19,7 @@ static const size_t sizes[] = {
 
 static struct {
 	uint8_t *data[RECORDS];
-	struct io_lane *lane;
+	struct io_queue *queue;
 	struct base_error error;
 	struct format_reader reader;
 	char path[4096];
@@ -31,14 +31,14 @@ static void setup(void)
 	scratch_setup();
 	snprintf(test.path, sizeof(test.path), "%s", scratch_path("test.pt"));
 	reader_case_fill(test.data, sizes, RECORDS);
-	test.lane = reader_case_lane(IOSHAPE_ENGINE_BUFFERED, MIB, 4);
+	test.queue = reader_case_queue(IOSHAPE_ENGINE_BUFFERED, MIB, 4);
 }
 
 static void teardown(void)
 {
 	for (size_t i = 0; i < RECORDS; i++)
 		free(test.data[i]);
-	io_lane_close(test.lane);
+	io_queue_close(test.queue);
 	scratch_teardown();
 }
 
@@ -50,7 +50,7 @@ static const char *record_name(char name[32], size_t i)
 
 static void write_indexed(size_t count)
 {
-	reader_case_write(test.path, test.lane, test.data, sizes, count);
+	reader_case_write(test.path, test.queue, test.data, sizes, count);
 }
 
 static void add_records(struct archive *archive, size_t first, size_t count)
@@ -105,7 +105,7 @@ static void open_reader(void)
 static int read_ranges(const struct format_range *ranges, size_t count, bool verify)
 {
 	memset(&test.error, 0, sizeof(test.error));
-	return format_reader_read(&test.reader, test.lane, NULL, ranges, count, verify, NULL, NULL,
+	return format_reader_read(&test.reader, test.queue, NULL, ranges, count, verify, NULL, NULL,
 				  &test.error);
 }
 
@@ -133,8 +133,8 @@ LOOP_TEST(reading, every_engine_reads_every_record, 0, 6)
 	struct format_range ranges[RECORDS];
 
 	write_file(_i < 3);
-	io_lane_close(test.lane);
-	test.lane = reader_case_lane(engines[_i % 3], MIB, 4);
+	io_queue_close(test.queue);
+	test.queue = reader_case_queue(engines[_i % 3], MIB, 4);
 	ck_assert_int_eq(format_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_PREFER,
 					    &test.error),
 			 0);
@@ -290,13 +290,13 @@ TEST(reading, progress_only_rises_and_can_stop_the_read)
 		ranges[i] = (struct format_range){ i, 0, sizes[i], NULL };
 		all += sizes[i];
 	}
-	ck_assert_int_eq(format_reader_read(&test.reader, test.lane, NULL, ranges, RECORDS, true,
+	ck_assert_int_eq(format_reader_read(&test.reader, test.queue, NULL, ranges, RECORDS, true,
 					    hear, &heard, NULL),
 			 0);
 	ck_assert_uint_eq(heard.total, all);
 	ck_assert_uint_eq(heard.done, all);
 	heard = (struct heard){ .stop_at = 1 };
-	ck_assert_int_eq(format_reader_read(&test.reader, test.lane, NULL, ranges, RECORDS, true,
+	ck_assert_int_eq(format_reader_read(&test.reader, test.queue, NULL, ranges, RECORDS, true,
 					    hear, &heard, NULL),
 			 -ECANCELED);
 	format_reader_close(&test.reader);

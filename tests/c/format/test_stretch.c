@@ -23,16 +23,16 @@ static struct {
 	uint8_t *file; /* contents of the file */
 	uint8_t *into;
 	size_t file_bytes;
-	struct io_lane *lane;
+	struct io_queue *queue;
 	struct io_stream *stream;
 	struct base_error error;
 	struct format_reader reader;
 	char path[4096];
 } test;
 
-static void open_lane(unsigned depth)
+static void open_queue(unsigned depth)
 {
-	test.lane = reader_case_lane(IOSHAPE_ENGINE_AUTO, 256 * KIB, depth);
+	test.queue = reader_case_queue(IOSHAPE_ENGINE_AUTO, 256 * KIB, depth);
 }
 
 static void setup(void)
@@ -41,7 +41,7 @@ static void setup(void)
 	scratch_setup();
 	snprintf(test.path, sizeof(test.path), "%s", scratch_path("test.pt"));
 	reader_case_fill(test.data, sizes, RECORDS);
-	open_lane(4);
+	open_queue(4);
 }
 
 static void teardown(void)
@@ -50,7 +50,7 @@ static void teardown(void)
 		free(test.data[i]);
 	free(test.file);
 	free(test.into);
-	io_lane_close(test.lane);
+	io_queue_close(test.queue);
 	scratch_teardown();
 }
 
@@ -105,7 +105,7 @@ static void close_reader(void)
 static void make_file(enum kind kind)
 {
 	if (kind == INDEXED)
-		reader_case_write(test.path, test.lane, test.data, sizes, RECORDS);
+		reader_case_write(test.path, test.queue, test.data, sizes, RECORDS);
 	else
 		write_archive(kind);
 	free(test.file);
@@ -123,7 +123,7 @@ static int try_get(uint64_t offset, uint64_t bytes)
 
 	memset(&test.error, 0, sizeof(test.error));
 	memset(test.into, 0x99, bytes + 1);
-	ret = format_reader_read_file(&test.reader, test.lane, test.stream, offset, test.into,
+	ret = format_reader_read_file(&test.reader, test.queue, test.stream, offset, test.into,
 				      bytes, true, NULL, NULL, &test.error);
 	if (ret || io_stream_is_idle(test.stream))
 		io_stream_stop(test.stream);
@@ -210,8 +210,8 @@ LOOP_TEST(tests, pieces_of_any_length_one_after_another, 0, 2 * KINDS)
 
 LOOP_TEST(tests, small_memory_does_as_well, 0, 3)
 {
-	io_lane_close(test.lane);
-	open_lane(1 + (unsigned)_i);
+	io_queue_close(test.queue);
+	open_queue(1 + (unsigned)_i);
 	make_file(INDEXED);
 	scratch_evict(test.path);
 	for (uint64_t at = 0; at < test.file_bytes; at += 90001)
@@ -292,8 +292,9 @@ TEST(tests, unverified_is_unverified)
 {
 	make_file(INDEXED);
 	flip_byte(entry_of(LARGE)->data_offset);
-	ck_assert_int_eq(format_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
-						 test.file_bytes, false, NULL, NULL, &test.error),
+	ck_assert_int_eq(format_reader_read_file(&test.reader, test.queue, test.stream, 0,
+						 test.into, test.file_bytes, false, NULL, NULL,
+						 &test.error),
 			 0);
 	ck_assert_mem_eq(test.into, test.file, test.file_bytes);
 	close_reader();
@@ -316,14 +317,15 @@ TEST(tests, progress_is_told_and_can_stop_it)
 
 	make_file(INDEXED);
 	scratch_evict(test.path);
-	ck_assert_int_eq(format_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
-						 bytes, true, count_progress, &last, &test.error),
+	ck_assert_int_eq(format_reader_read_file(&test.reader, test.queue, test.stream, 0,
+						 test.into, bytes, true, count_progress, &last,
+						 &test.error),
 			 0);
 	ck_assert_uint_ge(last, bytes);
 	last = 0;
-	ck_assert_int_eq(format_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
-						 test.file_bytes, true, count_progress, &last,
-						 &test.error),
+	ck_assert_int_eq(format_reader_read_file(&test.reader, test.queue, test.stream, 0,
+						 test.into, test.file_bytes, true, count_progress,
+						 &last, &test.error),
 			 -ECANCELED);
 	close_reader();
 }
@@ -338,7 +340,7 @@ LOOP_TEST(tests, running_out_of_memory_is_survived, 0, KINDS)
 		scratch_evict(test.path);
 		fail_memory_at(++nth);
 		memset(&test.error, 0, sizeof(test.error));
-		ret = format_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
+		ret = format_reader_read_file(&test.reader, test.queue, test.stream, 0, test.into,
 					      test.file_bytes / 2, true, NULL, NULL, &test.error);
 		io_stream_stop(test.stream);
 		count = fail_memory_count();

@@ -23,14 +23,14 @@ static int parse(const uint8_t *data, size_t bytes, struct fs_layout *layout)
 	memset(layout, 0xa5, sizeof(*layout));
 	ret = parse_layout(copy, bytes, layout);
 	free(copy);
-	REQUIRE(layout->count <= FS_MOST_PARTS);
+	REQUIRE(layout->count <= FS_MOST_COMPONENTS);
 	REQUIRE(!ret || ret == -EINVAL || ret == -ENOTSUP || ret == -E2BIG);
 	REQUIRE((!ret || ret == -E2BIG) == (layout->count > 0));
 	for (uint32_t i = 0; i < layout->count; i++) {
-		REQUIRE(layout->parts[i].begin <= layout->parts[i].end);
-		REQUIRE(!i || layout->parts[i].begin >= layout->parts[i - 1].end);
-		REQUIRE(memchr(layout->parts[i].pool, 0, FS_TARGET_POOL_BYTES));
-		REQUIRE(layout->parts[i].stripe_bytes % 65536 == 0);
+		REQUIRE(layout->components[i].begin <= layout->components[i].end);
+		REQUIRE(!i || layout->components[i].begin >= layout->components[i - 1].end);
+		REQUIRE(memchr(layout->components[i].pool, 0, FS_TARGET_POOL_BYTES));
+		REQUIRE(layout->components[i].stripe_bytes % 65536 == 0);
 	}
 	return ret;
 }
@@ -343,36 +343,36 @@ static void progressive(struct fs_layout *layout)
 	ck_assert_int_eq(parse(blob.data, blob.bytes, layout), 0);
 }
 
-TEST(cases, the_part_of_a_byte_is_found)
+TEST(cases, the_component_of_a_byte_is_found)
 {
 	struct fs_layout layout;
 
 	progressive(&layout);
-	ck_assert_ptr_eq(fs_layout_at(&layout, 0), &layout.parts[0]);
-	ck_assert_ptr_eq(fs_layout_at(&layout, 100 * M - 1), &layout.parts[0]);
-	ck_assert_ptr_eq(fs_layout_at(&layout, 100 * M), &layout.parts[1]);
-	ck_assert_ptr_eq(fs_layout_at(&layout, 10 * G), &layout.parts[2]);
-	ck_assert_ptr_eq(fs_layout_at(&layout, END), &layout.parts[2]);
-	layout.parts[1].begin = 200 * M;
+	ck_assert_ptr_eq(fs_layout_at(&layout, 0), &layout.components[0]);
+	ck_assert_ptr_eq(fs_layout_at(&layout, 100 * M - 1), &layout.components[0]);
+	ck_assert_ptr_eq(fs_layout_at(&layout, 100 * M), &layout.components[1]);
+	ck_assert_ptr_eq(fs_layout_at(&layout, 10 * G), &layout.components[2]);
+	ck_assert_ptr_eq(fs_layout_at(&layout, END), &layout.components[2]);
+	layout.components[1].begin = 200 * M;
 	ck_assert_ptr_null(fs_layout_at(&layout, 200 * M - 1));
-	layout.parts[2].end = 20 * G;
+	layout.components[2].end = 20 * G;
 	ck_assert_ptr_null(fs_layout_at(&layout, 20 * G));
 	layout.count = 0;
 	ck_assert_ptr_null(fs_layout_at(&layout, 0));
 }
 
-TEST(cases, the_part_of_most_bytes_is_found)
+TEST(cases, the_component_of_most_bytes_is_found)
 {
 	struct fs_layout layout;
 
 	progressive(&layout);
-	ck_assert_ptr_eq(fs_layout_main(&layout, 1), &layout.parts[0]);
-	ck_assert_ptr_eq(fs_layout_main(&layout, 200 * M), &layout.parts[0]);
-	ck_assert_ptr_eq(fs_layout_main(&layout, 200 * M + 1), &layout.parts[1]);
-	ck_assert_ptr_eq(fs_layout_main(&layout, 15 * G), &layout.parts[1]);
-	ck_assert_ptr_eq(fs_layout_main(&layout, 100 * G), &layout.parts[2]);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 1), &layout.components[0]);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 200 * M), &layout.components[0]);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 200 * M + 1), &layout.components[1]);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 15 * G), &layout.components[1]);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 100 * G), &layout.components[2]);
 	/* For an unknown size, the part of the largest files. */
-	ck_assert_ptr_eq(fs_layout_main(&layout, 0), &layout.parts[2]);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 0), &layout.components[2]);
 	layout.count = 0;
 	ck_assert_ptr_null(fs_layout_main(&layout, 1));
 }
@@ -383,7 +383,7 @@ TEST(cases, a_text_says_that_it_was_cut)
 	char text[48], whole[96];
 
 	progressive(&layout);
-	strcpy(layout.parts[0].pool, "fifteen-letters");
+	strcpy(layout.components[0].pool, "fifteen-letters");
 	fs_layout_text(&layout, whole, sizeof(whole));
 	for (size_t room = 1; room <= sizeof(text); room++) {
 		memset(text, 'x', sizeof(text));

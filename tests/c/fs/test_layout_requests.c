@@ -25,7 +25,7 @@
 
 static struct fs_layout layout_of(const struct fs_layout_request *request)
 {
-	return (struct fs_layout){ .count = 1, .mirrors = 1, .parts = { request->part } };
+	return (struct fs_layout){ .count = 1, .mirrors = 1, .components = { request->component } };
 }
 
 /* Returns a parsed request as text; "" if it is refused. */
@@ -160,7 +160,7 @@ TEST(pure, any_text_is_a_request_or_a_mistake)
 		if (ret || request.kind != FS_REQUEST_LAYOUT)
 			continue;
 		taken++;
-		REQUIRE(request.part.end == UINT64_MAX);
+		REQUIRE(request.component.end == UINT64_MAX);
 	}
 	ck_assert_uint_gt(taken, 10);
 }
@@ -177,9 +177,9 @@ TEST(pure, a_request_that_is_too_long_is_refused)
 /* ---- The rule -------------------------------------------------------------------------------- */
 
 #define ANY UINT64_MAX
-#define ONE_PART(stripes, bytes)                                                                   \
+#define ONE_COMPONENT(stripes, bytes)                                                              \
 	{                                                                                          \
-		.count = 1, .mirrors = 1, .parts = {                                               \
+		.count = 1, .mirrors = 1, .components = {                                          \
 			{ .end = UINT64_MAX, .stripe_count = stripes, .stripe_bytes = bytes }      \
 		}                                                                                  \
 	}
@@ -190,31 +190,37 @@ static const struct choice {
 	const char *asked; /* NULL: no request */
 } choices[] = {
 	/* By size, in a directory with one stripe. */
-	{ "100 MiB", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 100, 100 * MIB, 1 }, NULL },
-	{ "more", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 100, 100 * MIB + 1, 1 }, "8 x 1M" },
-	{ "10 GiB", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 100, 10 * GIB, 1 }, "8 x 1M" },
-	{ "more", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 100, 10 * GIB + 1, 1 }, "16 x 1M" },
-	{ "100 GiB", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 100, 100 * GIB, 1 }, "16 x 1M" },
-	{ "more", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 100, 100 * GIB + 1, 1 }, "32 x 1M" },
-	{ "huge", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 0, UINT64_MAX, 0 }, "32 x 1M" },
+	{ "100 MiB", "auto", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 100, 100 * MIB, 1 }, NULL },
+	{ "more", "auto", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 100, 100 * MIB + 1, 1 }, "8 x 1M" },
+	{ "10 GiB", "auto", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 100, 10 * GIB, 1 }, "8 x 1M" },
+	{ "more", "auto", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 100, 10 * GIB + 1, 1 }, "16 x 1M" },
+	{ "100 GiB", "auto", { FS_LUSTRE, ONE_COMPONENT(8, MIB), 100, 100 * GIB, 1 }, "16 x 1M" },
+	{ "more", "auto", { FS_LUSTRE, ONE_COMPONENT(8, MIB), 100, 100 * GIB + 1, 1 }, "32 x 1M" },
+	{ "huge", "auto", { FS_LUSTRE, ONE_COMPONENT(8, MIB), 0, UINT64_MAX, 0 }, "32 x 1M" },
 	/* Limited by targets, and by files at a time. */
-	{ "4 targets", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 4, GIB, 1 }, "4 x 1M" },
-	{ "1 target", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 1, GIB, 1 }, NULL },
-	{ "4 files", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 16, GIB, 4 }, "4 x 1M" },
-	{ "3 files", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 16, GIB, 3 }, "5 x 1M" },
-	{ "more files than targets", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 8, GIB, 64 }, NULL },
-	{ "few files", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 64, GIB, 2 }, "8 x 1M" },
+	{ "4 targets", "auto", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 4, GIB, 1 }, "4 x 1M" },
+	{ "1 target", "auto", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 1, GIB, 1 }, NULL },
+	{ "4 files", "auto", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 16, GIB, 4 }, "4 x 1M" },
+	{ "3 files", "auto", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 16, GIB, 3 }, "5 x 1M" },
+	{ "more files than targets",
+	  "auto",
+	  { FS_LUSTRE, ONE_COMPONENT(1, MIB), 8, GIB, 64 },
+	  NULL },
+	{ "few files", "auto", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 64, GIB, 2 }, "8 x 1M" },
 	/* The directory's layout. */
-	{ "wide enough", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 64, GIB, 1 }, NULL },
-	{ "all", "auto", { FS_LUSTRE, ONE_PART(FS_ALL_TARGETS, MIB), 64, GIB, 1 }, NULL },
-	{ "tiny stripes", "auto", { FS_LUSTRE, ONE_PART(1, 64 * KIB), 64, GIB, 1 }, "8 x 4M" },
-	{ "large stripes", "auto", { FS_LUSTRE, ONE_PART(2, 64 * MIB), 64, GIB, 1 }, "8 x 64M" },
+	{ "wide enough", "auto", { FS_LUSTRE, ONE_COMPONENT(8, MIB), 64, GIB, 1 }, NULL },
+	{ "all", "auto", { FS_LUSTRE, ONE_COMPONENT(FS_ALL_TARGETS, MIB), 64, GIB, 1 }, NULL },
+	{ "tiny stripes", "auto", { FS_LUSTRE, ONE_COMPONENT(1, 64 * KIB), 64, GIB, 1 }, "8 x 4M" },
+	{ "large stripes",
+	  "auto",
+	  { FS_LUSTRE, ONE_COMPONENT(2, 64 * MIB), 64, GIB, 1 },
+	  "8 x 64M" },
 	{ "its pool",
 	  "auto",
 	  { FS_LUSTRE,
 	    { .count = 1,
 	      .mirrors = 1,
-	      .parts = { { .end = ANY, .stripe_count = 1, .pool = "p" } } },
+	      .components = { { .end = ANY, .stripe_count = 1, .pool = "p" } } },
 	    64,
 	    GIB,
 	    1 },
@@ -224,8 +230,8 @@ static const struct choice {
 	  { FS_LUSTRE,
 	    { .count = 2,
 	      .mirrors = 1,
-	      .parts = { { .end = MIB, .stripe_count = 1 },
-			 { .begin = MIB, .end = ANY, .stripe_count = 2 } } },
+	      .components = { { .end = MIB, .stripe_count = 1 },
+			      { .begin = MIB, .end = ANY, .stripe_count = 2 } } },
 	    64,
 	    GIB,
 	    1 },
@@ -233,7 +239,7 @@ static const struct choice {
 	{ "mirrored",
 	  "auto",
 	  { FS_LUSTRE,
-	    { .count = 1, .mirrors = 2, .parts = { { .end = ANY, .stripe_count = 1 } } },
+	    { .count = 1, .mirrors = 2, .components = { { .end = ANY, .stripe_count = 1 } } },
 	    64,
 	    GIB,
 	    1 },
@@ -241,31 +247,34 @@ static const struct choice {
 	{ "nothing told", "auto", { FS_LUSTRE, { 0 }, 64, GIB, 1 }, "8 x default" },
 	{ "nothing told", "auto", { FS_BEEGFS, { 0 }, 0, GIB, 1 }, "8 x default" },
 	{ "BeeGFS, small", "auto", { FS_BEEGFS, { 0 }, 0, 50 * MIB, 1 }, NULL },
-	{ "size unknown", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 64, 0, 1 }, NULL },
-	{ "CephFS", "auto", { FS_CEPH, ONE_PART(1, 4 * MIB), 0, GIB, 1 }, NULL },
+	{ "size unknown", "auto", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 64, 0, 1 }, NULL },
+	{ "CephFS", "auto", { FS_CEPH, ONE_COMPONENT(1, 4 * MIB), 0, GIB, 1 }, NULL },
 	{ "ext4", "auto", { FS_EXT, { 0 }, 0, GIB, 1 }, NULL },
 	/* Explicit requests. */
 	{ "ext4", "stripe_count=8", { FS_EXT, { 0 }, 0, GIB, 1 }, NULL },
 	{ "NFS", "stripe_count=8", { FS_NFS, { 0 }, 0, GIB, 1 }, NULL },
-	{ "none", "directory", { FS_LUSTRE, ONE_PART(1, MIB), 64, GIB, 1 }, NULL },
-	{ "count", "stripe_count=4", { FS_LUSTRE, ONE_PART(1, MIB), 64, GIB, 1 }, "4 x 1M" },
-	{ "narrower", "stripe_count=1", { FS_LUSTRE, ONE_PART(8, MIB), 64, 0, 1 }, "1 x 1M" },
-	{ "size", "stripe_size=8M", { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 }, "2 x 8M" },
-	{ "pool", "pool=flash", { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 }, "2 x 1M, pool flash" },
-	{ "all", "stripe_count=all", { FS_LUSTRE, ONE_PART(2, MIB), 0, GIB, 1 }, "all x 1M" },
+	{ "none", "directory", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 64, GIB, 1 }, NULL },
+	{ "count", "stripe_count=4", { FS_LUSTRE, ONE_COMPONENT(1, MIB), 64, GIB, 1 }, "4 x 1M" },
+	{ "narrower", "stripe_count=1", { FS_LUSTRE, ONE_COMPONENT(8, MIB), 64, 0, 1 }, "1 x 1M" },
+	{ "size", "stripe_size=8M", { FS_LUSTRE, ONE_COMPONENT(2, MIB), 64, GIB, 1 }, "2 x 8M" },
+	{ "pool",
+	  "pool=flash",
+	  { FS_LUSTRE, ONE_COMPONENT(2, MIB), 64, GIB, 1 },
+	  "2 x 1M, pool flash" },
+	{ "all", "stripe_count=all", { FS_LUSTRE, ONE_COMPONENT(2, MIB), 0, GIB, 1 }, "all x 1M" },
 	{ "more than there are",
 	  "stripe_count=100",
-	  { FS_LUSTRE, ONE_PART(2, MIB), 4, GIB, 1 },
+	  { FS_LUSTRE, ONE_COMPONENT(2, MIB), 4, GIB, 1 },
 	  "100 x 1M" },
-	{ "what it is", "stripe_count=2", { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 }, NULL },
-	{ "CephFS", "stripe_count=8", { FS_CEPH, ONE_PART(1, 4 * MIB), 0, GIB, 1 }, NULL },
+	{ "what it is", "stripe_count=2", { FS_LUSTRE, ONE_COMPONENT(2, MIB), 64, GIB, 1 }, NULL },
+	{ "CephFS", "stripe_count=8", { FS_CEPH, ONE_COMPONENT(1, 4 * MIB), 0, GIB, 1 }, NULL },
 	{ "of a directory whose files begin on metadata servers",
 	  "stripe_size=16M",
 	  { FS_LUSTRE,
 	    { .count = 2,
 	      .mirrors = 1,
-	      .parts = { { .end = MIB, .on_metadata = true },
-			 { .begin = MIB, .end = ANY, .stripe_count = 6, .pool = "p" } } },
+	      .components = { { .end = MIB, .on_metadata = true },
+			      { .begin = MIB, .end = ANY, .stripe_count = 6, .pool = "p" } } },
 	    64,
 	    GIB,
 	    1 },
@@ -294,26 +303,26 @@ LOOP_TEST(pure, what_is_asked_for, 0, ARRAY_LENGTH(choices))
 
 /* ---- Parts of the targets -------------------------------------------------------------------- */
 
-TEST(pure, files_of_a_part_lie_on_its_targets)
+TEST(pure, files_of_a_component_lie_on_its_targets)
 {
 	const struct fs_even_targets even = { .count = 6, .number = { 9, 8, 7, 6, 5, 4 } };
-	const struct fs_layout two = ONE_PART(2, MIB);
+	const struct fs_layout two = ONE_COMPONENT(2, MIB);
 	const struct fs_facts facts = { .family = FS_LUSTRE, .directory = two, .targets = 6 };
 	struct fs_layout ask = { 0 };
 
 	ck_assert_int_eq(fs_take_place(&facts, &even, 3, 3, &ask), 1);
-	ck_assert_uint_eq(ask.parts[0].stripe_count, 2);
-	ck_assert_uint_eq(ask.parts[0].stripe_bytes, MIB);
+	ck_assert_uint_eq(ask.components[0].stripe_count, 2);
+	ck_assert_uint_eq(ask.components[0].stripe_bytes, MIB);
 	ck_assert_uint_eq(ask.chosen, 2);
 	ck_assert_uint_eq(ask.target[0], 5);
 	ck_assert_uint_eq(ask.target[1], 4);
 }
 
-TEST(pure, a_part_that_makes_no_sense_is_not_asked_for)
+TEST(pure, a_component_that_makes_no_sense_is_not_asked_for)
 {
 	const struct fs_even_targets even = { .count = 6 }, uneven = { 0 };
 	struct fs_facts facts = { .family = FS_LUSTRE,
-				  .directory = ONE_PART(2, MIB),
+				  .directory = ONE_COMPONENT(2, MIB),
 				  .targets = 6 };
 	struct fs_layout ask = { 0 };
 
@@ -321,12 +330,12 @@ TEST(pure, a_part_that_makes_no_sense_is_not_asked_for)
 	ck_assert_int_eq(fs_take_place(&facts, &even, 4, 3, &ask), 0);
 	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 4, &ask), 0);
 	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 1, &ask), 0);
-	facts.directory.parts[0].on_metadata = true;
+	facts.directory.components[0].on_metadata = true;
 	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 3, &ask), 0);
-	facts.directory.parts[0].on_metadata = false;
-	strcpy(facts.directory.parts[0].pool, "flash");
+	facts.directory.components[0].on_metadata = false;
+	strcpy(facts.directory.components[0].pool, "flash");
 	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 3, &ask), 0);
-	facts.directory.parts[0].pool[0] = 0;
+	facts.directory.components[0].pool[0] = 0;
 	facts.family = FS_BEEGFS;
 	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 3, &ask), 0);
 	ck_assert_uint_eq(ask.count, 0);
@@ -340,34 +349,34 @@ static const struct {
 	uint64_t bytes;
 	uint32_t capacity;
 } capacities[] = {
-	{ 8, ONE_PART(1, MIB), GIB, 8 },
-	{ 8, ONE_PART(8, MIB), GIB, 1 },
-	{ 8, ONE_PART(FS_ALL_TARGETS, MIB), GIB, 1 },
-	{ 8, ONE_PART(3, MIB), GIB, 2 },
-	{ 8, ONE_PART(5, MIB), GIB, 1 },
-	{ 8, ONE_PART(16, MIB), GIB, 1 }, /* overstriped */
-	{ 500, ONE_PART(1, MIB), GIB, 64 },
-	{ 64, ONE_PART(1, MIB), GIB, 64 },
-	{ 0, ONE_PART(1, MIB), GIB, 0 },
+	{ 8, ONE_COMPONENT(1, MIB), GIB, 8 },
+	{ 8, ONE_COMPONENT(8, MIB), GIB, 1 },
+	{ 8, ONE_COMPONENT(FS_ALL_TARGETS, MIB), GIB, 1 },
+	{ 8, ONE_COMPONENT(3, MIB), GIB, 2 },
+	{ 8, ONE_COMPONENT(5, MIB), GIB, 1 },
+	{ 8, ONE_COMPONENT(16, MIB), GIB, 1 }, /* overstriped */
+	{ 500, ONE_COMPONENT(1, MIB), GIB, 64 },
+	{ 64, ONE_COMPONENT(1, MIB), GIB, 64 },
+	{ 0, ONE_COMPONENT(1, MIB), GIB, 0 },
 	{ 8, { 0 }, GIB, 0 },
-	{ 8, ONE_PART(0, MIB), GIB, 0 },
+	{ 8, ONE_COMPONENT(0, MIB), GIB, 0 },
 	{ 32,
 	  { .count = 2,
 	    .mirrors = 1,
-	    .parts = { { .end = 100 * MIB, .stripe_count = 1 },
-		       { .begin = 100 * MIB, .end = ANY, .stripe_count = 8 } } },
+	    .components = { { .end = 100 * MIB, .stripe_count = 1 },
+			    { .begin = 100 * MIB, .end = ANY, .stripe_count = 8 } } },
 	  32 * MIB,
 	  32 },
 	{ 32,
 	  { .count = 2,
 	    .mirrors = 1,
-	    .parts = { { .end = 100 * MIB, .stripe_count = 1 },
-		       { .begin = 100 * MIB, .end = ANY, .stripe_count = 8 } } },
+	    .components = { { .end = 100 * MIB, .stripe_count = 1 },
+			    { .begin = 100 * MIB, .end = ANY, .stripe_count = 8 } } },
 	  GIB,
 	  4 },
 	/* All bytes are on the metadata server, which is one. */
 	{ 32,
-	  { .count = 1, .mirrors = 1, .parts = { { .end = ANY, .on_metadata = true } } },
+	  { .count = 1, .mirrors = 1, .components = { { .end = ANY, .on_metadata = true } } },
 	  MIB,
 	  0 },
 };
@@ -386,7 +395,7 @@ LOOP_TEST(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood))
 {
 	uint8_t blob[REQUEST_BYTES];
 	struct fs_layout layout, back;
-	struct fs_part *part = &layout.parts[0];
+	struct fs_component *component = &layout.components[0];
 	struct fs_layout_request request;
 	char text[256];
 	size_t bytes;
@@ -396,8 +405,8 @@ LOOP_TEST(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood))
 		return;
 	/* In an answer no value is left open. */
 	layout = layout_of(&request);
-	part->stripe_bytes = part->stripe_bytes ? part->stripe_bytes : MIB;
-	part->stripe_count = part->stripe_count ? part->stripe_count : 3;
+	component->stripe_bytes = component->stripe_bytes ? component->stripe_bytes : MIB;
+	component->stripe_count = component->stripe_count ? component->stripe_count : 3;
 	bytes = make_request(&layout, blob);
 	ck_assert_uint_le(bytes, sizeof(blob));
 	ck_assert_int_eq(parse_layout(blob, bytes, &back), 0);
@@ -410,15 +419,15 @@ TEST(pure, lustre_is_told_byte_for_byte)
 		0xd0, 0x0b, 0xd3, 0x0b, 1,   0,   [24] = 0, 0,   0x40, 0, /* 4 MiB */
 		8,    0,    0xff, 0xff, 'f', 'l', 'a',      's', 'h',
 	};
-	struct fs_layout layout = ONE_PART(8, 4 * MIB);
+	struct fs_layout layout = ONE_COMPONENT(8, 4 * MIB);
 	uint8_t blob[REQUEST_BYTES];
 
-	strcpy(layout.parts[0].pool, "flash");
+	strcpy(layout.components[0].pool, "flash");
 	ck_assert_uint_eq(make_request(&layout, blob), sizeof(v3));
 	ck_assert_mem_eq(blob, v3, sizeof(v3));
-	*layout.parts[0].pool = 0;
+	*layout.components[0].pool = 0;
 	ck_assert_uint_eq(make_request(&layout, blob), 32);
-	layout.parts[0].stripe_count = FS_ALL_TARGETS;
+	layout.components[0].stripe_count = FS_ALL_TARGETS;
 	make_request(&layout, blob);
 	ck_assert_uint_eq(blob[28] | blob[29] << 8, 0xffff);
 }
@@ -453,7 +462,7 @@ LOOP_TEST(pure, what_is_given_is_compared_with_what_was_asked, 0, ARRAY_LENGTH(a
 	given = layout_of(&got);
 	ck_assert_int_eq(compare(&asked, &given, text, sizeof(text)), answers[_i].differs);
 	ck_assert_int_eq(*text != 0, answers[_i].differs != 0);
-	given.parts[0].end = GIB;
+	given.components[0].end = GIB;
 	given.count = 2;
 	ck_assert_int_eq(compare(&asked, &given, text, sizeof(text)), 2);
 }
@@ -483,7 +492,7 @@ static const enum fs_family families[] = { FS_LUSTRE, FS_BEEGFS, FS_CEPH, FS_EXT
 static int create(enum fs_family family, const char *name, mode_t mode, char *note, size_t bytes)
 {
 	int folder = open(scratch_directory(), O_RDONLY | O_DIRECTORY), fd;
-	const struct fs_layout layout = ONE_PART(4, 4 * MIB);
+	const struct fs_layout layout = ONE_COMPONENT(4, 4 * MIB);
 
 	fd = fs_create_with_layout(folder, name, mode, family, &layout, note, bytes);
 	close(folder);
@@ -536,7 +545,7 @@ LOOP_TEST(files_case, what_is_there_is_left_alone, 0, ARRAY_LENGTH(families))
 
 LOOP_TEST(files_case, a_folder_that_is_gone_has_no_file, 0, ARRAY_LENGTH(families))
 {
-	const struct fs_layout layout = ONE_PART(4, MIB);
+	const struct fs_layout layout = ONE_COMPONENT(4, MIB);
 	char note[256];
 	int gone;
 

@@ -26,8 +26,8 @@ static void use(const struct fs_layout *layout)
 	MUST(has_end(text, sizeof(text)) && has_end(small, sizeof(small)));
 	MUST(!layout->count == !*text);
 	for (uint64_t offset = 1; offset; offset <<= 7) {
-		const struct fs_part *part = fs_layout_at(layout, offset);
-		const struct fs_part *most = fs_layout_main(layout, offset);
+		const struct fs_component *part = fs_layout_at(layout, offset);
+		const struct fs_component *most = fs_layout_main(layout, offset);
 
 		MUST(!part || (part->begin <= offset && offset <= part->end));
 		MUST(!most || most->begin < offset);
@@ -38,9 +38,9 @@ static void check(const struct fs_layout *layout, int ret)
 {
 	MUST(!ret || ret == -EINVAL || ret == -ENOTSUP || ret == -E2BIG);
 	MUST((!ret || ret == -E2BIG) == (layout->count > 0));
-	MUST(layout->count <= FS_MOST_PARTS);
+	MUST(layout->count <= FS_MOST_COMPONENTS);
 	for (uint32_t i = 0; i < layout->count; i++) {
-		const struct fs_part *part = &layout->parts[i];
+		const struct fs_component *part = &layout->components[i];
 
 		MUST(part->begin <= part->end && part->stripe_bytes % (64 * KIB) == 0);
 		MUST(!i || part[-1].end <= part->begin);

@@ -20,11 +20,11 @@ static void must_hold(const struct format_manifest *manifest)
 		MUST(strcmp(name, FORMAT_MANIFEST_NAME) != 0);
 	}
 	for (uint32_t i = 0; i < manifest->rank_count; i++) {
-		const struct format_manifest_part *part = &manifest->parts[i];
+		const struct format_manifest_shard *shard = &manifest->shards[i];
 
-		MUST(part->file < manifest->file_count);
-		MUST(part->bytes <= manifest->files[part->file].bytes);
-		MUST(part->offset <= manifest->files[part->file].bytes - part->bytes);
+		MUST(shard->file < manifest->file_count);
+		MUST(shard->bytes <= manifest->files[shard->file].bytes);
+		MUST(shard->offset <= manifest->files[shard->file].bytes - shard->bytes);
 	}
 }
 
@@ -38,7 +38,7 @@ static void try_text(const uint8_t *text, size_t bytes)
 	ret = format_manifest_decode(&manifest, (const char *)text, bytes, "manifest.json", &error);
 	MUST(ret == error.code);
 	if (ret) {
-		MUST(!manifest.files && !manifest.parts);
+		MUST(!manifest.files && !manifest.shards);
 		return;
 	}
 	must_hold(&manifest);

@@ -17,7 +17,7 @@
 #define MOST_RANKS 8u
 #define STEP 1000u
 
-static void try_roster(uint32_t ranks, const struct base_buffer *note)
+static void try_roster(uint32_t ranks, const struct base_buffer *body)
 {
 	struct group_rank known[MOST_RANKS] = { 0 };
 	uint32_t leaders[MOST_RANKS];
@@ -26,7 +26,7 @@ static void try_roster(uint32_t ranks, const struct base_buffer *note)
 
 	group.options.ranks = ranks;
 	group.options.rank = ranks - 1;
-	if (!take_roster(&group, note, &complete))
+	if (!take_roster(&group, body, &complete))
 		return;
 	MUST(group.node_count && group.node_count <= ranks);
 	MUST(group.options.mode <= IOSHAPE_MODE_RANK0);
@@ -37,12 +37,12 @@ static void try_roster(uint32_t ranks, const struct base_buffer *note)
 	}
 }
 
-static void try_plan(uint32_t ranks, const struct base_buffer *note)
+static void try_plan(uint32_t ranks, const struct base_buffer *body)
 {
 	struct group_planned planned[MOST_RANKS];
 	struct group_plan plan = { .count = ranks, .ranks = planned };
 
-	if (!group_read_message(&group_plans[0], note, &plan) || plan.failure.code ||
+	if (!group_read_message(&group_plans[0], body, &plan) || plan.failure.code ||
 	    !is_sound(&plan, ranks, STEP) || plan.asks == GROUP_ASKS_DIGESTS)
 		return;
 	for (uint32_t rank = 0; rank < ranks; rank++)
@@ -53,12 +53,12 @@ static void try_plan(uint32_t ranks, const struct base_buffer *note)
 	MUST(plan.mode >= IOSHAPE_MODE_EACH && plan.mode <= IOSHAPE_MODE_RANK0);
 }
 
-static void try_error(const struct base_buffer *note)
+static void try_error(const struct base_buffer *body)
 {
 	struct group_verdict verdict = { 0 };
 	const struct base_error *error = &verdict.failure;
 
-	if (!group_read_message(&group_verdict, note, &verdict) || !error->code)
+	if (!group_read_message(&group_verdict, body, &verdict) || !error->code)
 		return;
 	MUST(error->code < 0);
 	MUST(memchr(error->text, 0, sizeof(error->text)));
@@ -70,9 +70,9 @@ static void try_error(const struct base_buffer *note)
  * Tries the bytes as a parity record with correct length and checksum, which mutations would not
  * find.
  */
-static void try_record(const struct base_buffer *note)
+static void try_record(const struct base_buffer *body)
 {
-	const size_t head = 20, bytes = (head + note->bytes + PARITY_RECORD_UNIT - 1) /
+	const size_t head = 20, bytes = (head + body->bytes + PARITY_RECORD_UNIT - 1) /
 					PARITY_RECORD_UNIT * PARITY_RECORD_UNIT;
 	struct parity_record record;
 	uint8_t *text = calloc(1, bytes);
@@ -82,9 +82,9 @@ static void try_record(const struct base_buffer *note)
 	memcpy(text, "iosparit", 8);
 	base_put_le(text + 8, PARITY_FORMAT, 4);
 	base_put_le(text + 12, bytes, 4);
-	base_put_le(text + 16, base_crc32(0, note->data, note->bytes), 4);
-	if (note->bytes)
-		memcpy(text + head, note->data, note->bytes);
+	base_put_le(text + 16, base_crc32(0, body->data, body->bytes), 4);
+	if (body->bytes)
+		memcpy(text + head, body->data, body->bytes);
 	if (!parity_record_decode(&record, text, bytes, "fuzz", NULL)) {
 		for (uint32_t node = 0; node < record.sets.nodes; node++) {
 			set = parity_set_of(&record.sets, node);
@@ -100,17 +100,17 @@ static void try_record(const struct base_buffer *note)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-	struct base_buffer note = { 0 };
+	struct base_buffer body = { 0 };
 	uint32_t ranks;
 
 	if (!bytes)
 		return 0;
 	ranks = 1 + data[0] % MOST_RANKS;
-	MUST(!base_buffer_append(&note, data + 1, bytes - 1));
-	try_roster(ranks, &note);
-	try_plan(ranks, &note);
-	try_error(&note);
-	try_record(&note);
-	base_buffer_free(&note);
+	MUST(!base_buffer_append(&body, data + 1, bytes - 1));
+	try_roster(ranks, &body);
+	try_plan(ranks, &body);
+	try_error(&body);
+	try_record(&body);
+	base_buffer_free(&body);
 	return 0;
 }

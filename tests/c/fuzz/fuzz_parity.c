@@ -17,24 +17,24 @@
 #include "tier/nodes.c"
 #include "tier/parity.c"
 
-static void put_number(struct group_note *note, uint64_t number)
+static void put_number(struct group_body *body, uint64_t number)
 {
-	struct group_payload writing = { .note = note };
+	struct group_payload writing = { .body = body };
 
 	group_pass_number(&writing, &number);
 }
 
-static void put_text(struct group_note *note, const char *text)
+static void put_text(struct group_body *body, const char *text)
 {
-	struct group_payload writing = { .note = note };
+	struct group_payload writing = { .body = body };
 
 	/* Writing a text does not change it. */
 	group_pass_text(&writing, (char *)(uintptr_t)text, 0);
 }
 
-static void put_bytes(struct group_note *note, struct base_buffer *bytes)
+static void put_bytes(struct group_body *body, struct base_buffer *bytes)
 {
-	struct group_payload writing = { .note = note };
+	struct group_payload writing = { .body = body };
 
 	group_pass_bytes(&writing, bytes);
 }
@@ -55,37 +55,37 @@ static uint64_t take_small(struct input *input)
 
 /* ---- Messages -------------------------------------------------------------------------------- */
 
-static void say_numbers(struct group_note *note, struct input *input, uint64_t count)
+static void say_numbers(struct group_body *body, struct input *input, uint64_t count)
 {
 	for (uint64_t i = 0; i < count; i++)
-		put_number(note, take_small(input));
+		put_number(body, take_small(input));
 }
 
 /* Adds the nodes in some order, rarely with other numbers. */
-static void say_order(struct group_note *note, struct input *input, uint64_t nodes)
+static void say_order(struct group_body *body, struct input *input, uint64_t nodes)
 {
 	const uint64_t how = take(input, 1);
 
 	if (how > 250)
-		say_numbers(note, input, nodes);
+		say_numbers(body, input, nodes);
 	for (uint64_t i = 0; how <= 250 && i < nodes; i++)
-		put_number(note, (i + how) % nodes);
+		put_number(body, (i + how) % nodes);
 }
 
-static void say_record(struct group_note *note, struct input *input)
+static void say_record(struct group_body *body, struct input *input)
 {
 	uint64_t nodes, files;
 
-	put_number(note, take_small(input)); /* node */
-	put_number(note, take(input, 1) % 4);
+	put_number(body, take_small(input)); /* node */
+	put_number(body, take(input, 1) % 4);
 	nodes = take(input, 1) % (2 * MOST_RANKS);
-	put_number(note, nodes);
-	put_number(note, take(input, 1) % 4);
-	put_number(note, take(input, 1) % 20);
-	say_order(note, input, nodes);
+	put_number(body, nodes);
+	put_number(body, take(input, 1) % 4);
+	put_number(body, take(input, 1) % 20);
+	say_order(body, input, nodes);
 	files = take(input, 1) % (MOST_FILES + 1);
-	put_number(note, files);
-	say_numbers(note, input, files);
+	put_number(body, files);
+	say_numbers(body, input, files);
 }
 
 static const char *take_attempt(struct input *input)
@@ -93,41 +93,41 @@ static const char *take_attempt(struct input *input)
 	return attempts[take(input, 1) % ARRAY_LENGTH(attempts)];
 }
 
-static void say_offers(struct group_note *note, struct input *input, uint32_t ranks)
+static void say_offers(struct group_body *body, struct input *input, uint32_t ranks)
 {
 	const uint64_t offers = take(input, 1) % MOST_SAID;
 
-	put_number(note, offers);
+	put_number(body, offers);
 	for (uint64_t i = 0; i < offers; i++) {
 		const uint64_t count = 1 + take(input, 1) % MOST_SAID;
 
-		say_numbers(note, input, 2); /* step, serial number */
-		put_text(note, take_attempt(input));
-		say_record(note, input);
-		say_numbers(note, input, ranks);
-		put_number(note, count);
-		say_numbers(note, input, 2 * count);
+		say_numbers(body, input, 2); /* step, serial number */
+		put_text(body, take_attempt(input));
+		say_record(body, input);
+		say_numbers(body, input, ranks);
+		put_number(body, count);
+		say_numbers(body, input, 2 * count);
 	}
 }
 
-static void say_restoring(struct group_note *note, struct input *input)
+static void say_restoring(struct group_body *body, struct input *input)
 {
 	const uint64_t nodes = take(input, 1) % (2 * MOST_RANKS), count = take(input, 1) % 16;
 
-	put_number(note, take_small(input));
-	put_text(note, take_attempt(input));
-	say_record(note, input);
-	say_numbers(note, input, 2 * nodes);
-	put_number(note, count);
-	say_numbers(note, input, 3 * count);
+	put_number(body, take_small(input));
+	put_text(body, take_attempt(input));
+	say_record(body, input);
+	say_numbers(body, input, 2 * nodes);
+	put_number(body, count);
+	say_numbers(body, input, 3 * count);
 }
 
 /* Adds a manifest whose ranks have a file each, or share files. */
-static void say_manifest(struct group_note *note, struct input *input, uint32_t ranks)
+static void say_manifest(struct group_body *body, struct input *input, uint32_t ranks)
 {
 	char names[MOST_FILES][32];
 	struct format_manifest_file files[MOST_FILES] = { 0 };
-	struct format_manifest_part parts[MOST_RANKS + 1] = { 0 };
+	struct format_manifest_shard parts[MOST_RANKS + 1] = { 0 };
 	struct format_manifest manifest = {
 		.step = take_small(input),
 		.mode = IOSHAPE_MODE_NODE,
@@ -148,15 +148,15 @@ static void say_manifest(struct group_note *note, struct input *input, uint32_t 
 		};
 	}
 	for (uint32_t i = 0; i < manifest.rank_count; i++)
-		parts[i] = (struct format_manifest_part){
+		parts[i] = (struct format_manifest_shard){
 			.file = (uint32_t)take(input, 1) % manifest.file_count,
 			.offset = i,
 			.bytes = 1,
 		};
-	put_number(note, 0); /* no error */
+	put_number(body, 0); /* no error */
 	if (format_manifest_encode(&text, &manifest))
 		text.bytes = 0;
-	put_bytes(note, &text);
+	put_bytes(body, &text);
 	base_buffer_free(&text);
 }
 
@@ -168,11 +168,11 @@ static void try_offers(const struct ioshape_group *group, struct input *input)
 	struct base_error error = { 0 };
 
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		struct group_note note = { 0 };
+		struct group_body body = { 0 };
 
-		say_offers(&note, input, group->options.ranks);
-		read_offers(group, rank, &note.bytes, &spreads);
-		base_buffer_free(&note.bytes);
+		say_offers(&body, input, group->options.ranks);
+		read_offers(group, rank, &body.bytes, &spreads);
+		base_buffer_free(&body.bytes);
 	}
 	for (size_t i = 0; i < spreads.count; i++) {
 		const struct spread *spread = &spreads.all[i];
@@ -215,7 +215,7 @@ static void use_making(const struct restoring *restoring, const struct format_ma
 static void try_restoring(const struct ioshape_group *group, struct input *input)
 {
 	struct restoring restoring = { .group = group, .folder = strdup("folder") };
-	struct group_note said = { 0 }, text = { 0 };
+	struct group_body said = { 0 }, text = { 0 };
 	struct format_manifest manifest = { 0 };
 	struct base_error error = { 0 };
 	struct given given = { 0 };

@@ -5,9 +5,9 @@
  */
 #define _GNU_SOURCE
 /* Included, because its functions for names and serial numbers are static. */
-#include "group/generations.c"
+#include "group/checkpoints.c"
 #include "support/check_main.h"
-#include "support/generation_case.h"
+#include "support/checkpoint_case.h"
 #include "support/lock_domain.h"
 
 #include <dirent.h>
@@ -142,23 +142,23 @@ TEST(names_case, other_names_are_none_of_ours)
 
 static struct test_case commit = { .name = "commit", .setup = setup, .teardown = teardown };
 
-TEST(commit, a_generation_appears_whole)
+TEST(commit, a_checkpoint_appears_whole)
 {
 	unsigned before = scratch_descriptors();
 	struct group_attempt attempt;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
+	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "new", &error), 0);
 	ck_assert(!exists("runs/" PLACE));
 	ck_assert_str_eq(strrchr(group_attempt_path(&attempt), '/') + 1, attempt.name);
 	ck_assert_int_eq(group_parse_name(attempt.name).kind, GROUP_NAME_ATTEMPT);
 	ck_assert_str_eq(group_parse_name(attempt.name).id, attempt.id);
-	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
-	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert_int_eq(checkpoint_commit(&attempt, "new", false, &error), 0);
+	ck_assert(checkpoint_is(PLACE, STEP, "new"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 	ck_assert_uint_eq(scratch_entries("runs/" PLACE), 2);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 	group_attempt_abandon(&attempt);
-	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert(checkpoint_is(PLACE, STEP, "new"));
 }
 
 TEST(commit, directories_above_are_made_as_mkdir_p_does)
@@ -168,7 +168,7 @@ TEST(commit, directories_above_are_made_as_mkdir_p_does)
 	mode_t mask = umask(027);
 
 	ck_assert_int_eq(
-		group_attempt_begin(&attempt, "a/b//c/", STEP, NULL, GENERATION_JOB, NULL, &error),
+		group_attempt_begin(&attempt, "a/b//c/", STEP, NULL, CHECKPOINT_JOB, NULL, &error),
 		0);
 	umask(mask);
 	ck_assert_int_eq(stat("a/b/c", &status), 0);
@@ -180,7 +180,7 @@ TEST(commit, directories_above_are_made_as_mkdir_p_does)
 
 	scratch_write("file", "x", 1);
 	ck_assert_int_eq(
-		group_attempt_begin(&attempt, "file/a", STEP, NULL, GENERATION_JOB, NULL, &error),
+		group_attempt_begin(&attempt, "file/a", STEP, NULL, CHECKPOINT_JOB, NULL, &error),
 		-ENOTDIR);
 	group_attempt_abandon(&attempt);
 }
@@ -191,29 +191,29 @@ TEST(commit, an_abandoned_attempt_leaves_nothing)
 	struct group_attempt attempt = GROUP_NO_ATTEMPT;
 
 	group_attempt_abandon(&attempt);
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
+	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "new", &error), 0);
 	group_attempt_abandon(&attempt);
 	group_attempt_abandon(&attempt);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
 
-TEST(commit, a_generation_is_replaced)
+TEST(commit, a_checkpoint_is_replaced)
 {
 	unsigned before = scratch_descriptors();
 
-	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
-	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
-	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP, "new", false, &error), 0);
+	ck_assert(checkpoint_is(PLACE, STEP, "new"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
 
 TEST(commit, a_complete_one_is_not_replaced_if_that_is_not_wanted)
 {
-	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
-	ck_assert_int_eq(generation_save(STEP, "new", true, &error), -EEXIST);
-	ck_assert(generation_is(PLACE, STEP, "old one"));
+	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP, "new", true, &error), -EEXIST);
+	ck_assert(checkpoint_is(PLACE, STEP, "old one"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
 
@@ -221,13 +221,13 @@ TEST(commit, a_complete_one_is_not_replaced_if_that_is_not_wanted)
  * Writes a checkpoint like that of a job on a machine with another clock. It did not know of the
  * attempt in progress, so its serial number may be any.
  */
-static void put_generation(const char *place, uint64_t step, uint64_t serial)
+static void put_checkpoint(const char *place, uint64_t step, uint64_t serial)
 {
 	struct base_buffer text = { 0 };
-	struct generation_case it;
+	struct checkpoint_case it;
 	char path[64];
 
-	generation_describe(&it, step, "01234567-89abcdef-" MINE, "theirs")->serial = serial;
+	checkpoint_describe(&it, step, "01234567-89abcdef-" MINE, "theirs")->serial = serial;
 	ck_assert_int_eq(format_manifest_encode(&text, &it.manifest), 0);
 	ck_assert_int_eq(mkdir(place, 0777), 0);
 	snprintf(path, sizeof(path), "%s/rank-00000.pt", place);
@@ -244,10 +244,10 @@ TEST(commit, what_is_committed_last_is_the_newest_whatever_clocks_say)
 	struct io_folder runs;
 	uint64_t serial = 0;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
-	put_generation("runs/step-0000002000", 2000, ahead);
-	ck_assert(generation_is("step-0000002000", 2000, "theirs"));
-	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
+	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "new", &error), 0);
+	put_checkpoint("runs/step-0000002000", 2000, ahead);
+	ck_assert(checkpoint_is("step-0000002000", 2000, "theirs"));
+	ck_assert_int_eq(checkpoint_commit(&attempt, "new", false, &error), 0);
 	group_attempt_abandon(&attempt);
 	ck_assert_int_eq(io_folder_open(&runs, "runs", NULL), 0);
 	note_serial(&runs, PLACE, &serial);
@@ -262,7 +262,7 @@ LOOP_TEST(commit, an_incomplete_one_is_replaced_all_the_same, 0, 4)
 		ck_assert_int_eq(mkdir("runs", 0777), 0);
 		ck_assert_int_eq(mkdir("runs/" PLACE, 0777), 0);
 	} else {
-		ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+		ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
 		if (_i == 1)
 			unlink("runs/" PLACE "/manifest.json");
 		else if (_i == 2)
@@ -270,9 +270,9 @@ LOOP_TEST(commit, an_incomplete_one_is_replaced_all_the_same, 0, 4)
 		else
 			scratch_write("runs/" PLACE "/rank-00000.pt", "short", 5);
 	}
-	ck_assert(!generation_is(PLACE, STEP, "old one"));
-	ck_assert_int_eq(generation_save(STEP, "new", true, &error), 0);
-	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert(!checkpoint_is(PLACE, STEP, "old one"));
+	ck_assert_int_eq(checkpoint_save(STEP, "new", true, &error), 0);
+	ck_assert(checkpoint_is(PLACE, STEP, "new"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
 
@@ -283,38 +283,38 @@ LOOP_TEST(commit, what_is_no_directory_is_in_the_way, 0, 2)
 		ck_assert_int_eq(symlink("/", "runs/" PLACE), 0);
 	else
 		scratch_write("runs/" PLACE, "mine", 4);
-	ck_assert_int_eq(generation_save(STEP, "new", false, &error), -ENOTDIR);
+	ck_assert_int_eq(checkpoint_save(STEP, "new", false, &error), -ENOTDIR);
 	ck_assert(exists("runs/" PLACE));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
 
 TEST(commit, what_somebody_reads_is_replaced_but_not_removed)
 {
-	struct group_generation reader;
+	struct group_checkpoint reader;
 	struct io_folder runs;
 
-	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(io_folder_open(&runs, "runs", &error), 0);
-	ck_assert_int_eq(group_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
-	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
-	ck_assert(generation_is(PLACE, STEP, "new"));
-	ck_assert(generation_is(attempt_name(), STEP, "old one"));
-	tidy(GENERATION_JOB);
-	ck_assert(generation_is(attempt_name(), STEP, "old one"));
-	group_generation_close(&reader);
+	ck_assert_int_eq(group_checkpoint_open(&reader, &runs, PLACE, STEP, &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP, "new", false, &error), 0);
+	ck_assert(checkpoint_is(PLACE, STEP, "new"));
+	ck_assert(checkpoint_is(attempt_name(), STEP, "old one"));
+	tidy(CHECKPOINT_JOB);
+	ck_assert(checkpoint_is(attempt_name(), STEP, "old one"));
+	group_checkpoint_close(&reader);
 	io_folder_close(&runs);
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
-	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert(checkpoint_is(PLACE, STEP, "new"));
 }
 
 TEST(commit, a_directory_removed_under_an_attempt_fails_it)
 {
 	struct group_attempt attempt;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
+	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "new", &error), 0);
 	scratch_remove(group_attempt_path(&attempt));
-	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), -ENOENT);
+	ck_assert_int_eq(checkpoint_commit(&attempt, "new", false, &error), -ENOENT);
 	group_attempt_abandon(&attempt);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 }
@@ -322,13 +322,13 @@ TEST(commit, a_directory_removed_under_an_attempt_fails_it)
 /* An invalid manifest is reported as such, not as a lack of memory. */
 TEST(commit, what_makes_no_manifest_is_not_put_in_place)
 {
-	struct generation_case it;
+	struct checkpoint_case it;
 	struct group_attempt attempt;
 	struct format_manifest *manifest;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
-	manifest = generation_describe(&it, STEP, attempt.id, "new");
-	it.part.bytes = 0;
+	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "new", &error), 0);
+	manifest = checkpoint_describe(&it, STEP, attempt.id, "new");
+	it.shard.bytes = 0;
 	ck_assert_int_eq(group_attempt_commit(&attempt, manifest, false, &error), -EINVAL);
 	manifest->rank_count = FORMAT_MAX_RANKS + 1;
 	error = (struct base_error){ 0 };
@@ -346,42 +346,42 @@ LOOP_TEST(commit, without_its_files_it_is_not_put_in_place, 0, 2)
 	struct group_attempt attempt;
 	char path[300];
 
-	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "new", &error), 0);
 	snprintf(path, sizeof(path), "%s/rank-00000.pt", group_attempt_path(&attempt));
 	if (_i)
 		scratch_write(path, "ne", 2);
 	else
 		ck_assert_int_eq(unlink(path), 0);
-	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(checkpoint_commit(&attempt, "new", false, &error), IOSHAPE_E_DAMAGED);
 	group_attempt_abandon(&attempt);
-	ck_assert(generation_is(PLACE, STEP, "old one"));
+	ck_assert(checkpoint_is(PLACE, STEP, "old one"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
 
 /* Files of several writers are checked by name. In the last round all of them exist. */
 LOOP_TEST(commit, without_the_file_of_one_writer_it_is_not_put_in_place, 0, 4)
 {
-	struct format_manifest_part parts[3];
+	struct format_manifest_shard shards[3];
 	struct format_manifest_file files[3];
-	char names[3][FORMAT_PART_NAME_BYTES];
+	char names[3][FORMAT_SHARD_NAME_BYTES];
 	struct group_attempt attempt;
 	struct format_manifest manifest;
-	struct generation_case it;
+	struct checkpoint_case it;
 	int expected = _i == 3 ? 0 : IOSHAPE_E_DAMAGED;
 
-	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
-	manifest = *generation_describe(&it, STEP, attempt.id, "new");
+	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "new", &error), 0);
+	manifest = *checkpoint_describe(&it, STEP, attempt.id, "new");
 	manifest.rank_count = manifest.file_count = 3;
-	manifest.parts = parts;
+	manifest.shards = shards;
 	manifest.files = files;
 	for (uint32_t rank = 0; rank < 3; rank++) {
-		format_part_name(names[rank], rank);
+		format_shard_name(names[rank], rank);
 		files[rank] = it.file;
 		files[rank].name = names[rank];
-		parts[rank] = it.part;
-		parts[rank].file = rank;
+		shards[rank] = it.shard;
+		shards[rank].file = rank;
 		if (rank)
 			ck_assert_int_eq(
 				io_folder_put(&attempt.folder, names[rank], "new", 3, &error), 0);
@@ -392,7 +392,7 @@ LOOP_TEST(commit, without_the_file_of_one_writer_it_is_not_put_in_place, 0, 4)
 	if (_i < 3)
 		ck_assert_ptr_nonnull(strstr(error.text, names[_i]));
 	group_attempt_abandon(&attempt);
-	ck_assert(generation_is(PLACE, STEP, _i == 3 ? "new" : "old one"));
+	ck_assert(checkpoint_is(PLACE, STEP, _i == 3 ? "new" : "old one"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
 
@@ -410,7 +410,7 @@ static pid_t start_attempt(const char *job)
 	pid = fork();
 	ck_assert_int_ge(pid, 0);
 	if (!pid) {
-		if (generation_begin(&attempt, STEP, job, "new", NULL) ||
+		if (checkpoint_begin(&attempt, STEP, job, "new", NULL) ||
 		    write(ends[1], "!", 1) != 1)
 			_exit(1);
 		for (;;)
@@ -437,14 +437,14 @@ static struct test_case dead_case = { .name = "dead or alive",
 
 LOOP_TEST(dead_case, a_dead_process_s_attempt_goes_with_the_next_save, 0, 2)
 {
-	pid_t pid = start_attempt(_i ? ANOTHER_JOB : GENERATION_JOB);
+	pid_t pid = start_attempt(_i ? ANOTHER_JOB : CHECKPOINT_JOB);
 
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert(*attempt_name()); /* its process is alive */
-	ck_assert_int_eq(generation_save(STEP + 1, "another", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP + 1, "another", false, &error), 0);
 	ck_assert(*attempt_name());
 	kill_process(pid);
-	ck_assert_int_eq(generation_save(STEP + 2, "another", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP + 2, "another", false, &error), 0);
 	ck_assert(!*attempt_name());
 	ck_assert_uint_eq(scratch_entries("runs"), 2);
 }
@@ -453,12 +453,12 @@ TEST(dead_case, an_attempt_of_this_process_is_alive)
 {
 	struct group_attempt attempt;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
-	tidy(GENERATION_JOB);
-	ck_assert_int_eq(generation_save(STEP + 1, "another", false, &error), 0);
-	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
-	ck_assert(generation_is(PLACE, STEP, "new"));
-	ck_assert(generation_is("step-0000001001", STEP + 1, "another"));
+	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "new", &error), 0);
+	tidy(CHECKPOINT_JOB);
+	ck_assert_int_eq(checkpoint_save(STEP + 1, "another", false, &error), 0);
+	ck_assert_int_eq(checkpoint_commit(&attempt, "new", false, &error), 0);
+	ck_assert(checkpoint_is(PLACE, STEP, "new"));
+	ck_assert(checkpoint_is("step-0000001001", STEP + 1, "another"));
 }
 
 /* Makes an attempt like one that a process on another machine left. */
@@ -488,7 +488,7 @@ static unsigned tidy_some(const char *path)
 	struct io_folder runs;
 
 	ck_assert_int_eq(io_folder_open(&runs, "runs", NULL), 0);
-	group_tidy(&runs, GENERATION_JOB, NULL, &budget, NULL);
+	group_tidy(&runs, CHECKPOINT_JOB, NULL, &budget, NULL);
 	io_folder_close(&runs);
 	return before - (exists(path) ? scratch_entries(path) : 0);
 }
@@ -499,7 +499,7 @@ TEST(dead_case, a_large_attempt_goes_bit_by_bit)
 	unsigned left = BASE_TIDY_ENTRIES + 100, times = 0;
 
 	domain_of(".", domain);
-	make_attempt(GENERATION_JOB, domain, 0);
+	make_attempt(CHECKPOINT_JOB, domain, 0);
 	snprintf(path, sizeof(path), "runs/%s", attempt_name());
 	for (unsigned i = 1; i < left; i++) {
 		snprintf(file, sizeof(file), "%s/rank-%05u.pt", path, i);
@@ -513,7 +513,7 @@ TEST(dead_case, a_large_attempt_goes_bit_by_bit)
 		left -= removed;
 	}
 	ck_assert_uint_ge(times, 2);
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert(!*attempt_name());
 }
 
@@ -522,7 +522,7 @@ TEST(dead_case, another_domain_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_ol
 	char here[IO_DOMAIN_BYTES];
 
 	make_attempt(ANOTHER_JOB, "deadbeef", 23 * 3600);
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert(*attempt_name());
 	tidy(NULL);
 	ck_assert(*attempt_name());
@@ -530,12 +530,12 @@ TEST(dead_case, another_domain_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_ol
 	ck_assert(!*attempt_name());
 
 	make_attempt(ANOTHER_JOB, "deadbeef", 25 * 3600);
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert(!*attempt_name());
 
 	/* An attempt without a lock domain may belong to any machine. */
 	make_attempt(ANOTHER_JOB, IO_NOWHERE, 0);
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert(*attempt_name());
 	tidy(ANOTHER_JOB);
 
@@ -553,7 +553,7 @@ TEST(dead_case, a_file_that_grows_keeps_an_old_attempt)
 	make_attempt(ANOTHER_JOB, "deadbeef", 25 * 3600);
 	snprintf(path, sizeof(path), "runs/%s/rank-00000.pt", attempt_name());
 	scratch_write(path, "still growing", 13);
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert(*attempt_name());
 }
 
@@ -561,11 +561,11 @@ TEST(dead_case, other_users_and_other_things_stay)
 {
 	char path[300], inside[400];
 
-	make_attempt(GENERATION_JOB, "deadbeef", 0);
+	make_attempt(CHECKPOINT_JOB, "deadbeef", 0);
 	snprintf(path, sizeof(path), "runs/%s", attempt_name());
 	if (!geteuid()) {
 		ck_assert_int_eq(chown(path, 65534, (gid_t)-1), 0);
-		tidy(GENERATION_JOB);
+		tidy(CHECKPOINT_JOB);
 		ck_assert(*attempt_name());
 		ck_assert_int_eq(chown(path, 0, (gid_t)-1), 0);
 	}
@@ -577,19 +577,19 @@ TEST(dead_case, other_users_and_other_things_stay)
 	ck_assert_int_eq(symlink("../../precious", inside), 0);
 	snprintf(inside, sizeof(inside), "%s/notes", path);
 	ck_assert_int_eq(mkdir(inside, 0777), 0);
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert(exists(inside));
 	ck_assert_uint_eq(scratch_entries(path), 1);
 	ck_assert(exists("precious"));
 	rmdir(inside);
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 
 	/* These have names of attempts, but are not directories. */
 	scratch_write("runs/.step-0000001000.01234567-89abcdef-" MINE, "x", 1);
 	ck_assert_int_eq(symlink("..", "runs/.step-0000001001.01234567-89abcdef-" MINE), 0);
 	scratch_write("runs/mine.pt", "x", 1);
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 3);
 	ck_assert(exists("precious"));
 }
@@ -623,24 +623,24 @@ static pid_t start_worker(void)
 
 TEST(dead_case, locks_end_with_their_use_and_not_with_the_children)
 {
-	struct group_generation reader;
+	struct group_checkpoint reader;
 	struct group_attempt attempt;
 	struct io_folder runs;
 	pid_t of_attempt, of_reader;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "old one", &error), 0);
+	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "old one", &error), 0);
 	of_attempt = start_worker();
-	ck_assert_int_eq(generation_commit(&attempt, "old one", false, &error), 0);
+	ck_assert_int_eq(checkpoint_commit(&attempt, "old one", false, &error), 0);
 	ck_assert_int_eq(io_folder_open(&runs, "runs", &error), 0);
-	ck_assert_int_eq(group_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
+	ck_assert_int_eq(group_checkpoint_open(&reader, &runs, PLACE, STEP, &error), 0);
 	of_reader = start_worker();
-	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP, "new", false, &error), 0);
 	ck_assert_uint_eq(scratch_entries("runs"), 2);
-	group_generation_close(&reader);
+	group_checkpoint_close(&reader);
 	io_folder_close(&runs);
-	tidy(GENERATION_JOB);
+	tidy(CHECKPOINT_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
-	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert(checkpoint_is(PLACE, STEP, "new"));
 	kill_process(of_attempt);
 	kill_process(of_reader);
 }
@@ -649,28 +649,28 @@ static int close_them(void *user)
 {
 	void **both = user;
 
-	group_generation_close(both[0]);
+	group_checkpoint_close(both[0]);
 	io_folder_close(&((struct group_attempt *)both[1])->folder);
 	return 0;
 }
 
 TEST(dead_case, a_child_that_closes_ends_no_lock_of_its_parent)
 {
-	struct group_generation reader;
+	struct group_checkpoint reader;
 	struct group_attempt attempt;
 	struct io_folder runs;
 	void *both[] = { &reader, &attempt };
 
-	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(io_folder_open(&runs, "runs", &error), 0);
-	ck_assert_int_eq(group_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
+	ck_assert_int_eq(group_checkpoint_open(&reader, &runs, PLACE, STEP, &error), 0);
+	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "new", &error), 0);
 	ck_assert_int_eq(scratch_in_child(close_them, both), 0);
-	tidy(GENERATION_JOB);
-	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
-	tidy(GENERATION_JOB);
-	ck_assert(generation_is(attempt_name(), STEP, "old one"));
-	group_generation_close(&reader);
+	tidy(CHECKPOINT_JOB);
+	ck_assert_int_eq(checkpoint_commit(&attempt, "new", false, &error), 0);
+	tidy(CHECKPOINT_JOB);
+	ck_assert(checkpoint_is(attempt_name(), STEP, "old one"));
+	group_checkpoint_close(&reader);
 	io_folder_close(&runs);
 }
 
@@ -682,7 +682,7 @@ TEST(dead_case, what_stepped_aside_comes_back_if_its_place_is_free)
 {
 	int fd;
 
-	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(rename("runs/" PLACE, REPLACED), 0);
 	/* Another process holds its lock. */
 	fd = open(REPLACED, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -692,12 +692,12 @@ TEST(dead_case, what_stepped_aside_comes_back_if_its_place_is_free)
 	close(fd);
 	tidy(NULL);
 	ck_assert(!exists(REPLACED));
-	ck_assert(generation_is(PLACE, STEP, "old one"));
+	ck_assert(checkpoint_is(PLACE, STEP, "old one"));
 }
 
 TEST(dead_case, what_stepped_aside_goes_if_its_place_is_taken)
 {
-	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(rename("runs/" PLACE, REPLACED), 0);
 	ck_assert_int_eq(mkdir("runs/" PLACE, 0777), 0);
 	scratch_write("runs/" PLACE "/x", "x", 1);

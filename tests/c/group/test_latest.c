@@ -5,7 +5,7 @@
 /* Included, because the test acts between two calls of static functions: listing and looking. */
 #include "group/handle.c"
 
-#include "support/generation_view.h"
+#include "support/checkpoint_view.h"
 
 #include <ioshape/group.h>
 
@@ -23,7 +23,7 @@ static void setup_search(void)
 		.near.directory = IO_NO_FOLDER,
 		.there.directory = IO_NO_FOLDER,
 	};
-	ck_assert_int_eq(generation_save(5, "five", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(5, "five", false, &error), 0);
 	begin_search(group, &search, &error);
 	ck_assert_int_eq(error.code, 0);
 }
@@ -41,7 +41,7 @@ static void keep_newest(void)
 	struct ioshape_prune_options keep = IOSHAPE_PRUNE_OPTIONS_INIT;
 
 	keep.keep_last = 1;
-	ck_assert_int_eq(ioshape_generation_prune(context, "runs", &keep, NULL), 0);
+	ck_assert_int_eq(ioshape_checkpoint_prune(context, "runs", &keep, NULL), 0);
 }
 
 static struct test_case searching = { .name = "searching",
@@ -50,7 +50,7 @@ static struct test_case searching = { .name = "searching",
 
 TEST(searching, one_that_is_pruned_after_the_listing_makes_way_for_the_next)
 {
-	ck_assert_int_eq(generation_save(6, "six", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(6, "six", false, &error), 0);
 	keep_newest();
 	look_for_next(group, &search, &found);
 	ck_assert_int_eq(found.failure.code, 0);
@@ -69,7 +69,7 @@ TEST(searching, one_without_a_manifest_is_passed_over_once)
 
 TEST(searching, what_was_saved_after_the_listing_is_left_to_the_next_search)
 {
-	ck_assert_int_eq(generation_save(6, "six", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(6, "six", false, &error), 0);
 	look_for_next(group, &search, &found);
 	ck_assert_int_eq(found.failure.code, 0);
 	ck_assert_uint_eq(found.step, 5);
@@ -79,7 +79,7 @@ TEST(searching, one_whose_age_was_unreadable_during_the_listing_finds_its_positi
 {
 	struct group_candidate *listed;
 
-	ck_assert_int_eq(generation_save(6, "six", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(6, "six", false, &error), 0);
 	ck_assert(has_changed(&search.there));
 	listed = search.there.candidates.all;
 	listed[1] = listed[0];

@@ -12,17 +12,17 @@
 
 static struct test_case all = { .name = "all" };
 
-static void put_number(struct group_note *note, uint64_t number)
+static void put_number(struct group_body *body, uint64_t number)
 {
-	struct group_payload writing = { .note = note };
+	struct group_payload writing = { .body = body };
 
 	group_pass_number(&writing, &number);
 }
 
-static struct group_note plan_note(struct group_planned ranks[RANKS])
+static struct group_body plan_note(struct group_planned ranks[RANKS])
 {
 	static struct group_plan told;
-	struct group_note note = { 0 };
+	struct group_body body = { 0 };
 
 	told = (struct group_plan){
 		.asks = GROUP_ASKS_ROOM,
@@ -36,9 +36,9 @@ static struct group_note plan_note(struct group_planned ranks[RANKS])
 		.ranks = ranks,
 	};
 	memset(told.key, 0xa5, sizeof(told.key));
-	group_write_message(&group_plans[0], &note, &told);
-	ck_assert(!note.failed);
-	return note;
+	group_write_message(&group_plans[0], &body, &told);
+	ck_assert(!body.failed);
+	return body;
 }
 
 TEST(all, a_plan_arrives_as_it_was_told)
@@ -48,9 +48,9 @@ TEST(all, a_plan_arrives_as_it_was_told)
 					      { 7, 2, 2, 0 } };
 	struct group_planned heard_ranks[RANKS];
 	struct group_plan heard = { .count = RANKS, .ranks = heard_ranks };
-	struct group_note note = plan_note(ranks);
+	struct group_body body = plan_note(ranks);
 
-	ck_assert(group_read_message(&group_plans[0], &note.bytes, &heard));
+	ck_assert(group_read_message(&group_plans[0], &body.bytes, &heard));
 	ck_assert_int_eq(heard.failure.code, 0);
 	ck_assert_int_eq(heard.asks, GROUP_ASKS_ROOM);
 	ck_assert_int_eq(heard.mode, IOSHAPE_MODE_NODE);
@@ -67,74 +67,74 @@ TEST(all, a_plan_arrives_as_it_was_told)
 		ck_assert_uint_eq(heard_ranks[rank].kept, ranks[rank].kept);
 		ck_assert(heard_ranks[rank].asked == ranks[rank].asked);
 	}
-	base_buffer_free(&note.bytes);
+	base_buffer_free(&body.bytes);
 }
 
 TEST(all, what_is_cut_or_longer_is_no_message)
 {
 	struct group_planned ranks[RANKS] = { 0 }, heard_ranks[RANKS];
-	struct group_note note = plan_note(ranks);
-	const size_t whole = note.bytes.bytes;
+	struct group_body body = plan_note(ranks);
+	const size_t whole = body.bytes.bytes;
 
 	for (size_t bytes = 0; bytes < whole; bytes++) {
 		struct group_plan heard = { .count = RANKS, .ranks = heard_ranks };
 
-		note.bytes.bytes = bytes;
-		REQUIRE(!group_read_message(&group_plans[0], &note.bytes, &heard));
+		body.bytes.bytes = bytes;
+		REQUIRE(!group_read_message(&group_plans[0], &body.bytes, &heard));
 	}
-	note.bytes.bytes = whole;
-	ck_assert(!base_buffer_append(&note.bytes, "", 1));
+	body.bytes.bytes = whole;
+	ck_assert(!base_buffer_append(&body.bytes, "", 1));
 	ck_assert(
-		!group_read_message(&group_plans[0], &note.bytes,
+		!group_read_message(&group_plans[0], &body.bytes,
 				    &(struct group_plan){ .count = RANKS, .ranks = heard_ranks }));
-	base_buffer_free(&note.bytes);
+	base_buffer_free(&body.bytes);
 }
 
 TEST(all, a_list_of_more_than_there_is_memory_for_is_no_message)
 {
 	struct group_planned ranks[RANKS] = { 0 }, heard_ranks[RANKS - 1];
 	struct group_plan heard = { .count = RANKS - 1, .ranks = heard_ranks };
-	struct group_note note = plan_note(ranks);
+	struct group_body body = plan_note(ranks);
 
-	ck_assert(!group_read_message(&group_plans[0], &note.bytes, &heard));
+	ck_assert(!group_read_message(&group_plans[0], &body.bytes, &heard));
 	ck_assert_uint_eq(heard.count, 0);
-	base_buffer_free(&note.bytes);
+	base_buffer_free(&body.bytes);
 }
 
 /* A number that is too large for its member, and a flag that is neither 0 nor 1. */
 LOOP_TEST(all, numbers_that_do_not_fit_are_no_message, 0, 2)
 {
-	struct group_note note = { 0 };
+	struct group_body body = { 0 };
 	struct group_call call = { 0 };
 	struct group_roster roster = { 0 };
 
 	if (_i) {
-		put_number(&note, 1ull << 32);
-		ck_assert(!group_read_message(&group_call, &note.bytes, &call));
+		put_number(&body, 1ull << 32);
+		ck_assert(!group_read_message(&group_call, &body.bytes, &call));
 		ck_assert_uint_eq(call.rank, 0);
 	} else {
-		put_number(&note, 1); /* the ID */
-		put_number(&note, 2); /* the flag "complete" */
+		put_number(&body, 1); /* the ID */
+		put_number(&body, 2); /* the flag "complete" */
 		for (int i = 0; i < 4; i++)
-			put_number(&note, 0);
-		ck_assert(!group_read_message(&group_roster, &note.bytes, &roster));
+			put_number(&body, 0);
+		ck_assert(!group_read_message(&group_roster, &body.bytes, &roster));
 	}
-	base_buffer_free(&note.bytes);
+	base_buffer_free(&body.bytes);
 }
 
 /* Reading sets the failure to none, whatever the memory contained. */
 TEST(all, a_message_without_a_failure_has_none)
 {
-	struct group_verdict told = { .generation_bytes = 9 }, heard;
-	struct group_note note = { 0 };
+	struct group_verdict told = { .checkpoint_bytes = 9 }, heard;
+	struct group_body body = { 0 };
 
 	memset(&heard, 0x55, sizeof(heard));
-	group_write_message(&group_verdict, &note, &told);
-	ck_assert(group_read_message(&group_verdict, &note.bytes, &heard));
+	group_write_message(&group_verdict, &body, &told);
+	ck_assert(group_read_message(&group_verdict, &body.bytes, &heard));
 	ck_assert_int_eq(heard.failure.code, 0);
 	ck_assert_str_eq(heard.failure.text, "");
-	ck_assert_uint_eq(heard.generation_bytes, 9);
-	base_buffer_free(&note.bytes);
+	ck_assert_uint_eq(heard.checkpoint_bytes, 9);
+	base_buffer_free(&body.bytes);
 }
 
 int main(void)

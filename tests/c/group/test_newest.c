@@ -65,7 +65,7 @@ static void save_steps(const struct rank *rank)
 }
 
 /* Returns the path of a file of a checkpoint whose name contains `part`. */
-static const char *file_of(int step, const char *part)
+static const char *file_of(int step, const char *shard)
 {
 	static char path[600];
 	char folder[300];
@@ -75,7 +75,7 @@ static const char *file_of(int step, const char *part)
 	snprintf(folder, sizeof(folder), "%s/step-%010d", scratch_path("steps"), step);
 	listing = opendir(folder);
 	ck_assert_ptr_nonnull(listing);
-	while ((entry = readdir(listing)) && !strstr(entry->d_name, part))
+	while ((entry = readdir(listing)) && !strstr(entry->d_name, shard))
 		;
 	ck_assert_ptr_nonnull(entry);
 	snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
@@ -83,9 +83,9 @@ static const char *file_of(int step, const char *part)
 	return path;
 }
 
-static void damage(int step, const char *part)
+static void damage(int step, const char *shard)
 {
-	const int fd = open(file_of(step, part), O_RDWR | O_CLOEXEC);
+	const int fd = open(file_of(step, shard), O_RDWR | O_CLOEXEC);
 	struct stat status;
 	char byte;
 
@@ -159,7 +159,7 @@ TEST(tests, what_is_damaged_is_passed_over)
 TEST(tests, where_none_is_complete_it_does_not_look_like_the_first_start)
 {
 	const struct rank rank = open_rank(0, 1);
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	const char *said;
 	uint64_t step;
 
@@ -167,8 +167,8 @@ TEST(tests, where_none_is_complete_it_does_not_look_like_the_first_start)
 	for (int i = 1; i <= STEPS; i++)
 		ck_assert(!truncate(file_of(i, ".pt"), 100));
 	ck_assert_int_eq(ioshape_group_get_latest(rank.group, NULL, &step), IOSHAPE_E_UNUSABLE);
-	ck_assert_int_eq(ioshape_generation_open(rank.context, scratch_path("steps"),
-						 IOSHAPE_LATEST, &generation),
+	ck_assert_int_eq(ioshape_checkpoint_open(rank.context, scratch_path("steps"),
+						 IOSHAPE_LATEST, &checkpoint),
 			 IOSHAPE_E_UNUSABLE);
 	said = ioshape_last_error()->sentence;
 	ck_assert_ptr_nonnull(strstr(said, "3 checkpoints are in it"));

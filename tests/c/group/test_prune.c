@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which checkpoints pruning removes and keeps, while other processes read and save. */
 #define _GNU_SOURCE
-#include "support/generation_view.h"
+#include "support/checkpoint_view.h"
 #include "support/lock_domain.h"
 
 #include <ioshape/group.h>
@@ -42,7 +42,7 @@ static struct told prune(uint32_t keep_last, uint64_t keep_every, bool dry_run)
 	options.dry_run = dry_run;
 	options.removing = tell;
 	options.removing_user = &told;
-	ck_assert_msg(!ioshape_generation_prune(context, "runs", &options, &removed), "%s",
+	ck_assert_msg(!ioshape_checkpoint_prune(context, "runs", &options, &removed), "%s",
 		      message());
 	for (const char *c = told.steps; *c; c++)
 		spaces += *c == ' ';
@@ -57,7 +57,7 @@ static void save_some(unsigned count)
 
 	for (unsigned step = 1; step <= count; step++) {
 		snprintf(text, sizeof(text), "%u", step);
-		ck_assert_int_eq(generation_save(step, text, false, &error), 0);
+		ck_assert_int_eq(checkpoint_save(step, text, false, &error), 0);
 	}
 }
 
@@ -85,9 +85,9 @@ TEST(pruning, what_is_not_kept_goes_oldest_first)
 
 TEST(pruning, what_was_saved_last_stays_whatever_its_step)
 {
-	ck_assert_int_eq(generation_save(1, "first", false, &error), 0);
-	ck_assert_int_eq(generation_save(3, "given up", false, &error), 0);
-	ck_assert_int_eq(generation_save(2, "went on", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(1, "first", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(3, "given up", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(2, "went on", false, &error), 0);
 	ck_assert_str_eq(prune(2, 0, false).steps, "1 ");
 	ck_assert_str_eq(prune(1, 0, false).steps, "3 ");
 	ck_assert_uint_eq(latest(), 2);
@@ -122,12 +122,12 @@ static int prune_with_few_descriptors(void *argument)
 	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
 	limit.rlim_cur = (rlim_t)first + *(unsigned *)argument;
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
-	ret = ioshape_generation_list(own, "runs", &list, &count);
+	ret = ioshape_checkpoint_list(own, "runs", &list, &count);
 	if (ret ? ret != -EMFILE : count != 2)
 		return 2;
 	ioshape_free(list);
 	options.keep_last = 1;
-	ret = ioshape_generation_prune(own, "runs", &options, &removed);
+	ret = ioshape_checkpoint_prune(own, "runs", &options, &removed);
 	ioshape_context_free(own);
 	return ret ? (ret == -EMFILE ? 0 : 3) : (removed == 1 ? 0 : 4);
 }
@@ -147,10 +147,10 @@ static int hold_until_told(void *argument)
 {
 	const int *ends = argument;
 	struct ioshape_context *own = open_context();
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	char byte = '!';
 
-	if (ioshape_generation_open(own, "runs", 1, &generation) || write(ends[1], &byte, 1) != 1)
+	if (ioshape_checkpoint_open(own, "runs", 1, &checkpoint) || write(ends[1], &byte, 1) != 1)
 		return 1;
 	for (;;)
 		pause();
@@ -213,13 +213,13 @@ TEST(pruning, what_was_to_be_removed_is_there_until_its_manifest_goes)
 	ck_assert_int_eq(rename(PLACE(1), PRUNED), 0);
 	ck_assert_str_eq(steps(), "1 2 ");
 	ck_assert_str_eq(prune(0, 0, false).steps, "");
-	ck_assert(generation_is("step-0000000001", 1, "1"));
+	ck_assert(checkpoint_is("step-0000000001", 1, "1"));
 	ck_assert_uint_eq(scratch_entries("runs"), 2);
 
 	ck_assert_int_eq(rename(PLACE(1), PRUNED), 0);
-	ck_assert_int_eq(generation_save(1, "again", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(1, "again", false, &error), 0);
 	prune(0, 0, false);
-	ck_assert(generation_is("step-0000000001", 1, "again"));
+	ck_assert(checkpoint_is("step-0000000001", 1, "again"));
 	ck_assert_uint_eq(scratch_entries("runs"), 2);
 
 	ck_assert_int_eq(rename(PLACE(1), PRUNED), 0);
@@ -236,7 +236,7 @@ TEST(pruning, what_does_not_belong_there_is_left_and_named)
 	save_some(3);
 	ck_assert_int_eq(mkdir(PLACE(1) "/notes", 0777), 0);
 	options.keep_last = 1;
-	ck_assert_int_eq(ioshape_generation_prune(context, "runs", &options, NULL), -ENOTEMPTY);
+	ck_assert_int_eq(ioshape_checkpoint_prune(context, "runs", &options, NULL), -ENOTEMPTY);
 	ck_assert_ptr_nonnull(strstr(message(), "notes"));
 	ck_assert_str_eq(steps(), "3 ");
 	ck_assert_int_eq(access(PLACE(1) "/notes", F_OK), 0);
@@ -249,13 +249,13 @@ TEST(pruning, what_does_not_belong_there_is_left_and_named)
 /* Returns the newest step, or 0 if there is none. */
 static uint64_t newest(struct ioshape_context *own)
 {
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	uint64_t step;
 
-	if (ioshape_generation_open(own, "runs", IOSHAPE_LATEST, &generation))
+	if (ioshape_checkpoint_open(own, "runs", IOSHAPE_LATEST, &checkpoint))
 		return 0;
-	step = step_of(generation);
-	ioshape_generation_free(generation);
+	step = step_of(checkpoint);
+	ioshape_checkpoint_free(checkpoint);
 	return step;
 }
 
@@ -268,7 +268,7 @@ static int prune_often(void *argument)
 	(void)argument;
 	options.keep_last = 1;
 	while (newest(own) < ROUNDS - 1) {
-		if (ioshape_generation_prune(own, "runs", &options, &removed))
+		if (ioshape_checkpoint_prune(own, "runs", &options, &removed))
 			return 1;
 		all += removed;
 	}
@@ -280,15 +280,15 @@ static int prune_often(void *argument)
 static int read_often(void *argument)
 {
 	struct ioshape_context *own = open_context();
-	struct ioshape_generation_info info = { .size = sizeof(info) };
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint_info info = { .size = sizeof(info) };
+	struct ioshape_checkpoint *checkpoint;
 	char path[512], text[32];
 	uint64_t before = 0;
 
 	(void)argument;
 	while (before < ROUNDS - 1) {
-		if (ioshape_generation_open(own, "runs", IOSHAPE_LATEST, &generation) ||
-		    ioshape_generation_get_info(generation, &info) || info.step < before)
+		if (ioshape_checkpoint_open(own, "runs", IOSHAPE_LATEST, &checkpoint) ||
+		    ioshape_checkpoint_get_info(checkpoint, &info) || info.step < before)
 			return 1;
 		before = info.step;
 		usleep(500);
@@ -296,7 +296,7 @@ static int read_often(void *argument)
 		snprintf(text, sizeof(text), "%llu", (unsigned long long)info.step);
 		if (access(path, F_OK) || !scratch_same(path, text, strlen(text)))
 			return 2;
-		ioshape_generation_free(generation);
+		ioshape_checkpoint_free(checkpoint);
 	}
 	ioshape_context_free(own);
 	return 0;
@@ -318,7 +318,7 @@ TEST(pruning, savers_pruners_and_readers_get_along)
 	}
 	for (unsigned step = 2; step < ROUNDS; step++) {
 		snprintf(text, sizeof(text), "%u", step);
-		ck_assert_msg(!generation_save(step, text, false, &error), "%s", error.text);
+		ck_assert_msg(!checkpoint_save(step, text, false, &error), "%s", error.text);
 	}
 	for (size_t i = 0; i < ARRAY_LENGTH(bodies); i++) {
 		ck_assert_int_eq(waitpid(children[i], &status, 0), children[i]);

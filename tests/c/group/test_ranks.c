@@ -2,8 +2,8 @@
 /* Nodes of ranks, their leaders, and heartbeats. */
 /* Included, because it tests static functions. */
 #include "group/group.c"
-#include "support/board_case.h"
 #include "support/check_main.h"
+#include "support/store_case.h"
 
 #include <ioshape/group.h>
 
@@ -86,9 +86,9 @@ TEST(all, numbers_that_cannot_be_are_refused)
 
 TEST(all, a_failure_arrives_whole_and_names_its_rank)
 {
-	struct group_verdict told = { .generation_bytes = 42 }, heard_all = { 0 };
+	struct group_verdict told = { .checkpoint_bytes = 42 }, heard_all = { 0 };
 	struct base_error *failure = &told.failure, *heard = &heard_all.failure, named = { 0 };
-	struct group_note note = { 0 };
+	struct group_body body = { 0 };
 	struct ioshape_group group;
 
 	base_refuse_with(failure, -ENOSPC, "free space", "cannot write");
@@ -96,11 +96,11 @@ TEST(all, a_failure_arrives_whole_and_names_its_rank)
 	base_error_in_record(failure, "weight");
 	base_error_at(failure, 1ull << 40);
 	base_error_space(failure, 5, UINT64_MAX);
-	group_write_message(&group_verdict, &note, &told);
-	ck_assert(!note.failed);
-	ck_assert(group_read_message(&group_verdict, &note.bytes, &heard_all));
+	group_write_message(&group_verdict, &body, &told);
+	ck_assert(!body.failed);
+	ck_assert(group_read_message(&group_verdict, &body.bytes, &heard_all));
 	ck_assert_int_eq(heard->code, -ENOSPC);
-	ck_assert_uint_eq(heard_all.generation_bytes, 42);
+	ck_assert_uint_eq(heard_all.checkpoint_bytes, 42);
 	ck_assert_str_eq(heard->sentence, failure->sentence);
 	ck_assert_str_eq(heard->remedy, failure->remedy);
 	ck_assert_str_eq(heard->text, failure->text);
@@ -116,23 +116,23 @@ TEST(all, a_failure_arrives_whole_and_names_its_rank)
 	ck_assert_uint_eq(named.rank, 3);
 	ck_assert_str_eq(named.remedy, failure->remedy);
 	clear(&group);
-	base_buffer_free(&note.bytes);
+	base_buffer_free(&body.bytes);
 }
 
 TEST(all, a_failure_that_was_cut_off_is_bad)
 {
 	struct group_verdict told = { 0 };
-	struct group_note note = { 0 };
+	struct group_body body = { 0 };
 
 	base_refuse_with(&told.failure, -EIO, "try again", "cannot write");
-	group_write_message(&group_verdict, &note, &told);
-	for (size_t bytes = 0; bytes < note.bytes.bytes; bytes++) {
-		const struct base_buffer cut = { .data = note.bytes.data, .bytes = bytes };
+	group_write_message(&group_verdict, &body, &told);
+	for (size_t bytes = 0; bytes < body.bytes.bytes; bytes++) {
+		const struct base_buffer cut = { .data = body.bytes.data, .bytes = bytes };
 		struct group_verdict heard = { 0 };
 
 		REQUIRE(!group_read_message(&group_verdict, &cut, &heard));
 	}
-	base_buffer_free(&note.bytes);
+	base_buffer_free(&body.bytes);
 }
 
 /* ---- Heartbeats ------------------------------------------------------------------------------ */
@@ -149,14 +149,14 @@ TEST(heartbeats, they_are_heard_by_all_who_wait_for_a_rank)
 	struct ioshape_group group, zero;
 	struct group_verdict verdict;
 	struct group_call call;
-	struct board_case boards;
+	struct store_case stores;
 	uint64_t end_ns;
 
-	board_case_begin(&boards, 1, 2);
+	store_case_begin(&stores, 1, 2);
 	make(&zero, 2);
 	make(&group, 2);
-	zero.board = board_case_open(&boards, 0);
-	group.board = board_case_open(&boards, 1);
+	zero.store = store_case_open(&stores, 0);
+	group.store = store_case_open(&stores, 1);
 	zero.deadline_ns = group.deadline_ns = base_ms_to_ns(2000);
 	strcpy(zero.life, "r1-life");
 	strcpy(group.life, "r1-life");
@@ -168,10 +168,10 @@ TEST(heartbeats, they_are_heard_by_all_who_wait_for_a_rank)
 		ck_assert_int_eq(group_look(&round, &group_call, 0, &first, &call, NULL), -EAGAIN);
 		ck_assert_int_eq(group_look(&round, &group_verdict, 0, &second, &verdict, NULL),
 				 -EAGAIN);
-		store_wait(group.board, 20);
+		store_wait(group.store, 20);
 	}
-	store_close(group.board);
-	store_close(zero.board);
+	store_close(group.store);
+	store_close(zero.store);
 	clear(&group);
 	clear(&zero);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which checkpoints retention keeps: every directory of a few steps, with every policy. */
 /* Included, because it tests a static function. */
-#include "group/generations.c"
+#include "group/checkpoints.c"
 #include "support/check_main.h"
 
 #include <string.h>

@@ -13,7 +13,7 @@
 
 static const struct {
 	uint64_t bytes;
-	uint32_t parts;
+	uint32_t shards;
 	uint64_t stripe_bytes, alignment;
 } alignments[] = {
 	{ 64 * MIB - 1, 8, 4 * MIB, 4096 },
@@ -37,10 +37,10 @@ static const struct {
 
 static struct test_case pure = { .name = "pure" };
 
-LOOP_TEST(pure, parts_begin_on_stripes, 0, ARRAY_LENGTH(alignments))
+LOOP_TEST(pure, shards_begin_on_stripes, 0, ARRAY_LENGTH(alignments))
 {
-	uint64_t alignment = part_alignment(alignments[_i].bytes, alignments[_i].parts,
-					    alignments[_i].stripe_bytes);
+	uint64_t alignment = shard_alignment(alignments[_i].bytes, alignments[_i].shards,
+					     alignments[_i].stripe_bytes);
 
 	ck_assert_uint_eq(alignment, alignments[_i].alignment);
 	ck_assert_uint_eq(alignment % 4096, 0);
@@ -49,7 +49,7 @@ LOOP_TEST(pure, parts_begin_on_stripes, 0, ARRAY_LENGTH(alignments))
 TEST(pure, any_stripe_gives_an_alignment_that_bundles_take)
 {
 	for (uint64_t stripe = 64 * KIB; stripe < 4 * GIB; stripe += 64 * KIB * 37) {
-		uint64_t alignment = part_alignment(10 * GIB, 8, stripe);
+		uint64_t alignment = shard_alignment(10 * GIB, 8, stripe);
 
 		REQUIRE(alignment >= 4096 && alignment % 4096 == 0 && alignment <= 16 * MIB);
 		REQUIRE(alignment == MIB || alignment == stripe);
@@ -65,9 +65,9 @@ static struct fs_facts lustre(uint32_t targets, uint32_t stripes)
 		.targets = targets,
 		.directory = { .count = 1,
 			       .mirrors = 1,
-			       .parts = { { .end = UINT64_MAX,
-					    .stripe_bytes = MIB,
-					    .stripe_count = stripes } } },
+			       .components = { { .end = UINT64_MAX,
+						 .stripe_bytes = MIB,
+						 .stripe_count = stripes } } },
 	};
 }
 

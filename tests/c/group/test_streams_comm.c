@@ -277,7 +277,7 @@ static int no_patience(void *user, struct base_error *error)
 {
 	unsigned *asked = user;
 
-	return ++*asked < 3 ? 0 : base_fail(error, -ETIMEDOUT, "the generation was given up");
+	return ++*asked < 3 ? 0 : base_fail(error, -ETIMEDOUT, "the checkpoint was given up");
 }
 
 static void end_and_give_up(const void *argument)

@@ -81,17 +81,17 @@ END_TEST
 static void send_fds(int fd, const void *data, size_t bytes, unsigned count)
 {
 	const int passed[2] = { 0, 1 };
-	struct iovec part = { NULL, bytes };
+	struct iovec shard = { NULL, bytes };
 	union {
 		char room[CMSG_SPACE(sizeof(passed))];
 		struct cmsghdr head;
 	} control = { { 0 } };
-	struct msghdr message = { .msg_iov = &part,
+	struct msghdr message = { .msg_iov = &shard,
 				  .msg_iovlen = 1,
 				  .msg_control = control.room,
 				  .msg_controllen = CMSG_SPACE(count * sizeof(int)) };
 
-	memcpy(&part.iov_base, &data, sizeof(data));
+	memcpy(&shard.iov_base, &data, sizeof(data));
 	control.head.cmsg_level = SOL_SOCKET;
 	control.head.cmsg_type = SCM_RIGHTS;
 	control.head.cmsg_len = CMSG_LEN(count * sizeof(int));

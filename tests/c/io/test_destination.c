@@ -218,7 +218,8 @@ static int save_as_told(void *argument)
 	struct file_write write = file_write_defaults();
 
 	/* A save that succeeds reports no downgrade. */
-	return file_write_all(&write, wanted->path, NEW) != wanted->expected || write.notes.count;
+	return file_write_all(&write, wanted->path, NEW) != wanted->expected ||
+	       write.downgrades.count;
 }
 
 static int save_as_a_user(void *argument)
@@ -292,7 +293,7 @@ static int replace_a_strangers_file(void *argument)
 	(void)argument;
 	if (file_write_all(&write, "file", NEW))
 		return 1;
-	if (write.notes.count != 1 || write.notes.downgrades[0].code != IOSHAPE_DOWNGRADE_OWNER)
+	if (write.downgrades.count != 1 || write.downgrades.list[0].code != IOSHAPE_DOWNGRADE_OWNER)
 		return 2;
 	return mode_of("file") == 0666 ? 0 : 3;
 }

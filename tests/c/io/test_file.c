@@ -240,24 +240,24 @@ START_TEST(more_than_the_disk_has_is_noticed_before_the_first_byte)
 END_TEST
 
 /*
- * A context uses one lane for file after file: small and large ones, with abandoned ones in
+ * A context uses one queue for file after file: small and large ones, with abandoned ones in
  * between.
  */
-START_TEST(a_lane_serves_file_after_file)
+START_TEST(a_queue_serves_file_after_file)
 {
 	struct file_write write = file_write_defaults();
 	uint64_t state = 12;
 
 	write.config.engine = engines[_i];
-	ck_assert_int_eq(io_lane_open(&write.lane, &write.config, NULL), 0);
+	ck_assert_int_eq(io_queue_open(&write.queue, &write.config, NULL), 0);
 	for (int i = 0; i < 40; i++) {
 		size_t bytes = lengths[test_random_below(&state, ARRAY_LENGTH(lengths))];
 
-		memset(&write.notes, 0, sizeof(write.notes));
+		memset(&write.downgrades, 0, sizeof(write.downgrades));
 		write.options.expected_bytes = i % 3 ? bytes : 0;
 		write.options.no_sync = i % 5;
-		ck_assert_int_eq(io_writer_open(&write.writer, write.lane, scratch_path("file"),
-						&write.options, &write.notes, &write.error),
+		ck_assert_int_eq(io_writer_open(&write.writer, write.queue, scratch_path("file"),
+						&write.options, &write.downgrades, &write.error),
 				 0);
 		ck_assert_int_eq(io_writer_put(write.writer, data, bytes, NULL, &write.error), 0);
 		if (i % 4)
@@ -266,7 +266,7 @@ START_TEST(a_lane_serves_file_after_file)
 		if (i % 4)
 			ck_assert(scratch_same(scratch_path("file"), data, bytes));
 	}
-	io_lane_close(write.lane);
+	io_queue_close(write.queue);
 }
 END_TEST
 
@@ -518,7 +518,7 @@ END_TEST
 
 static unsigned tail_of(bool shared, uint32_t in_flight)
 {
-	struct io_lane lane = {
+	struct io_queue queue = {
 		.shape = { .block_bytes = MIB, .shared = shared },
 		.limit = 56,
 		.in_flight = 10,
@@ -526,7 +526,7 @@ static unsigned tail_of(bool shared, uint32_t in_flight)
 	};
 
 	/* At 10 MiB/s less than one more request is done while the next file begins. */
-	return io_lane_tail(&lane, 20 * MIB, 1000000000, 0);
+	return io_queue_tail(&queue, 20 * MIB, 1000000000, 0);
 }
 
 START_TEST(where_several_write_to_what_is_not_known_a_turn_ends_later)
@@ -557,7 +557,7 @@ int main(void)
 			    what_is_expected_changes_nothing_but_when_a_full_disk_is_noticed, 0,
 			    count);
 	tcase_add_test(lengths_case, more_than_the_disk_has_is_noticed_before_the_first_byte);
-	tcase_add_loop_test(lengths_case, a_lane_serves_file_after_file, 0, count);
+	tcase_add_loop_test(lengths_case, a_queue_serves_file_after_file, 0, count);
 	tcase_add_test(lengths_case, a_file_need_not_be_waited_for_on_stable_storage);
 
 	if (scratch_direct()) {

@@ -185,8 +185,8 @@ LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
 	must(file_write_end(&test.write));
 	ck_assert_uint_eq(io_writer_crc32(test.write.writer), base_crc32(0, test.wanted, bytes));
 	/* The position of the parts must cause no downgrade. */
-	for (unsigned i = 0; i < test.write.notes.count; i++)
-		ck_assert_ptr_null(strstr(test.write.notes.downgrades[i].sentence,
+	for (unsigned i = 0; i < test.write.downgrades.count; i++)
+		ck_assert_ptr_null(strstr(test.write.downgrades.list[i].sentence,
 					  "continued with buffered I/O"));
 	file_write_close(&test.write);
 	compare(bytes);

@@ -32,7 +32,7 @@ static uint64_t base;
 
 static uint8_t *data, *into;
 static size_t file_bytes; /* of the part */
-static struct io_lane *lane;
+static struct io_queue *queue;
 static struct io_input input;
 static struct base_error error;
 static struct io_piece pieces[MOST_PIECES];
@@ -122,7 +122,7 @@ static void begin(enum ioshape_engine engine, enum ioshape_direct direct)
 	};
 
 	memset(&error, 0, sizeof(error));
-	ck_assert_msg(!io_lane_open(&lane, &config, &error), "%s", error.text);
+	ck_assert_msg(!io_queue_open(&queue, &config, &error), "%s", error.text);
 	ck_assert_msg(!io_input_open(&input, scratch_path("file"), base, base ? file_bytes : 0,
 				     direct, &error),
 		      "%s", error.text);
@@ -131,7 +131,7 @@ static void begin(enum ioshape_engine engine, enum ioshape_direct direct)
 static void end(void)
 {
 	io_input_close(&input);
-	io_lane_close(lane);
+	io_queue_close(queue);
 }
 
 /* Checks that memory outside the pieces is unchanged. */
@@ -152,7 +152,7 @@ static void read_and_compare(size_t count)
 	memset(into, 0x99, file_bytes);
 	for (size_t i = 0; i < count; i++)
 		pieces[i].crc = 0xdeadbeef;
-	ret = io_read(lane, &input, pieces, count, NULL, NULL, &error);
+	ret = io_read(queue, &input, pieces, count, NULL, NULL, &error);
 	ck_assert_msg(!ret, "%s", error.text);
 	for (size_t i = 0; i < count; i++) {
 		struct io_piece *piece = &pieces[i];
@@ -276,7 +276,7 @@ START_TEST(pieces_without_bytes_are_read_too)
 	for (int i = 0; i < 2; i++) {
 		set_cache(scratch_path("file"), i ? COLD : WARM);
 		begin(engines[_i], _i == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
-		ck_assert_int_eq(io_read(lane, &input, pieces, 0, NULL, NULL, &error), 0);
+		ck_assert_int_eq(io_read(queue, &input, pieces, 0, NULL, NULL, &error), 0);
 		for (size_t k = 0; k < ARRAY_LENGTH(offsets); k++)
 			pieces[k] = (struct io_piece){ .offset = offsets[k], .want_crc = true };
 		read_and_compare(ARRAY_LENGTH(offsets));
@@ -301,9 +301,9 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 				pieces[k] = (struct io_piece){ .offset = k * 256 * KIB,
 							       .bytes = 256 * KIB,
 							       .into = into + k * 256 * KIB };
-			ck_assert_int_eq(io_read(lane, &input, pieces, 8, NULL, NULL, &error),
+			ck_assert_int_eq(io_read(queue, &input, pieces, 8, NULL, NULL, &error),
 					 IOSHAPE_E_DAMAGED);
-			/* The lane still works. */
+			/* The queue still works. */
 			write_file();
 			memset(&error, 0, sizeof(error));
 			read_and_compare(8);
@@ -358,7 +358,7 @@ START_TEST(reading_can_be_stopped_at_any_call)
 			pieces[k] = (struct io_piece){ .offset = k * 256 * KIB,
 						       .bytes = 256 * KIB,
 						       .into = into + k * 256 * KIB };
-		ret = io_read(lane, &input, pieces, 36, note_progress, &told, &error);
+		ret = io_read(queue, &input, pieces, 36, note_progress, &told, &error);
 		ck_assert_int_eq(ret, told.calls >= nth ? -ECANCELED : 0);
 		ck_assert_uint_le(told.calls, nth);
 		ck_assert_uint_ge(told.calls, 1);
@@ -381,7 +381,7 @@ START_TEST(nothing_around_a_part_is_ever_read)
 					       .bytes = BLOCK + ends[i],
 					       .into = into };
 		memset(&error, 0, sizeof(error));
-		ck_assert_int_eq(io_read(lane, &input, pieces, 1, NULL, NULL, &error),
+		ck_assert_int_eq(io_read(queue, &input, pieces, 1, NULL, NULL, &error),
 				 IOSHAPE_E_DAMAGED);
 		ck_assert_uint_eq(pieces[0].offset, file_bytes - BLOCK);
 		memset(&error, 0, sizeof(error));
@@ -474,26 +474,26 @@ START_TEST(direct_io_is_refused_where_it_was_required_and_is_not_there)
 END_TEST
 
 /* Several threads may use one open file. */
-START_TEST(several_lanes_read_one_file)
+START_TEST(several_queues_read_one_file)
 {
 	struct io_config config = { .block_bytes = BLOCK, .depth = 2, .threads = 1 };
-	struct io_lane *second;
+	struct io_queue *second;
 
 	begin(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	ck_assert_int_eq(io_lane_open(&second, &config, &error), 0);
+	ck_assert_int_eq(io_queue_open(&second, &config, &error), 0);
 	for (int i = 0; i < 3; i++) {
-		struct io_lane *first = lane;
+		struct io_queue *first = queue;
 
 		scratch_evict(scratch_path("file"));
 		pieces[0] =
 			(struct io_piece){ .bytes = file_bytes, .into = into, .want_crc = true };
 		read_and_compare(1);
 		scratch_evict(scratch_path("file"));
-		lane = second;
+		queue = second;
 		read_and_compare(1);
-		lane = first;
+		queue = first;
 	}
-	io_lane_close(second);
+	io_queue_close(second);
 	end();
 }
 END_TEST
@@ -534,7 +534,7 @@ int main(void)
 	tcase_add_test(files, only_regular_files_are_read);
 	tcase_add_test(files, direct_and_buffered_are_the_same_file_whatever_the_name_becomes);
 	tcase_add_test(files, direct_io_is_refused_where_it_was_required_and_is_not_there);
-	tcase_add_test(files, several_lanes_read_one_file);
+	tcase_add_test(files, several_queues_read_one_file);
 	suite_add_tcase(suite, files);
 	return check_main(suite);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The requests in which a file is written, and lanes whose shape changes from file to file. */
+/* The requests in which a file is written, and queues whose shape changes from file to file. */
 #define _GNU_SOURCE
 #include "io/queue.h"
 #include "support/check_main.h"
@@ -21,9 +21,9 @@ static struct fs_layout striped(uint64_t stripe_bytes, uint32_t count)
 	return (struct fs_layout){
 		.count = 1,
 		.mirrors = 1,
-		.parts[0] = { .end = UINT64_MAX,
-			      .stripe_bytes = stripe_bytes,
-			      .stripe_count = count },
+		.components[0] = { .end = UINT64_MAX,
+				   .stripe_bytes = stripe_bytes,
+				   .stripe_count = count },
 	};
 }
 
@@ -35,13 +35,13 @@ static struct fs_layout progressive(void)
 {
 	struct fs_layout layout = { .count = 3, .mirrors = 1 };
 
-	layout.parts[0] = (struct fs_part){
+	layout.components[0] = (struct fs_component){
 		.end = 1 * MIB, .stripe_bytes = 1 * MIB, .stripe_count = 1, .on_metadata = true
 	};
-	layout.parts[1] = (struct fs_part){
+	layout.components[1] = (struct fs_component){
 		.begin = 1 * MIB, .end = 64 * MIB, .stripe_bytes = 1 * MIB, .stripe_count = 2
 	};
-	layout.parts[2] = (struct fs_part){
+	layout.components[2] = (struct fs_component){
 		.begin = 64 * MIB, .end = UINT64_MAX, .stripe_bytes = 4 * MIB, .stripe_count = 8
 	};
 	return layout;
@@ -130,7 +130,8 @@ TEST(rules, large_files_are_read_with_twice_as_much_under_way)
 	ck_assert_uint_eq(io_shape_to_read(&plain, &fs, small).depth, IO_DEPTH);
 	ck_assert_uint_eq(io_shape_to_read(&plain, &fs, small + 1).depth, IO_READ_DEPTH);
 	ck_assert_uint_eq(io_shape_to_read(&fixed, &fs, GIB).depth, 3);
-	ck_assert_uint_eq(io_shape_to_read(&large, &fs, GIB).depth, IO_MOST_LANE_BYTES / (8 * MIB));
+	ck_assert_uint_eq(io_shape_to_read(&large, &fs, GIB).depth,
+			  IO_MOST_QUEUE_BYTES / (8 * MIB));
 	/* Of such large blocks there are as many as for saves. */
 	ck_assert_uint_eq(io_shape_to_read(&largest, &fs, 4 * GIB).depth, IO_DEPTH);
 }
@@ -189,7 +190,7 @@ TEST(rules, every_target_has_its_share_of_the_memory)
 		struct io_shape shape = shape_for(&config, &layout, GIB);
 
 		ck_assert_msg(shape.depth == cases[i].depth, "%zu: %u", i, shape.depth);
-		ck_assert(shape.depth * shape.block_bytes <= IO_MOST_LANE_BYTES);
+		ck_assert(shape.depth * shape.block_bytes <= IO_MOST_QUEUE_BYTES);
 	}
 }
 
@@ -268,22 +269,23 @@ static void no_request_crosses(const struct fs_layout *layout, uint64_t bytes)
 	uint64_t offset = 0;
 
 	while (offset < bytes) {
-		const struct fs_part *part = NULL;
+		const struct fs_component *component = NULL;
 		size_t length = io_request_bytes(layout, offset, shape.block_bytes);
 		uint64_t unit;
 
 		for (uint32_t i = 0; i < layout->count; i++) {
-			if (offset >= layout->parts[i].begin && offset < layout->parts[i].end)
-				part = &layout->parts[i];
+			if (offset >= layout->components[i].begin &&
+			    offset < layout->components[i].end)
+				component = &layout->components[i];
 		}
-		REQUIRE(part && length && length <= shape.block_bytes);
+		REQUIRE(component && length && length <= shape.block_bytes);
 		/* Small stripes are combined to at least 512 KiB. */
-		unit = part->stripe_bytes *
-		       ((512 * KIB + part->stripe_bytes - 1) / part->stripe_bytes);
-		REQUIRE(offset + length <= part->end);
+		unit = component->stripe_bytes *
+		       ((512 * KIB + component->stripe_bytes - 1) / component->stripe_bytes);
+		REQUIRE(offset + length <= component->end);
 		REQUIRE(offset / unit == (offset + length - 1) / unit);
 		/* Requests begin at stripes, except for divided large ones. */
-		REQUIRE(part->stripe_bytes > 64 * MIB || offset % unit == 0);
+		REQUIRE(component->stripe_bytes > 64 * MIB || offset % unit == 0);
 		offset += length;
 	}
 }
@@ -303,7 +305,7 @@ TEST(rules, no_request_crosses_from_stripe_to_stripe)
 	}
 }
 
-TEST(rules, buffers_hold_the_largest_request_of_the_parts_that_are_reached)
+TEST(rules, buffers_hold_the_largest_request_of_the_components_that_are_reached)
 {
 	const struct io_config config = { 0 };
 	const struct fs_layout layout = progressive();
@@ -313,20 +315,21 @@ TEST(rules, buffers_hold_the_largest_request_of_the_parts_that_are_reached)
 	ck_assert_uint_eq(shape_for(&config, &layout, 0).block_bytes, 4 * MIB);
 }
 
-/* ---- Lanes ----------------------------------------------------------------------------------- */
+/* ---- Queues -----------------------------------------------------------------------------------
+ */
 
-static struct io_lane *lane;
+static struct io_queue *queue;
 static struct base_error error;
 
 /* Engines that AUTO tries. */
 static const struct io_engine_ops *engines[] = { &io_engine_uring, &io_engine_threads,
 						 &io_engine_buffered, NULL };
 
-static void open_lane(enum ioshape_engine engine)
+static void open_queue(enum ioshape_engine engine)
 {
 	const struct io_config config = { .engine = engine, .engines = engines, .threads = 1 };
 
-	ck_assert_int_eq(io_lane_open(&lane, &config, &error), 0);
+	ck_assert_int_eq(io_queue_open(&queue, &config, &error), 0);
 }
 
 static int reshape(enum ioshape_engine engine, size_t block_bytes, unsigned depth)
@@ -335,7 +338,7 @@ static int reshape(enum ioshape_engine engine, size_t block_bytes, unsigned dept
 					.block_bytes = block_bytes,
 					.depth = depth };
 
-	return io_lane_shape(lane, &shape, &error);
+	return io_queue_shape(queue, &shape, &error);
 }
 
 /* Takes all buffers, fills them completely and returns them, to check that they do not overlap. */
@@ -344,24 +347,24 @@ static void fill_all(size_t block_bytes, unsigned depth)
 	struct io_buffer *buffers[IO_MOST_DEPTH];
 
 	for (unsigned i = 0; i < depth; i++) {
-		buffers[i] = io_lane_free_buffer(lane);
+		buffers[i] = io_queue_free_buffer(queue);
 		ck_assert_ptr_nonnull(buffers[i]);
 		ck_assert_uint_eq((uintptr_t)buffers[i]->data % 4096, 0);
 		memset(buffers[i]->data, (int)i + 1, block_bytes);
 	}
-	ck_assert_ptr_null(io_lane_free_buffer(lane));
+	ck_assert_ptr_null(io_queue_free_buffer(queue));
 	for (unsigned i = 0; i < depth; i++) {
 		ck_assert_uint_eq(buffers[i]->data[0], i + 1);
 		ck_assert_uint_eq(buffers[i]->data[block_bytes - 1], i + 1);
-		io_lane_give_back(lane, buffers[i]);
+		io_queue_give_back(queue, buffers[i]);
 	}
 }
 
-static struct test_case lanes_case = { .name = "lanes",
-				       .setup = scratch_setup,
-				       .teardown = scratch_teardown };
+static struct test_case queues_case = { .name = "queues",
+					.setup = scratch_setup,
+					.teardown = scratch_teardown };
 
-TEST(lanes_case, buffers_are_cut_anew)
+TEST(queues_case, buffers_are_cut_anew)
 {
 	static const struct {
 		size_t block;
@@ -369,44 +372,44 @@ TEST(lanes_case, buffers_are_cut_anew)
 	} cases[] = { { 1 * MIB, 14 }, { 512 * KIB, 64 }, { 3 * MIB, 30 },
 		      { 4 * MIB, 1 },  { 16 * MIB, 4 },   { 4 * MIB, 14 } };
 
-	open_lane(IOSHAPE_ENGINE_AUTO);
+	open_queue(IOSHAPE_ENGINE_AUTO);
 	fill_all(4 * MIB, 14);
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
 		ck_assert_int_eq(reshape(0, cases[i].block, cases[i].depth), 0);
-		ck_assert_uint_eq(lane->limit, MAX(cases[i].depth - 1, 1));
+		ck_assert_uint_eq(queue->limit, MAX(cases[i].depth - 1, 1));
 		fill_all(cases[i].block, cases[i].depth);
 	}
-	io_lane_close(lane);
+	io_queue_close(queue);
 }
 
-TEST(lanes_case, an_engine_is_kept_while_it_serves)
+TEST(queues_case, an_engine_is_kept_while_it_serves)
 {
 	void *engine;
 
-	open_lane(IOSHAPE_ENGINE_AUTO);
-	lane->config.engines = NULL;
+	open_queue(IOSHAPE_ENGINE_AUTO);
+	queue->config.engines = NULL;
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 4 * MIB, 14), 0);
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
-	ck_assert_str_eq(lane->ops->id, "uring");
-	engine = lane->engine;
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
+	ck_assert_str_eq(queue->ops->id, "uring");
+	engine = queue->engine;
 	/* Smaller blocks, and fewer of them. */
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 1 * MIB, 14), 0);
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 4 * MIB, 3), 0);
-	ck_assert_ptr_eq(lane->engine, engine);
+	ck_assert_ptr_eq(queue->engine, engine);
 	/* More memory, more requests, another engine. */
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 8 * MIB, 14), 0);
-	ck_assert_ptr_null(lane->ops);
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	ck_assert_ptr_null(queue->ops);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 1 * MIB, 30), 0);
-	ck_assert_ptr_null(lane->ops);
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	ck_assert_ptr_null(queue->ops);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING_ASYNC, 1 * MIB, 30), 0);
-	ck_assert_ptr_null(lane->ops);
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
-	ck_assert_str_eq(lane->ops->id, "uring-async");
+	ck_assert_ptr_null(queue->ops);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
+	ck_assert_str_eq(queue->ops->id, "uring-async");
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 1 * MIB, 30), 0);
-	ck_assert_ptr_null(lane->ops);
-	io_lane_close(lane);
+	ck_assert_ptr_null(queue->ops);
+	io_queue_close(queue);
 }
 
 static int refuse_open(void **engine, const struct io_engine_params *params, char *why,
@@ -418,26 +421,26 @@ static int refuse_open(void **engine, const struct io_engine_params *params, cha
 	return -EPERM;
 }
 
-TEST(lanes_case, an_engine_that_is_refused_is_replaced)
+TEST(queues_case, an_engine_that_is_refused_is_replaced)
 {
 	struct io_engine_ops refusing = io_engine_uring;
 
 	refusing.open = refuse_open;
 	engines[0] = &refusing;
-	open_lane(IOSHAPE_ENGINE_AUTO);
+	open_queue(IOSHAPE_ENGINE_AUTO);
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING_ASYNC, 1 * MIB, 2), 0);
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
-	ck_assert_str_eq(lane->ops->id, "threads");
-	ck_assert_str_eq(lane->downgrade, "scripted refusal");
-	io_lane_close(lane);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
+	ck_assert_str_eq(queue->ops->id, "threads");
+	ck_assert_str_eq(queue->downgrade, "scripted refusal");
+	io_queue_close(queue);
 }
 
-TEST(lanes_case, without_memory_for_it_the_former_shape_stays)
+TEST(queues_case, without_memory_for_it_the_former_shape_stays)
 {
 	int ret;
 
 	for (unsigned long nth = 1; nth <= 2; nth++) {
-		open_lane(IOSHAPE_ENGINE_AUTO);
+		open_queue(IOSHAPE_ENGINE_AUTO);
 		/* The array of buffers, and their memory. */
 		fail_memory_at(nth);
 		ret = reshape(IOSHAPE_ENGINE_AUTO, 4 * MIB, 30);
@@ -446,11 +449,11 @@ TEST(lanes_case, without_memory_for_it_the_former_shape_stays)
 		fill_all(4 * MIB, 14);
 		ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 4 * MIB, 30), 0);
 		fill_all(4 * MIB, 30);
-		io_lane_close(lane);
+		io_queue_close(queue);
 	}
 }
 
-TEST(lanes_case, a_lane_reads_in_the_standard_shape)
+TEST(queues_case, a_queue_reads_in_the_standard_shape)
 {
 	struct io_piece piece = { .bytes = 9 * MIB, .want_crc = true };
 	uint8_t *data = malloc(9 * MIB);
@@ -463,17 +466,17 @@ TEST(lanes_case, a_lane_reads_in_the_standard_shape)
 	ck_assert_int_eq(pwrite(fd, data, 9 * MIB, 0), 9 * MIB);
 	ck_assert_int_eq(fsync(fd), 0);
 	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	open_lane(IOSHAPE_ENGINE_AUTO);
+	open_queue(IOSHAPE_ENGINE_AUTO);
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_BUFFERED, 1088 * KIB, 5), 0);
 	ck_assert_int_eq(
 		io_input_open(&input, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_PREFER, &error),
 		0);
-	ck_assert_msg(!io_read(lane, &input, &piece, 1, NULL, NULL, &error), "%s", error.text);
+	ck_assert_msg(!io_read(queue, &input, &piece, 1, NULL, NULL, &error), "%s", error.text);
 	ck_assert_uint_eq(piece.crc, base_crc32(0, data, 9 * MIB));
-	ck_assert_uint_eq(lane->shape.block_bytes, 4 * MIB);
-	ck_assert_uint_eq(lane->shape.depth, 14);
+	ck_assert_uint_eq(queue->shape.block_bytes, 4 * MIB);
+	ck_assert_uint_eq(queue->shape.depth, 14);
 	io_input_close(&input);
-	io_lane_close(lane);
+	io_queue_close(queue);
 	close(fd);
 	free(data);
 }
@@ -484,7 +487,7 @@ TEST(lanes_case, a_lane_reads_in_the_standard_shape)
  * A file whose targets have pauses is written correctly, also when all targets wait and at odd
  * ends.
  */
-LOOP_TEST(lanes_case, files_with_pauses_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_BUFFERED + 1)
+LOOP_TEST(queues_case, files_with_pauses_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_BUFFERED + 1)
 {
 	static uint8_t data[3 * MIB + 4321];
 	const struct io_shape shape = { .engine = (enum ioshape_engine)_i,
@@ -492,28 +495,28 @@ LOOP_TEST(lanes_case, files_with_pauses_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_EN
 					.depth = 7,
 					.targets = 3,
 					.stripe_bytes = LUSTRE_BYTES };
-	struct io_notes notes = { 0 };
+	struct io_downgrades downgrades = { 0 };
 	uint64_t seed = 5;
 	int fd;
 
 	for (size_t i = 0; i < sizeof(data); i++)
 		data[i] = (uint8_t)test_random(&seed);
-	open_lane(shape.engine);
-	ck_assert_int_eq(io_lane_shape(lane, &shape, &error), 0);
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	open_queue(shape.engine);
+	ck_assert_int_eq(io_queue_shape(queue, &shape, &error), 0);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
 	fd = open(scratch_path("bursts"), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	io_lane_attach(lane, fd, "bursts", false, &notes);
+	io_queue_attach(queue, fd, "bursts", false, &downgrades);
 	for (size_t at = 0; at < sizeof(data); at += LUSTRE_BYTES) {
 		struct io_buffer *buffer;
 
-		ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
+		ck_assert_int_eq(io_queue_take(queue, &buffer, &error), 0);
 		buffer->offset = at;
 		buffer->bytes = MIN(LUSTRE_BYTES, sizeof(data) - at);
 		memcpy(buffer->data, data + at, buffer->bytes);
-		ck_assert_int_eq(io_lane_submit(lane, buffer, &error), 0);
+		ck_assert_int_eq(io_queue_submit(queue, buffer, &error), 0);
 	}
-	ck_assert_int_eq(io_lane_settle(lane, 0, &error), 0);
-	io_lane_detach(lane);
+	ck_assert_int_eq(io_queue_settle(queue, 0, &error), 0);
+	io_queue_detach(queue);
 	ck_assert(scratch_same(scratch_path("bursts"), data, sizeof(data)));
 	close(fd);
 }
@@ -569,40 +572,40 @@ static const struct io_engine_ops refusing = {
 };
 
 /* Whenever a request is refused, afterwards each buffer is free exactly once. */
-LOOP_TEST(lanes_case, after_a_refusal_each_slot_is_free_once, 0, 20)
+LOOP_TEST(queues_case, after_a_refusal_each_slot_is_free_once, 0, 20)
 {
 	const struct io_shape shape = {
 		.block_bytes = LUSTRE_BYTES, .depth = 7, .targets = 3, .stripe_bytes = LUSTRE_BYTES
 	};
 	const struct io_buffer *seen[8];
-	struct io_notes notes = { 0 };
+	struct io_downgrades downgrades = { 0 };
 	struct io_buffer *buffer;
 	unsigned count = 0;
 
 	engines[0] = &refusing;
 	takes = (unsigned)_i;
-	open_lane(IOSHAPE_ENGINE_AUTO);
-	ck_assert_int_eq(io_lane_shape(lane, &shape, &error), 0);
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
-	io_lane_attach(lane, 0, "refused", false, &notes);
+	open_queue(IOSHAPE_ENGINE_AUTO);
+	ck_assert_int_eq(io_queue_shape(queue, &shape, &error), 0);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
+	io_queue_attach(queue, 0, "refused", false, &downgrades);
 	for (uint64_t at = 0; !error.code; at += LUSTRE_BYTES) {
 		ck_assert_uint_lt(at, 32 * LUSTRE_BYTES);
-		if (io_lane_take(lane, &buffer, &error))
+		if (io_queue_take(queue, &buffer, &error))
 			break;
 		buffer->offset = at;
 		buffer->bytes = LUSTRE_BYTES;
-		io_lane_submit(lane, buffer, &error);
+		io_queue_submit(queue, buffer, &error);
 	}
 	ck_assert_int_eq(error.code, -EPERM);
-	io_lane_drain(lane, NULL);
-	for (; (buffer = io_lane_free_buffer(lane)); count++) {
+	io_queue_drain(queue, NULL);
+	for (; (buffer = io_queue_free_buffer(queue)); count++) {
 		ck_assert_uint_lt(count, 7);
 		for (unsigned i = 0; i < count; i++)
 			ck_assert_ptr_ne(seen[i], buffer);
 		seen[count] = buffer;
 	}
 	ck_assert_uint_eq(count, 7);
-	io_lane_detach(lane);
+	io_queue_detach(queue);
 }
 
 /* ---- Requests in flight ---------------------------------------------------------------------- */
@@ -621,7 +624,7 @@ static int timed_submit(void *engine, struct io_op *op)
 /* Writes so many blocks. Returns the largest number in flight. */
 static unsigned most_in_flight(const struct io_shape *shape, unsigned blocks)
 {
-	struct io_notes notes = { 0 };
+	struct io_downgrades downgrades = { 0 };
 	struct io_buffer *buffer;
 
 	timed = refusing;
@@ -630,28 +633,28 @@ static unsigned most_in_flight(const struct io_shape *shape, unsigned blocks)
 	engines[0] = &timed;
 	takes = blocks;
 	most_taken = 0;
-	open_lane(IOSHAPE_ENGINE_AUTO);
-	ck_assert_int_eq(io_lane_shape(lane, shape, &error), 0);
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
-	io_lane_attach(lane, 0, "file", false, &notes);
+	open_queue(IOSHAPE_ENGINE_AUTO);
+	ck_assert_int_eq(io_queue_shape(queue, shape, &error), 0);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
+	io_queue_attach(queue, 0, "file", false, &downgrades);
 	for (uint64_t i = 0; i < blocks; i++) {
-		ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
+		ck_assert_int_eq(io_queue_take(queue, &buffer, &error), 0);
 		buffer->offset = i * LUSTRE_BYTES;
 		buffer->bytes = LUSTRE_BYTES;
-		ck_assert_int_eq(io_lane_submit(lane, buffer, &error), 0);
+		ck_assert_int_eq(io_queue_submit(queue, buffer, &error), 0);
 	}
 	/* Few buffers were ready at a time, so memory that is not needed stays unused. */
 	if (!shape->fixed)
-		ck_assert_uint_le(lane->ready_count,
-				  MAX(shape->targets, 1) * lane->depth.limit + 1);
-	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
-	ck_assert_uint_eq(lane->ready_count, 0);
-	io_lane_detach(lane);
-	io_lane_close(lane);
+		ck_assert_uint_le(queue->ready_count,
+				  MAX(shape->targets, 1) * queue->depth.limit + 1);
+	ck_assert_int_eq(io_queue_drain(queue, &error), 0);
+	ck_assert_uint_eq(queue->ready_count, 0);
+	io_queue_detach(queue);
+	io_queue_close(queue);
 	return most_taken;
 }
 
-TEST(lanes_case, no_more_is_in_flight_than_the_limit_of_each_target)
+TEST(queues_case, no_more_is_in_flight_than_the_limit_of_each_target)
 {
 	struct io_shape shape = { .block_bytes = LUSTRE_BYTES, .depth = 32 };
 

@@ -7,7 +7,7 @@
 #include "io/queue.h"
 #include "support/check_main.h"
 #include "support/random.h"
-#include "support/scripted_lane.h"
+#include "support/scripted_queue.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -65,7 +65,7 @@ static void teardown(void)
 
 static void open_stream(const struct io_config *config)
 {
-	ck_assert_msg(!io_lane_open(&lane, config, &error), "%s", error.text);
+	ck_assert_msg(!io_queue_open(&queue, config, &error), "%s", error.text);
 	ck_assert_msg(!io_input_open(&input, scratch_path("file"), base, base ? FILE_BYTES : 0,
 				     IOSHAPE_DIRECT_PREFER, &error),
 		      "%s", error.text);
@@ -76,10 +76,10 @@ static void close_stream(void)
 {
 	io_stream_free(stream);
 	/* Every buffer is free again. */
-	ck_assert_uint_eq(lane->in_flight, 0);
-	ck_assert_uint_eq(count_free(), lane->shape.depth);
+	ck_assert_uint_eq(queue->in_flight, 0);
+	ck_assert_uint_eq(count_free(), queue->shape.depth);
 	io_input_close(&input);
-	io_lane_close(lane);
+	io_queue_close(queue);
 }
 
 /* The scripted engine answers like the file, but fails in this range. */
@@ -116,7 +116,7 @@ static int try_get(uint64_t offset, size_t bytes)
 	int ret;
 
 	memset(into, 0x99, bytes + 1);
-	ret = io_read_onward(stream, lane, &piece, 1, NULL, NULL, &error);
+	ret = io_read_onward(stream, queue, &piece, 1, NULL, NULL, &error);
 	if (ret || io_stream_is_idle(stream))
 		io_stream_stop(stream);
 	if (ret)
@@ -170,7 +170,7 @@ START_TEST(what_is_expected_is_under_way_before_it_is_asked_for)
 	const uint64_t at = 3 * BLOCK + 100;
 
 	begin_scripted();
-	io_stream_expect(stream, lane, at);
+	io_stream_expect(stream, queue, at);
 	ck_assert(!io_stream_is_idle(stream));
 	ck_assert_uint_eq(requests, DEPTH - 1);
 	ck_assert_uint_le(asked[0].offset, at);
@@ -181,7 +181,7 @@ START_TEST(what_is_expected_is_under_way_before_it_is_asked_for)
 	check_sequence(0);
 	ck_assert_uint_ge(asked_end(requests - 1), at + 8 * BLOCK);
 	io_stream_stop(stream);
-	io_stream_expect(stream, lane, at);
+	io_stream_expect(stream, queue, at);
 	get(50 * BLOCK, 4 * BLOCK);
 	close_stream();
 }
@@ -190,11 +190,11 @@ END_TEST
 START_TEST(nothing_is_expected_that_is_in_the_page_cache_or_not_there)
 {
 	begin_scripted();
-	io_stream_expect(stream, lane, STREAM_END);
-	io_stream_expect(stream, lane, UINT64_MAX / 2);
+	io_stream_expect(stream, queue, STREAM_END);
+	io_stream_expect(stream, queue, UINT64_MAX / 2);
 	ck_assert(io_stream_is_idle(stream));
 	ck_assert(!io_input_get(&input, 0, into, STREAM_END, &error));
-	io_stream_expect(stream, lane, 0);
+	io_stream_expect(stream, queue, 0);
 	ck_assert(io_stream_is_idle(stream));
 	ck_assert_uint_eq(requests, 0);
 	close_stream();
@@ -316,7 +316,7 @@ START_TEST(a_failure_ahead_is_told_to_who_asks_for_its_bytes)
 	/* The storage works again, and reads succeed. */
 	fail_to = 0;
 	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
 	get(at, 4 * BLOCK);
 	close_stream();
 }
@@ -460,14 +460,14 @@ START_TEST(a_part_is_read_ahead_to_its_end)
 	get(0, 8 * BLOCK);
 	for (uint64_t at = 8 * BLOCK; at < STREAM_END; at += BLOCK)
 		get(at, MIN(BLOCK, STREAM_END - at));
-	ck_assert_uint_eq(asked[0].offset, base / lane->alignment * lane->alignment);
+	ck_assert_uint_eq(asked[0].offset, base / queue->alignment * queue->alignment);
 	check_sequence(0);
 	for (unsigned i = 0; i < requests; i++) {
-		ck_assert_uint_eq(asked[i].offset % lane->alignment, 0);
-		ck_assert_uint_eq(asked[i].bytes % lane->alignment, 0);
+		ck_assert_uint_eq(asked[i].offset % queue->alignment, 0);
+		ck_assert_uint_eq(asked[i].bytes % queue->alignment, 0);
 	}
 	ck_assert_uint_eq(asked_end(requests - 1),
-			  base_round_up(base + STREAM_END, lane->alignment));
+			  base_round_up(base + STREAM_END, queue->alignment));
 	/* Most blocks were prefetched. */
 	ck_assert_uint_le(requests, STREAM_END / BLOCK + 6);
 	close_stream();

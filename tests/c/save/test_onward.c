@@ -246,7 +246,7 @@ TEST(tests, it_can_be_freed_anywhere)
 
 TEST(tests, readers_side_by_side)
 {
-	enum { READERS = 10 }; /* more than the lanes that a context keeps */
+	enum { READERS = 10 }; /* more than the queues that a context keeps */
 	struct ioshape_reader *readers[READERS];
 
 	for (int i = 0; i < READERS; i++)

@@ -6,11 +6,11 @@
  *
  *   chaos-client turns LOG NAME SEED HOLD_MS WEIGHT large|mixed
  *   chaos-client saves LOG NAME SEED FILE LARGE_BYTES PAUSE_MS
- *   chaos-client crowd LOG NAME SEED FOLDER GENERATIONS NUMBER ALIKE CLIENTS LARGE_BYTES PAUSE_MS
- *   chaos-client group LOG NAME SEED GENERATIONS TOKEN BOARD MODE RANK RANKS LARGE_BYTES PAUSE_MS
+ *   chaos-client crowd LOG NAME SEED FOLDER CHECKPOINTS NUMBER ALIKE CLIENTS LARGE_BYTES PAUSE_MS
+ *   chaos-client group LOG NAME SEED CHECKPOINTS TOKEN STORE MODE RANK RANKS LARGE_BYTES PAUSE_MS
  *   chaos-client last LOG NAME SEED FOLDER and the arguments of a rank
  *   chaos-client check FILE...        verify files, bit by bit
- *   chaos-client generations DIR      verify the checkpoints of a group
+ *   chaos-client checkpoints DIR      verify the checkpoints of a group
  *
  * The coordinator and other settings come from the environment, as in any program that uses the
  * library.
@@ -370,9 +370,9 @@ static int run(int argc, char **argv)
 	} else if (!strcmp(mode, "check")) {
 		open_context();
 		return check_files(argv + 2);
-	} else if (!strcmp(mode, "generations") && argc == 3) {
+	} else if (!strcmp(mode, "checkpoints") && argc == 3) {
 		open_context();
-		return crowd_check_generations(argv[2]);
+		return crowd_check_checkpoints(argv[2]);
 	} else {
 		give_up("arguments", "see the beginning of chaos_client.c");
 	}

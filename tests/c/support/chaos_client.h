@@ -48,6 +48,6 @@ int check_file(const char *path, uint64_t *seed, char *why, size_t why_bytes);
 
 /* Defined in chaos_crowd.c. */
 int crowd_run(const char *mode, int argc, char **argv); /* argv: after LOG, NAME and SEED */
-int crowd_check_generations(const char *directory);
+int crowd_check_checkpoints(const char *directory);
 
 #endif

@@ -33,7 +33,7 @@
  * the same mount.
  */
 struct crowd {
-	const char *folder, *generations;
+	const char *folder, *checkpoints;
 	unsigned number, alike, clients;
 	size_t large_bytes;
 	unsigned turn;
@@ -149,19 +149,19 @@ static uint64_t part_seed(uint64_t step, unsigned rank)
 }
 
 /* Verifies the checkpoint of this step. Returns 0, or an error code and the reason in `why`. */
-static int check_generation(const char *directory, uint64_t step, uint64_t *found, char *why,
+static int check_checkpoint(const char *directory, uint64_t step, uint64_t *found, char *why,
 			    size_t why_bytes)
 {
-	struct ioshape_generation_info info = IOSHAPE_GENERATION_INFO_INIT;
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint_info info = IOSHAPE_CHECKPOINT_INFO_INIT;
+	struct ioshape_checkpoint *checkpoint;
 	struct ioshape_reader *reader;
 	uint64_t seed = 0;
-	int ret = ioshape_generation_open(context, directory, step, &generation);
+	int ret = ioshape_checkpoint_open(context, directory, step, &checkpoint);
 
 	if (!ret)
-		ret = ioshape_generation_get_info(generation, &info);
+		ret = ioshape_checkpoint_get_info(checkpoint, &info);
 	for (unsigned rank = 0; !ret && rank < info.ranks; rank++) {
-		ret = ioshape_generation_open_part(generation, rank, NULL, &reader);
+		ret = ioshape_checkpoint_open_shard(checkpoint, rank, NULL, &reader);
 		if (ret)
 			break;
 		ret = check_reader(reader, &seed, why, why_bytes);
@@ -175,24 +175,24 @@ static int check_generation(const char *directory, uint64_t step, uint64_t *foun
 	if (ret && !*why)
 		snprintf(why, why_bytes, "%s", ioshape_last_error()->sentence);
 	*found = info.step;
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 	return ret;
 }
 
-int crowd_check_generations(const char *directory)
+int crowd_check_checkpoints(const char *directory)
 {
 	uint64_t *steps, step;
 	size_t count;
 	int bad = 0;
 
-	if (ioshape_generation_list(context, directory, &steps, &count)) {
+	if (ioshape_checkpoint_list(context, directory, &steps, &count)) {
 		printf("bad %s %s\n", directory, ioshape_last_error()->sentence);
 		return 1;
 	}
 	for (size_t i = 0; i < count; i++) {
 		char why[512] = "";
 
-		if (check_generation(directory, steps[i], &step, why, sizeof(why)))
+		if (check_checkpoint(directory, steps[i], &step, why, sizeof(why)))
 			bad = 1;
 		printf("%s %" PRIu64 " %s\n", *why ? "bad" : "whole", steps[i], why);
 	}
@@ -201,29 +201,29 @@ int crowd_check_generations(const char *directory)
 }
 
 /* Loads the newest checkpoint of a job that goes on saving. */
-static void load_generation(const struct crowd *crowd)
+static void load_checkpoint(const struct crowd *crowd)
 {
 	char why[512] = "";
 	uint64_t step;
-	int ret = check_generation(crowd->generations, IOSHAPE_LATEST, &step, why, sizeof(why));
+	int ret = check_checkpoint(crowd->checkpoints, IOSHAPE_LATEST, &step, why, sizeof(why));
 
 	if (ret == IOSHAPE_E_DAMAGED)
-		note(now_ns(), "torn code=%d; %s: %s", ret, crowd->generations, why);
+		note(now_ns(), "torn code=%d; %s: %s", ret, crowd->checkpoints, why);
 	else
-		note(now_ns(), "generation code=%d; %s", ret, why);
+		note(now_ns(), "checkpoint code=%d; %s", ret, why);
 }
 
 static void prune(const struct crowd *crowd)
 {
 	struct ioshape_prune_options options = { .size = sizeof(options), .keep_last = KEEP_LAST };
 	uint64_t removed = 0;
-	int ret = ioshape_generation_prune(context, crowd->generations, &options, &removed);
+	int ret = ioshape_checkpoint_prune(context, crowd->checkpoints, &options, &removed);
 
 	note(now_ns(), "pruned code=%d count=%" PRIu64 "; %s", ret, removed,
 	     ret ? ioshape_last_error()->sentence : "");
 }
 
-static int save_generation(struct ioshape_group *group, uint64_t step, unsigned rank,
+static int save_checkpoint(struct ioshape_group *group, uint64_t step, unsigned rank,
 			   size_t large_bytes)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -243,7 +243,7 @@ static int save_generation(struct ioshape_group *group, uint64_t step, unsigned 
 }
 
 /* Saves until a save fails. Then a rank of the job has died, and all ranks start again. */
-static void save_generations(const char *directory, const struct ioshape_group_options *options,
+static void save_checkpoints(const char *directory, const struct ioshape_group_options *options,
 			     size_t large_bytes, uint64_t pause_ms, unsigned most)
 {
 	struct ioshape_group *group;
@@ -259,7 +259,7 @@ static void save_generations(const char *directory, const struct ioshape_group_o
 	else
 		note(now_ns(), "latest step=%" PRIu64, step);
 	while (!ret && !stop && most--) {
-		ret = save_generation(group, ++step, options->rank, large_bytes);
+		ret = save_checkpoint(group, ++step, options->rank, large_bytes);
 		sleep_ms(chance(pause_ms + 1));
 	}
 	ioshape_group_free(group);
@@ -289,7 +289,7 @@ static void act(struct crowd *crowd)
 		prune(crowd);
 		break;
 	case 7:
-		load_generation(crowd);
+		load_checkpoint(crowd);
 		break;
 	default:
 		save_once(crowd->turn++, path, (size_t)chance(crowd->large_bytes) + 4096);
@@ -305,7 +305,7 @@ static int be_one_of_many(char **argv)
 {
 	const uint64_t pause_ms = number(argv[6]);
 	struct crowd crowd = { .folder = argv[0],
-			       .generations = argv[1],
+			       .checkpoints = argv[1],
 			       .number = number(argv[2]),
 			       .alike = number(argv[3]),
 			       .clients = number(argv[4]),
@@ -323,13 +323,13 @@ static int be_a_rank(char **argv, unsigned most)
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 
 	options.token = options.node = argv[1];
-	options.board = (enum ioshape_board)number(argv[2]);
+	options.store = (enum ioshape_store)number(argv[2]);
 	options.mode = (enum ioshape_mode)number(argv[3]);
 	options.rank = number(argv[4]);
 	options.ranks = options.local_ranks = number(argv[5]);
 	options.keep_last = KEEP_LAST;
 	options.deadline_ms = DEADLINE_MS;
-	save_generations(argv[0], &options, number(argv[6]), number(argv[7]), most);
+	save_checkpoints(argv[0], &options, number(argv[6]), number(argv[7]), most);
 	return 0;
 }
 

@@ -301,17 +301,17 @@ static void verify(const struct format_reader *reader, struct base_error *error)
 		.threads = 2,
 	};
 	struct format_range *ranges = calloc(reader->directory.count, sizeof(*ranges));
-	struct io_lane *lane;
+	struct io_queue *queue;
 
 	for (uint64_t i = 0; i < reader->directory.count; i++) {
 		ranges[i].record = i;
 		ranges[i].bytes = reader->directory.entries[i].bytes;
 	}
-	if (io_lane_open(&lane, &config, error) ||
-	    format_reader_read(reader, lane, NULL, ranges, reader->directory.count, true, NULL,
+	if (io_queue_open(&queue, &config, error) ||
+	    format_reader_read(reader, queue, NULL, ranges, reader->directory.count, true, NULL,
 			       NULL, error))
 		give_up("damaged", error->text);
-	io_lane_close(lane);
+	io_queue_close(queue);
 	free(ranges);
 }
 

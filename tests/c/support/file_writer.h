@@ -12,10 +12,10 @@
 struct file_write {
 	struct io_config config;
 	struct io_file_options options;
-	struct io_notes notes;
+	struct io_downgrades downgrades;
 	struct base_error error;
 	struct ioshape_report report;
-	struct io_lane *lane;
+	struct io_queue *queue;
 	struct io_writer *writer;
 };
 
@@ -30,11 +30,11 @@ static inline struct file_write file_write_defaults(void)
 
 static inline int file_write_open(struct file_write *write, const char *path)
 {
-	int ret = io_lane_open(&write->lane, &write->config, &write->error);
+	int ret = io_queue_open(&write->queue, &write->config, &write->error);
 
 	if (!ret)
-		ret = io_writer_open(&write->writer, write->lane, path, &write->options,
-				     &write->notes, &write->error);
+		ret = io_writer_open(&write->writer, write->queue, path, &write->options,
+				     &write->downgrades, &write->error);
 	return ret;
 }
 
@@ -42,9 +42,9 @@ static inline int file_write_open(struct file_write *write, const char *path)
 static inline void file_write_close(struct file_write *write)
 {
 	io_writer_free(write->writer);
-	io_lane_close(write->lane);
+	io_queue_close(write->queue);
 	write->writer = NULL;
-	write->lane = NULL;
+	write->queue = NULL;
 }
 
 static inline int file_write_end(struct file_write *write)

@@ -21,30 +21,30 @@ static inline void reader_case_fill(uint8_t **data, const size_t *sizes, size_t 
 	}
 }
 
-static inline struct io_lane *reader_case_lane(enum ioshape_engine engine, size_t block_bytes,
-					       unsigned depth)
+static inline struct io_queue *reader_case_queue(enum ioshape_engine engine, size_t block_bytes,
+						 unsigned depth)
 {
 	const struct io_config config = {
 		.engine = engine, .block_bytes = block_bytes, .depth = depth, .threads = 2
 	};
 	struct base_error error = { 0 };
-	struct io_lane *lane;
+	struct io_queue *queue;
 
-	ck_assert_msg(!io_lane_open(&lane, &config, &error), "%s", error.sentence);
-	return lane;
+	ck_assert_msg(!io_queue_open(&queue, &config, &error), "%s", error.sentence);
+	return queue;
 }
 
 /* Writes the records "data/0", "data/1", ... and an index. */
-static inline void reader_case_write(const char *path, struct io_lane *lane, uint8_t *const *data,
+static inline void reader_case_write(const char *path, struct io_queue *queue, uint8_t *const *data,
 				     const size_t *sizes, size_t count)
 {
 	const struct io_file_options options = { .no_sync = true };
-	struct io_notes notes = { 0 };
+	struct io_downgrades downgrades = { 0 };
 	struct format_writer *writer;
 	struct io_writer *file;
 	char name[32];
 
-	ck_assert_int_eq(io_writer_open(&file, lane, path, &options, &notes, NULL), 0);
+	ck_assert_int_eq(io_writer_open(&file, queue, path, &options, &downgrades, NULL), 0);
 	ck_assert_int_eq(format_writer_new(&writer, format_sink_of_file(file), path, NULL), 0);
 	for (size_t i = 0; i < count; i++) {
 		snprintf(name, sizeof(name), "data/%zu", i);

@@ -46,15 +46,15 @@ static int write_file(const char *path, uint64_t bytes, const struct io_config *
 		      struct ioshape_report *report, struct base_error *error)
 {
 	const struct io_file_options options = { .expected_bytes = bytes };
-	struct io_notes notes = { 0 };
+	struct io_downgrades downgrades = { 0 };
 	struct io_writer *writer = NULL;
-	struct io_lane *lane = NULL;
+	struct io_queue *queue = NULL;
 	const size_t piece = MIB + 12345; /* unaligned, as data usually is */
 	uint8_t *data = calloc(1, piece);
-	int ret = data ? io_lane_open(&lane, config, error) : -ENOMEM;
+	int ret = data ? io_queue_open(&queue, config, error) : -ENOMEM;
 
 	if (!ret)
-		ret = io_writer_open(&writer, lane, path, &options, &notes, error);
+		ret = io_writer_open(&writer, queue, path, &options, &downgrades, error);
 	for (uint64_t done = 0; !ret && done < bytes; done += piece)
 		ret = io_writer_put(writer, data, MIN(piece, bytes - done), NULL, error);
 	if (!ret)
@@ -63,20 +63,20 @@ static int write_file(const char *path, uint64_t bytes, const struct io_config *
 		ret = io_writer_commit(writer, error);
 	if (!ret) {
 		io_writer_report(writer, report);
-		shape = lane->shape;
+		shape = queue->shape;
 		snprintf(choice, sizeof(choice), "%s", io_writer_choice(writer));
 	}
 	io_writer_free(writer);
-	io_lane_close(lane);
+	io_queue_close(queue);
 	free(data);
 	return ret;
 }
 
-static const struct fs_part *part_at(const struct fs_layout *layout, uint64_t offset)
+static const struct fs_component *component_at(const struct fs_layout *layout, uint64_t offset)
 {
 	for (uint32_t i = 0; i < layout->count; i++) {
-		if (offset >= layout->parts[i].begin && offset < layout->parts[i].end)
-			return &layout->parts[i];
+		if (offset >= layout->components[i].begin && offset < layout->components[i].end)
+			return &layout->components[i];
 	}
 	return NULL;
 }
@@ -89,15 +89,15 @@ static int tell(const char *path, struct base_error *error)
 	int ret = fd < 0 ? -errno : fs_describe(fd, path, NULL, &info, error);
 
 	for (size_t i = 0; !ret && i + 1 < count; i++) {
-		const struct fs_part *part = part_at(&info.layout, sent[i].offset);
-		const uint64_t stripe = part ? part->stripe_bytes : 0;
+		const struct fs_component *component = component_at(&info.layout, sent[i].offset);
+		const uint64_t stripe = component ? component->stripe_bytes : 0;
 
 		longest = MAX(longest, sent[i].bytes);
 		if (!stripe)
 			ret = base_fail(error, -EINVAL, "%s has no stripes", path);
 		else if (sent[i].offset % stripe)
 			off_stripe++;
-		else if (sent[i].bytes > stripe || sent[i].offset + sent[i].bytes > part->end)
+		else if (sent[i].bytes > stripe || sent[i].offset + sent[i].bytes > component->end)
 			crossing++;
 	}
 	if (fd >= 0)

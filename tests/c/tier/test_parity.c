@@ -281,23 +281,23 @@ enum lie { NO_LIE, OTHER_FILES, OTHER_STEP, OTHER_ATTEMPT, OTHER_RANKS, LIES };
 static struct base_buffer what_a_node_gives(enum lie lie)
 {
 	struct format_manifest_file files[RANKS] = { 0 };
-	struct format_manifest_part parts[RANKS] = { 0 };
-	char file_names[RANKS][FORMAT_PART_NAME_BYTES];
+	struct format_manifest_shard shards[RANKS] = { 0 };
+	char file_names[RANKS][FORMAT_SHARD_NAME_BYTES];
 	struct format_manifest manifest = {
 		.step = lie == OTHER_STEP ? 8 : 7,
 		.mode = IOSHAPE_MODE_EACH,
 		.rank_count = lie == OTHER_RANKS ? RANKS - 1 : RANKS,
 		.file_count = RANKS,
 		.files = files,
-		.parts = parts,
+		.shards = shards,
 	};
 	struct base_buffer text = { 0 };
 
 	snprintf(manifest.attempt, sizeof(manifest.attempt), lie == OTHER_ATTEMPT ? "0b" : "0a");
 	for (uint32_t i = 0; i < RANKS; i++) {
-		format_part_name(file_names[i], i);
+		format_shard_name(file_names[i], i);
 		files[i] = (struct format_manifest_file){ file_names[i], 10, 1, false };
-		parts[i] = (struct format_manifest_part){ .file = i, .bytes = 10, .crc32 = 1 };
+		shards[i] = (struct format_manifest_shard){ .file = i, .bytes = 10, .crc32 = 1 };
 	}
 	ck_assert_int_eq(format_manifest_encode(&text, &manifest), 0);
 	return text;
@@ -362,15 +362,15 @@ LOOP_TEST(protecting, what_rank_0_says_must_fit_the_job, 0, (int)ARRAY_LENGTH(sa
 		.makings = &making,
 	};
 	struct restoring hears = { .group = a_group() };
-	struct group_note note = { 0 };
+	struct group_body body = { 0 };
 
 	for (uint32_t node = 0; node < said[_i].nodes; node++)
 		holders[node] = said[_i].holder;
-	group_write_message(&restore_message, &note, &says);
-	ck_assert_int_eq(group_read_message(&restore_message, &note.bytes, &hears), said[_i].fits);
+	group_write_message(&restore_message, &body, &says);
+	ck_assert_int_eq(group_read_message(&restore_message, &body.bytes, &hears), said[_i].fits);
 	restoring_free(&hears);
 	free(says.record.sets.order);
-	base_buffer_free(&note.bytes);
+	base_buffer_free(&body.bytes);
 }
 
 /* A node's offer for one checkpoint. */
@@ -395,16 +395,16 @@ static void offer_of_rank(uint32_t rank, const struct offered *offered,
 			    .holding_count = offered->count,
 			    .holdings = holdings },
 	};
-	struct group_note note = { 0 };
+	struct group_body body = { 0 };
 
 	for (uint32_t i = 0; i < RANKS; i++)
 		node_of_rank[i] = offered->node_of_rank;
 	for (uint32_t i = 0; i < 2 * RANKS; i++)
 		holdings[i] = (struct holding){ 0, offered->node, offered->parities };
-	group_write_message(&offer_message, &note, &offers);
-	read_offers(a_group(), rank, &note.bytes, spreads);
+	group_write_message(&offer_message, &body, &offers);
+	read_offers(a_group(), rank, &body.bytes, spreads);
 	free(offers.all[0].record.sets.order);
-	base_buffer_free(&note.bytes);
+	base_buffer_free(&body.bytes);
 }
 
 static const struct {

@@ -10,7 +10,7 @@ static struct test_case tests = { .name = "folders",
 				  .teardown = tier_teardown };
 
 /* Saves a checkpoint of one rank into `directory`, which is on the tier or at the destination. */
-static void save_generation(const char *directory, uint64_t step, const struct sample *what)
+static void save_checkpoint(const char *directory, uint64_t step, const struct sample *what)
 {
 	struct ioshape_group *group;
 
@@ -43,7 +43,7 @@ static void save_on_tier(uint64_t step, const struct sample *what)
 	char *place = place_of(step_name(step));
 
 	cut_name(place);
-	save_generation(place, step, what);
+	save_checkpoint(place, step, what);
 	keep(step_name(step));
 	free(place);
 }
@@ -60,16 +60,16 @@ static const char *in(const char *folder, const char *name)
 
 static void must_be_there_as(uint64_t step, const struct sample *what)
 {
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	struct ioshape_reader *reader;
 	void *loaded = malloc(what->total_bytes);
 
-	ck_assert_int_eq(ioshape_generation_open(context, there("run"), step, &generation), 0);
-	ck_assert_int_eq(ioshape_generation_verify(generation, NULL, NULL), 0);
-	ck_assert_int_eq(ioshape_generation_open_part(generation, 0, NULL, &reader), 0);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, there("run"), step, &checkpoint), 0);
+	ck_assert_int_eq(ioshape_checkpoint_verify(checkpoint, NULL, NULL), 0);
+	ck_assert_int_eq(ioshape_checkpoint_open_shard(checkpoint, 0, NULL, &reader), 0);
 	ck_assert_int_eq(sample_load(reader, what, loaded), 0);
 	ioshape_reader_free(reader);
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 	free(loaded);
 	ck_assert_uint_eq(scratch_entries(there("run")), 1);
 }
@@ -113,7 +113,7 @@ TEST(tests, a_checkpoint_is_copied_with_its_times_and_modes)
 
 TEST(tests, it_takes_the_place_of_an_older_one)
 {
-	save_generation(there("run"), 1, &other);
+	save_checkpoint(there("run"), 1, &other);
 	shift_time(there(step_name(1)), -60);
 	save_on_tier(1, &sample);
 	ck_assert_int_eq(drain(), 0);
@@ -130,7 +130,7 @@ TEST(tests, one_that_was_never_kept_is_no_hindrance)
 	char *place = place_of(step_name(1));
 
 	cut_name(place);
-	save_generation(place, 1, &other);
+	save_checkpoint(place, 1, &other);
 	free(place);
 	save_on_tier(1, &sample);
 	ck_assert_uint_eq(waiting(NULL), 1);
@@ -146,7 +146,7 @@ TEST(tests, one_that_was_never_kept_is_no_hindrance)
 TEST(tests, it_does_not_take_the_place_of_a_newer_one)
 {
 	save_on_tier(1, &sample);
-	save_generation(there("run"), 1, &other);
+	save_checkpoint(there("run"), 1, &other);
 	shift_time(there(step_name(1)), 60);
 	ck_assert_int_eq(drain(), 0);
 	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_NEWER], 1);
@@ -268,7 +268,7 @@ TEST(tests, drained_checkpoints_make_room)
 	must_be_there_as(1, &sample);
 }
 
-static void keep_generation(uint64_t step, uint32_t keep_last, const struct sample *what)
+static void keep_checkpoint(uint64_t step, uint32_t keep_last, const struct sample *what)
 {
 	struct ioshape_tier_keep_options options = IOSHAPE_TIER_KEEP_OPTIONS_INIT;
 	char *place = place_of(step_name(step));
@@ -276,7 +276,7 @@ static void keep_generation(uint64_t step, uint32_t keep_last, const struct samp
 	options.keep_last = keep_last;
 	options.keep_every = 10;
 	cut_name(place);
-	save_generation(place, step, what);
+	save_checkpoint(place, step, what);
 	ck_assert_int_eq(ioshape_tier_keep(tier, there(step_name(step)), &options), 0);
 	free(place);
 }
@@ -286,25 +286,25 @@ static void must_be_there(const uint64_t *steps, size_t count)
 	uint64_t *found;
 	size_t found_count;
 
-	ck_assert_int_eq(ioshape_generation_list(context, there("run"), &found, &found_count), 0);
+	ck_assert_int_eq(ioshape_checkpoint_list(context, there("run"), &found, &found_count), 0);
 	ck_assert_uint_eq(found_count, count);
 	ck_assert_mem_eq(found, steps, count * sizeof(*steps));
 	free(found);
 }
 
-TEST(tests, of_generations_so_many_stay_at_the_destination)
+TEST(tests, of_checkpoints_so_many_stay_at_the_destination)
 {
 	static const uint64_t all[] = { 10, 12, 13 };
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 
 	for (uint64_t step = 9; step < 14; step++)
-		keep_generation(step, 2, &sample);
+		keep_checkpoint(step, 2, &sample);
 	ck_assert_int_eq(drain(), 0);
 	must_be_there(all, 3);
 	ck_assert_int_eq(
-		ioshape_generation_open(context, there("run"), IOSHAPE_LATEST, &generation), 0);
-	ck_assert_int_eq(ioshape_generation_verify(generation, NULL, NULL), 0);
-	ioshape_generation_free(generation);
+		ioshape_checkpoint_open(context, there("run"), IOSHAPE_LATEST, &checkpoint), 0);
+	ck_assert_int_eq(ioshape_checkpoint_verify(checkpoint, NULL, NULL), 0);
+	ioshape_checkpoint_free(checkpoint);
 	ck_assert_uint_eq(scratch_entries(there("run")), 3);
 }
 
@@ -312,33 +312,33 @@ TEST(tests, of_generations_so_many_stay_at_the_destination)
  * A checkpoint that is open for reading is not removed, neither from the tier nor from the
  * destination.
  */
-TEST(tests, a_generation_that_is_open_stays)
+TEST(tests, a_checkpoint_that_is_open_stays)
 {
-	struct ioshape_generation *open_there, *open_here;
+	struct ioshape_checkpoint *open_there, *open_here;
 	char *place = place_of(step_name(1));
 
-	keep_generation(1, 0, &sample);
+	keep_checkpoint(1, 0, &sample);
 	ck_assert_int_eq(drain(), 0);
 	cut_name(place);
-	ck_assert_int_eq(ioshape_generation_open(context, place, 1, &open_here), 0);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, place, 1, &open_here), 0);
 	ioshape_tier_free(tier);
 	tier = open_tier(LARGE + LARGE / 2, 0);
 	free(place_of("x"));
 	ck_assert(has_copy(step_name(1)));
-	ck_assert_int_eq(ioshape_generation_verify(open_here, NULL, NULL), 0);
-	ioshape_generation_free(open_here);
+	ck_assert_int_eq(ioshape_checkpoint_verify(open_here, NULL, NULL), 0);
+	ioshape_checkpoint_free(open_here);
 	free(place_of("x"));
 	ck_assert(!has_copy(step_name(1)));
-	keep_generation(1, 0, &other);
-	ck_assert_int_eq(ioshape_generation_open(context, there("run"), 1, &open_there), 0);
+	keep_checkpoint(1, 0, &other);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, there("run"), 1, &open_there), 0);
 	ck_assert_int_eq(drain(), -EBUSY);
 	ck_assert_ptr_nonnull(strstr(told.why, "is reading it"));
-	ck_assert_int_eq(ioshape_generation_verify(open_there, NULL, NULL), 0);
-	ioshape_generation_free(open_there);
+	ck_assert_int_eq(ioshape_checkpoint_verify(open_there, NULL, NULL), 0);
+	ioshape_checkpoint_free(open_there);
 	ck_assert_int_eq(drain(), 0);
-	ck_assert_int_eq(ioshape_generation_open(context, there("run"), 1, &open_there), 0);
-	ck_assert_int_eq(ioshape_generation_verify(open_there, NULL, NULL), 0);
-	ioshape_generation_free(open_there);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, there("run"), 1, &open_there), 0);
+	ck_assert_int_eq(ioshape_checkpoint_verify(open_there, NULL, NULL), 0);
+	ioshape_checkpoint_free(open_there);
 	ck_assert_uint_eq(scratch_entries(there("run")), 1);
 	free(place);
 }

@@ -185,7 +185,7 @@ static size_t count_in(const char *directory, uint64_t *newest)
 	uint64_t *steps;
 	size_t count;
 
-	ck_assert_int_eq(ioshape_generation_list(context, directory, &steps, &count), 0);
+	ck_assert_int_eq(ioshape_checkpoint_list(context, directory, &steps, &count), 0);
 	if (newest)
 		*newest = count ? steps[count - 1] : 0;
 	free(steps);
@@ -194,15 +194,15 @@ static size_t count_in(const char *directory, uint64_t *newest)
 
 static void must_be_intact(const char *directory, uint64_t step)
 {
-	struct ioshape_generation_info info = IOSHAPE_GENERATION_INFO_INIT;
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint_info info = IOSHAPE_CHECKPOINT_INFO_INIT;
+	struct ioshape_checkpoint *checkpoint;
 
-	ck_assert_int_eq(ioshape_generation_open(context, directory, step, &generation), 0);
-	ck_assert_int_eq(ioshape_generation_get_info(generation, &info), 0);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, directory, step, &checkpoint), 0);
+	ck_assert_int_eq(ioshape_checkpoint_get_info(checkpoint, &info), 0);
 	ck_assert_uint_eq(info.ranks, RANKS);
-	ck_assert_msg(!ioshape_generation_verify(generation, NULL, NULL), "%s",
+	ck_assert_msg(!ioshape_checkpoint_verify(checkpoint, NULL, NULL), "%s",
 		      ioshape_last_error()->sentence);
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 }
 
 static void damage(const char *directory, uint64_t step)
@@ -316,7 +316,7 @@ static void save_again(const struct rank *rank)
 	save_step(rank, 8);
 }
 
-TEST(tests, only_a_drained_generation_makes_room_for_the_next)
+TEST(tests, only_a_drained_checkpoint_makes_room_for_the_next)
 {
 	struct scene scene = usual;
 	uint64_t newest;
@@ -353,12 +353,12 @@ static void save_ahead(const char *directory, uint64_t step)
 	const uint32_t crc = base_crc32(0, text, sizeof(text));
 	struct format_manifest_file file = { (char[]){ "rank-00000.pt" }, sizeof(text), crc,
 					     false };
-	struct format_manifest_part part = { .crc32 = crc, .bytes = sizeof(text) };
+	struct format_manifest_shard shard = { .crc32 = crc, .bytes = sizeof(text) };
 	struct format_manifest manifest = {
 		.step = step,
 		.mode = IOSHAPE_MODE_EACH,
 		.rank_count = 1,
-		.parts = &part,
+		.shards = &shard,
 		.file_count = 1,
 		.files = &file,
 	};

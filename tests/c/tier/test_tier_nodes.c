@@ -182,17 +182,17 @@ static const char *near(uint32_t node, const char *name)
 	return path;
 }
 
-static void check_own_part(const struct rank *rank, const char *directory)
+static void check_own_shard(const struct rank *rank, const char *directory)
 {
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	struct ioshape_reader *reader;
 
-	ck_assert_int_eq(ioshape_generation_open(rank->context, directory, 1, &generation), 0);
-	ck_assert_msg(!ioshape_generation_open_part(generation, rank->rank, NULL, &reader), "%s",
+	ck_assert_int_eq(ioshape_checkpoint_open(rank->context, directory, 1, &checkpoint), 0);
+	ck_assert_msg(!ioshape_checkpoint_open_shard(checkpoint, rank->rank, NULL, &reader), "%s",
 		      ioshape_last_error()->sentence);
 	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 	ioshape_reader_free(reader);
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 }
 
 static void find_on_tiers(const struct rank *rank)
@@ -204,7 +204,7 @@ static void find_on_tiers(const struct rank *rank)
 		ck_assert_msg(directory, "rank %u: %s", rank->rank, ioshape_last_error()->sentence);
 		ck_assert_str_ne(directory, there("run"));
 		ck_assert_uint_eq(step, 1);
-		check_own_part(rank, directory);
+		check_own_shard(rank, directory);
 	}
 }
 
@@ -260,7 +260,7 @@ static const struct scene partners = { .parity = IOSHAPE_PARITY_1_OF_2 };
 TEST(tests, each_has_its_own_files_and_a_copy_of_the_partners)
 {
 	size_t bytes, parity_bytes;
-	uint8_t *part, *parity;
+	uint8_t *shard, *parity;
 
 	run(&partners, save_well);
 	for (uint32_t node = 0; node < RANKS; node++) {
@@ -268,13 +268,13 @@ TEST(tests, each_has_its_own_files_and_a_copy_of_the_partners)
 			   *others = node ? "rank-00000.pt" : "rank-00001.pt";
 
 		ck_assert(is_there(near(node, own)) && !is_there(near(node, others)));
-		part = read_all(near(!node, others), &bytes);
+		shard = read_all(near(!node, others), &bytes);
 		parity = read_all(near(node, node ? "node-00001.parity" : "node-00000.parity"),
 				  &parity_bytes);
 		ck_assert_uint_gt(parity_bytes, bytes);
-		ck_assert_mem_eq(parity + 4096, part, bytes);
+		ck_assert_mem_eq(parity + 4096, shard, bytes);
 		free(parity);
-		free(part);
+		free(shard);
 	}
 	ck_assert_uint_eq(scratch_entries(there("run")), 0);
 	run(&partners, find_on_tiers);
@@ -322,7 +322,7 @@ TEST(tests, without_a_way_for_bytes_the_report_says_so)
 	run(&scene, find_nothing);
 }
 
-TEST(tests, a_way_that_breaks_leaves_a_generation_that_holds)
+TEST(tests, a_way_that_breaks_leaves_a_checkpoint_that_holds)
 {
 	struct scene scene = partners;
 
@@ -392,12 +392,12 @@ static bool is_forged_first(void)
 LOOP_TEST(tests, a_node_whose_records_disagree_leads_nobody_astray, 0, 2)
 {
 	size_t bytes;
-	uint8_t *part, *own;
+	uint8_t *shard, *own;
 
 	run(&partners, save_well);
-	part = read_all(near(0, "rank-00000.pt"), &bytes);
-	scratch_write(near(1, "rank-00000.pt"), part, bytes);
-	free(part);
+	shard = read_all(near(0, "rank-00000.pt"), &bytes);
+	scratch_write(near(1, "rank-00000.pt"), shard, bytes);
+	free(shard);
 	lose(0);
 	forge(1000);
 	if (_i) { /* some filesystems list names in the order of creation */

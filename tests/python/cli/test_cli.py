@@ -369,7 +369,7 @@ def test_a_quick_verify_checks_the_structure(
     assert call("verify", "--quick", cut).returncode == 1
 
 
-def test_a_quick_verify_of_a_generation(tmp_path: Path) -> None:
+def test_a_quick_verify_of_a_checkpoint(tmp_path: Path) -> None:
     ioshape.save_group({"a": torch.ones(1 << 20)}, tmp_path, 1)
     (file,) = (tmp_path / "step-0000000001").glob("*.pt")
     damage(file, file, file.stat().st_size // 2)

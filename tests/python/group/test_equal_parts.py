@@ -35,7 +35,7 @@ def hashed():
 
 def save(state, step, **options):
     report = ioshape.save_group(state, directory, step, **options)
-    say("saved", step=step, bytes=report.file_bytes, all=report.generation_bytes,
+    say("saved", step=step, bytes=report.file_bytes, all=report.checkpoint_bytes,
         repeated=report.repeated_bytes, hashed=hashed(), text=str(report))
 """
 )
@@ -60,7 +60,7 @@ state = state_of(0, 2)
 handle = ioshape.save_group_async(state, directory, 2, mode=mode)
 state["data"].fill_(rank)
 report = handle.result()
-say("saved", step=2, bytes=report.file_bytes, all=report.generation_bytes,
+say("saved", step=2, bytes=report.file_bytes, all=report.checkpoint_bytes,
     repeated=report.repeated_bytes, hashed=hashed(), text=str(report))
 save(state_of(rank, 3), 3, mode=mode)
 save(state_of(rank % 2, 4), 4, mode=mode)
@@ -92,10 +92,10 @@ def test_equal_parts_are_stored_once_and_no_others(tmp_path: Path, mode: str) ->
         "rank0": ["ranks.zip"],
     }
     assert names_in(runs / "step-0000000001") == {"manifest.json", *files[mode]}
-    one, _two, three, four = ioshape.generations(runs)
-    assert [each.distinct for each in ioshape.generations(runs)] == [1, 1, 4, 2]
-    assert [part.same_as for part in four.parts()] == [0, 1, 0, 1]
-    assert len({(part.file, part.offset) for part in one.parts()}) == 1
+    one, _two, three, four = ioshape.checkpoints(runs)
+    assert [each.distinct for each in ioshape.checkpoints(runs)] == [1, 1, 4, 2]
+    assert [part.same_as for part in four.shards()] == [0, 1, 0, 1]
+    assert len({(part.file, part.offset) for part in one.shards()}) == 1
     # This process is a job of one rank: all ranks share step 1, but step 3 has a shard for each.
     assert torch.equal(ioshape.load_group(runs, step=1)["data"], one.load(3)["data"])
     with pytest.raises(ValueError, match="rank=k"):
@@ -113,7 +113,7 @@ def test_equal_parts_are_stored_once_and_no_others(tmp_path: Path, mode: str) ->
     assert ioshape.prune(runs, keep_last=1) == [1, 2, 3]
 
 
-def test_a_generation_with_equal_parts_has_a_version_that_earlier_releases_refuse(
+def test_a_checkpoint_with_equal_parts_has_a_version_that_earlier_releases_refuse(
     tmp_path: Path,
 ) -> None:
     program = (
@@ -157,7 +157,7 @@ def test_parts_with_one_checksum_and_other_bytes_are_stored_each(tmp_path: Path)
     assert zlib.crc32(message) == before
     said = run_ranks(tmp_path, LOOK_EQUAL, tmp_path / "run", GENERATOR.hex(), ranks=2)
     assert [line["right"] for line in told(said, "loaded")] == [True, True]
-    one, other = ioshape.generations(tmp_path / "run")[0].parts()
+    one, other = ioshape.checkpoints(tmp_path / "run")[0].shards()
     assert one.crc32 == other.crc32
     assert one.offset != other.offset
     for line in told(said, "saved"):

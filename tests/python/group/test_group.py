@@ -22,14 +22,14 @@ MODES = ["each", "node", "rank0"]
 BEGIN = "from group_program import *\n"
 
 
-def generations_in(folder: Path) -> list[int]:
+def checkpoints_in(folder: Path) -> list[int]:
     """Return the steps of the complete checkpoints.
 
     Check that the folder has no other entries but the stores of dead jobs.
     """
     steps = []
     for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(".ioshape-board-"):
+        if entry.name.startswith(".ioshape-store-"):
             continue  # another save removes it after a day
         assert entry.name.startswith("step-"), entry.name
         assert (entry / "manifest.json").is_file()
@@ -60,7 +60,7 @@ directory, mode = arguments[:2]
 for step in (5, 1000):
     report = ioshape.save_group(object_of(rank, step), directory, step, mode=mode)
     say("saved", step=step, layout=report.mode, why=report.why,
-        path=report.path, bytes=report.file_bytes, all=report.generation_bytes)
+        path=report.path, bytes=report.file_bytes, all=report.checkpoint_bytes)
 found = ioshape.load_group(directory, weights_only=True)
 say("loaded", right=is_right(found, rank, 1000))
 say("older", right=is_right(ioshape.load_group(directory, step=5), rank, 5))
@@ -68,18 +68,18 @@ say("older", right=is_right(ioshape.load_group(directory, step=5), rank, 5))
 )
 
 
-@pytest.mark.parametrize("board", ["files", "host", "redis"])
+@pytest.mark.parametrize("store", ["files", "host", "redis"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.slow
-def test_what_all_ranks_save_they_load(tmp_path: Path, mode: str, board: str) -> None:
+def test_what_all_ranks_save_they_load(tmp_path: Path, mode: str, store: str) -> None:
     folder = tmp_path / "run"
-    with coordinator("redis" if board == "redis" else "local") as address:
+    with coordinator("redis" if store == "redis" else "local") as address:
         said = run_ranks(
             *(tmp_path, SAVE_AND_LOAD, folder, mode),
             *(["gloo"] if mode == "rank0" else []),
             ranks=4,
             nodes=2,
-            IOSHAPE_TEST_BOARD=board,
+            IOSHAPE_TEST_STORE=store,
             IOSHAPE_COORDINATOR=address,
         )
     for lines in said:
@@ -96,7 +96,7 @@ def test_what_all_ranks_save_they_load(tmp_path: Path, mode: str, board: str) ->
         "rank0": ["ranks.zip"],
     }
     assert files == ["manifest.json", *parts[mode]]
-    assert generations_in(folder) == [5, 1000]
+    assert checkpoints_in(folder) == [5, 1000]
     assert not list(folder.glob(".*"))
 
 
@@ -184,7 +184,7 @@ for mode in ("auto", "each", "node", "rank0"):
         ranks=1,
     )
     assert [line["right"] for line in said[0]] == [True] * 4
-    assert generations_in(folder) == [7]
+    assert checkpoints_in(folder) == [7]
 
 
 # ---- Background saves ----------------------------------------------------------------------------
@@ -217,10 +217,10 @@ for step in range(1, 6):
         ranks=3,
     )
     assert [line["right"] for lines in said for line in lines if "right" in line] == [True] * 15
-    assert generations_in(folder) == [1, 2, 3, 4, 5]
+    assert checkpoints_in(folder) == [1, 2, 3, 4, 5]
 
 
-def test_the_end_of_the_program_waits_for_the_generation(tmp_path: Path) -> None:
+def test_the_end_of_the_program_waits_for_the_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     program = (
         BEGIN
@@ -231,7 +231,7 @@ time.sleep(0.3 * rank)
 """
     )
     run_ranks(tmp_path, program, folder, ranks=3, nodes=3)
-    assert generations_in(folder) == [3, 4]
+    assert checkpoints_in(folder) == [3, 4]
     assert not list(folder.glob(".*"))  # the ranks have closed the group and removed its store
     loaded = "say('loaded', right=is_right(ioshape.load_group(arguments[0]), rank, 4, 5_000_000))"
     said = run_ranks(tmp_path, BEGIN + loaded, folder, ranks=3)
@@ -419,7 +419,7 @@ ioshape.save_group(object_of(rank, 20_000), arguments[0], 20_000)
     said = run_ranks(tmp_path, after, folder, ranks=4, nodes=2)
     assert [lines[0]["right"] for lines in said] == [True] * 4
     assert {lines[0]["step"] for lines in said} in ({saved}, {saved + 1})
-    assert generations_in(folder)[-1] == 20_000
+    assert checkpoints_in(folder)[-1] == 20_000
 
 
 def test_a_rank_that_dies_before_all_are_connected(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ os._exit(0)
 # ---- Choosing a checkpoint -----------------------------------------------------------------------
 
 
-def test_no_generation_there(tmp_path: Path) -> None:
+def test_no_checkpoint_there(tmp_path: Path) -> None:
     program = (
         BEGIN
         + EXPLAIN
@@ -485,7 +485,7 @@ for other in range(3):
             assert [line["right"] for line in lines[2:]] == [True] * 3
 
 
-def test_a_complete_generation_is_replaced_or_kept(tmp_path: Path) -> None:
+def test_a_complete_checkpoint_is_replaced_or_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     program = (
         BEGIN
@@ -501,10 +501,10 @@ say("replaced", right=is_right(ioshape.load_group(arguments[0]), rank, 2))
     for lines in run_ranks(tmp_path, program, folder):
         assert "FileExistsError" in lines[0]["kinds"], lines[0]
         assert [line["right"] for line in lines[1:]] == [True, True]
-    assert generations_in(folder) == [9]
+    assert checkpoints_in(folder) == [9]
 
 
-def test_generations_are_kept_as_asked(tmp_path: Path) -> None:
+def test_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     program = (
         BEGIN
@@ -514,7 +514,7 @@ for step in range(1, 13):
 """
     )
     run_ranks(tmp_path, program, folder)
-    assert generations_in(folder) == [5, 10, 11, 12]
+    assert checkpoints_in(folder) == [5, 10, 11, 12]
 
 
 @pytest.mark.slow
@@ -552,7 +552,7 @@ say("read", count=len(seen))
     # Step 59 may have stayed because the reader was reading it. The reader has ended: only step 60
     # is kept.
     ioshape.prune(folder, keep_last=1)
-    assert generations_in(folder) == [60]
+    assert checkpoints_in(folder) == [60]
 
 
 # ---- Restarts ------------------------------------------------------------------------------------
@@ -646,9 +646,9 @@ say("done", layouts=[first, second, handle.result().mode, third],
         assert lines[0]["right"]
 
 
-@pytest.mark.parametrize("board", ["host", "files"])
+@pytest.mark.parametrize("store", ["host", "files"])
 @pytest.mark.slow
-def test_a_rank_that_never_comes_is_not_waited_for(tmp_path: Path, board: str) -> None:
+def test_a_rank_that_never_comes_is_not_waited_for(tmp_path: Path, store: str) -> None:
     program = (
         BEGIN
         + EXPLAIN
@@ -663,7 +663,7 @@ else:
         *(tmp_path, program, tmp_path / "run"),
         ranks=3,
         IOSHAPE_DEADLINE_MS="1500",
-        IOSHAPE_TEST_BOARD=board,
+        IOSHAPE_TEST_STORE=store,
     )
     for rank in (0, 2):
         raised = said[rank][0]
@@ -706,7 +706,7 @@ ioshape.save_group(object_of(rank, 2), arguments[0], 2)
     )
     said = run_ranks(tmp_path, program, tmp_path / "run")
     assert [lines[0]["status"] for lines in said] == [7, 7]
-    assert generations_in(tmp_path / "run") == [1, 2]
+    assert checkpoints_in(tmp_path / "run") == [1, 2]
 
 
 @pytest.mark.parametrize(("takes_s", "code"), [(0.1, -errno.ETIMEDOUT), (0.0, -errno.ECONNRESET)])

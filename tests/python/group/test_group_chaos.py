@@ -14,7 +14,7 @@ def check(made: Lane) -> None:
     told = made.verdict.told()
     assert not made.verdict.faults, told
     # A run without saves and loads could find no fault.
-    assert told["counts"]["generations"] > told["kills"] / 2, told
+    assert told["counts"]["checkpoints"] > told["kills"] / 2, told
     assert told["counts"]["jobs_that_loaded"] > told["kills"] / 4, told
 
 

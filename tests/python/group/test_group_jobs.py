@@ -33,7 +33,7 @@ slept = False
 
 def fall_asleep(now):
     global slept
-    # Once; not when all of its part is there already: that generation may be completed.
+    # Once; not when all of its part is there already: that checkpoint may be completed.
     if now.phase == "write" and 0 < now.done_bytes < now.total_bytes // 2 and not slept:
         slept = True
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -55,16 +55,16 @@ os._exit(0)
 )
 
 
-def whose(generation: ioshape.types.Generation) -> int:
+def whose(checkpoint: ioshape.types.Checkpoint) -> int:
     """Return the salt of the job that wrote a checkpoint.
 
     Check that all shards are right and of that job.
     """
-    objects = [generation.load(rank) for rank in range(generation.ranks)]
+    objects = [checkpoint.load(rank) for rank in range(checkpoint.ranks)]
     salt = int(objects[0]["rank"])
     for rank, found in enumerate(objects):
-        assert is_right(found, rank + salt, generation.step, N_BYTES), generation.path
-    generation.verify()
+        assert is_right(found, rank + salt, checkpoint.step, N_BYTES), checkpoint.path
+    checkpoint.verify()
     return salt
 
 
@@ -85,9 +85,9 @@ def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
     ):
         for lines in (*first.end(), *second.end()):
             assert [line["event"] for line in lines] == ["saved"] * last, lines[-1]
-    generations = ioshape.generations(run)
-    assert [generation.step for generation in generations] == list(range(1, last + 1))
-    assert {whose(generation) for generation in generations} <= {100, 200}
+    checkpoints = ioshape.checkpoints(run)
+    assert [checkpoint.step for checkpoint in checkpoints] == list(range(1, last + 1))
+    assert {whose(checkpoint) for checkpoint in checkpoints} <= {100, 200}
     assert not list(run.glob(".*step-*"))
 
 
@@ -114,7 +114,7 @@ def test_a_process_of_an_earlier_life_wakes_up_too_late(tmp_path: Path, victim: 
         "ranks": 4,
         "nodes": 2,
         "IOSHAPE_DEADLINE_MS": "3000",
-        "IOSHAPE_TEST_BOARD": "files",
+        "IOSHAPE_TEST_STORE": "files",
         "IOSHAPE_JOB": "same",
         "MASTER_PORT": str(free_port()),
     }
@@ -135,16 +135,16 @@ def test_a_process_of_an_earlier_life_wakes_up_too_late(tmp_path: Path, victim: 
         # killed rank 0 is removed.
         assert attempt.exists() == (victim == 0)
         before = {
-            generation.step: (generation.saved, whose(generation))
-            for generation in ioshape.generations(run)
+            checkpoint.step: (checkpoint.saved, whose(checkpoint))
+            for checkpoint in ioshape.checkpoints(run)
         }
         old.members[victim].signal(signal.SIGCONT)
         said = old.end(*(rank for rank in range(4) if rank != victim))
         if victim:
             assert said[victim][-1]["event"] == "failed"
     after = {
-        generation.step: (generation.saved, whose(generation))
-        for generation in ioshape.generations(run)
+        checkpoint.step: (checkpoint.saved, whose(checkpoint))
+        for checkpoint in ioshape.checkpoints(run)
     }
     # Rank 0 may already have all messages of the other ranks. Then it completes its checkpoint.
     woke = after.pop(2, None)
@@ -175,7 +175,7 @@ for step in range(1, 5):
 """
     )
     with started_ranks(
-        tmp_path, program, tmp_path / "run", ranks=4, IOSHAPE_TEST_BOARD="host"
+        tmp_path, program, tmp_path / "run", ranks=4, IOSHAPE_TEST_STORE="host"
     ) as job:
         said = job.end(2)
     for rank, lines in enumerate(said):
@@ -184,7 +184,7 @@ for step in range(1, 5):
             # Rank 0 reports that rank 2 failed. Once rank 0 has exited, the other ranks do not wait
             # for it.
             assert lines[1]["failed"] == 2, lines[1]
-    assert [generation.step for generation in ioshape.generations(tmp_path / "run")] == [1]
+    assert [checkpoint.step for checkpoint in ioshape.checkpoints(tmp_path / "run")] == [1]
 
 
 def test_rank_0_dies_before_it_can_say_that_all_is_well(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_rank_0_dies_before_it_can_say_that_all_is_well(tmp_path: Path) -> None:
         BEGIN
         + """
 import logging
-from ioshape._group.generations import Handle
+from ioshape._group.checkpoints import Handle
 
 class Dies(logging.Handler):
     def emit(self, record):
@@ -215,12 +215,12 @@ os._exit(0)
 """
     )
     run = tmp_path / "run"
-    with started_ranks(tmp_path, program, run, ranks=3, IOSHAPE_TEST_BOARD="host") as job:
+    with started_ranks(tmp_path, program, run, ranks=3, IOSHAPE_TEST_STORE="host") as job:
         said = job.end(0)
     assert job.members[0].status == -signal.SIGKILL
     assert [[line["event"] for line in lines] for lines in said] == [[], ["saved"], ["saved"]]
-    (generation,) = ioshape.generations(run)
-    assert whose(generation) == 100
+    (checkpoint,) = ioshape.checkpoints(run)
+    assert whose(checkpoint) == 100
 
 
 # ---- Containers ----------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_a_node_whose_cable_is_cut(tmp_path: Path, network: Networks) -> None:
         nodes=3,
         network=network,
         IOSHAPE_DEADLINE_MS="2500",
-        IOSHAPE_TEST_BOARD="files",
+        IOSHAPE_TEST_STORE="files",
     ) as job:
         job.await_all("saved")
         network.cut(1)

@@ -157,7 +157,7 @@ def test_a_link_whose_file_is_gone_is_something(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("load", [ioshape.load_latest, load_group, load_intact, ioshape.latest])
 @pytest.mark.parametrize("lost", ["manifest.json", "rank-00000.pt"])
-def test_generations_of_which_none_is_complete_are_named(
+def test_checkpoints_of_which_none_is_complete_are_named(
     tmp_path: Path, load: Load, lost: str
 ) -> None:
     for step in (1, 2):
@@ -170,7 +170,7 @@ def test_generations_of_which_none_is_complete_are_named(
 
 
 @pytest.mark.parametrize("load", [ioshape.load_latest, load_intact])
-def test_generations_of_which_none_is_intact_are_named(tmp_path: Path, load: Load) -> None:
+def test_checkpoints_of_which_none_is_intact_are_named(tmp_path: Path, load: Load) -> None:
     for step in (1, 2):
         ioshape.save_group(checkpoint(step), tmp_path, step, mode="each")
         damage(tmp_path / f"step-{step:010}" / "rank-00000.pt")

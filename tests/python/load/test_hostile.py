@@ -32,11 +32,11 @@ def command(*arguments):
 def extract(path):
     command("extract", path, "--rank", "0", "--force", "-o", path + ".out")
 
-def generation(path):
-    ioshape.generations(path)
+def checkpoint(path):
+    ioshape.checkpoints(path)
     newest = ioshape.latest(path)
     if newest:
-        newest.parts()
+        newest.shards()
         newest.verify()
 
 def describe(path):
@@ -53,7 +53,7 @@ ways = {
     "list": lambda path: command("inspect", "--json", path),
     "table": lambda path: command("inspect", path),
     "extract": extract,
-    "generation": generation,
+    "checkpoint": checkpoint,
 }
 call = ways[way]
 call(good)
@@ -125,7 +125,7 @@ def test_no_part_takes_long_to_extract_or_verify(tmp_path: Path) -> None:
     for number, whole in enumerate(hostile.files().values()):
         paths.append(tmp_path / str(number))
         hostile.write_part(paths[-1], whole)
-    for way in ("extract", "generation"):
+    for way in ("extract", "checkpoint"):
         try_all(way, tmp_path / "good", paths)
 
 
@@ -134,8 +134,8 @@ def test_no_manifest_takes_long_or_much_memory(tmp_path: Path) -> None:
     paths = []
     for name in hostile.MANIFESTS:
         paths.append(tmp_path / name)
-        hostile.write_generation(paths[-1], name)
-    for way in ("extract", "generation"):
+        hostile.write_checkpoint(paths[-1], name)
+    for way in ("extract", "checkpoint"):
         try_all(way, tmp_path / "good", paths)
 
 

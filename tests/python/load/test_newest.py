@@ -38,9 +38,9 @@ for load in (lambda path: ioshape.load_group(path, fallback=True), ioshape.load_
 )
 
 
-def bundle(generation: Path) -> Path:
+def bundle(checkpoint: Path) -> Path:
     """Return the shard file of the last rank."""
-    return sorted(path for path in generation.iterdir() if path.name != "manifest.json")[-1]
+    return sorted(path for path in checkpoint.iterdir() if path.name != "manifest.json")[-1]
 
 
 def truncate(path: Path) -> None:
@@ -53,7 +53,7 @@ def flip_in_the_middle(path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["each", "node"])
 @pytest.mark.slow
-def test_all_ranks_load_the_newest_intact_generation(tmp_path: Path, mode: str) -> None:
+def test_all_ranks_load_the_newest_intact_checkpoint(tmp_path: Path, mode: str) -> None:
     runs = tmp_path / "runs"
     run_ranks(tmp_path, SAVE, runs, mode, ranks=4, nodes=2)
     folders = {step: runs / f"step-{step:010}" for step in range(1, 8)}

@@ -61,13 +61,13 @@ def state(rank: int) -> dict[str, torch.Tensor]:
     return {"weight": torch.arange(300_000.0) + rank, "rank": torch.tensor(rank)}
 
 
-def make_generation(runs: Path, step: int, mode: str = "each", *, by_torch: bool = False) -> Path:
+def make_checkpoint(runs: Path, step: int, mode: str = "each", *, by_torch: bool = False) -> Path:
     parts = runs.parent / "parts"
     parts.mkdir(exist_ok=True)
     files = [parts / f"{rank}.pt" for rank in range(3)]
     for rank, file in enumerate(files):
         (torch.save if by_torch else ioshape.save)(state(rank), file)
-    writer = build_folder() / "tests" / "c" / "generation"
+    writer = build_folder() / "tests" / "c" / "checkpoint"
     subprocess.run((writer, "write", runs, str(step), mode, *files), check=True)
     return runs / f"step-{step:010}"
 
@@ -105,17 +105,17 @@ def written(log: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["each", "rank0"])
-def test_a_generation_goes_there_and_comes_back_and_its_manifest_goes_last(
+def test_a_checkpoint_goes_there_and_comes_back_and_its_manifest_goes_last(
     mode: str, store: Store, tmp_path: Path
 ) -> None:
-    path = make_generation(tmp_path / "runs", 7, mode)
+    path = make_checkpoint(tmp_path / "runs", 7, mode)
     done = s3.upload(path, f"{RUN}/")
-    assert (done.url, done.kind) == (f"{RUN}/{path.name}", "generation")
+    assert (done.url, done.kind) == (f"{RUN}/{path.name}", "group")
     assert done.files == len(names_in(path))
     assert written(store.harm())[-2:] == [LISTING, "manifest.json"]
     back = s3.download(done.url, f"{tmp_path}/back/")
     assert back.verified
-    (one,) = ioshape.generations(tmp_path / "back")
+    (one,) = ioshape.checkpoints(tmp_path / "back")
     one.verify()
     for rank in range(3):
         assert torch.equal(one.load(rank)["weight"], state(rank)["weight"])
@@ -195,10 +195,10 @@ def test_what_is_there_is_not_sent_again(store: Store, tmp_path: Path) -> None:
     (path / "small").write_bytes(b"other")
     again = s3.upload(path, RUN, part_bytes=PART)
     assert 0 < again.sent_bytes < 2000  # the changed file and the listing
-    generation = make_generation(tmp_path / "runs", 1)
-    s3.upload(generation, f"{RUN}/")
+    checkpoint = make_checkpoint(tmp_path / "runs", 1)
+    s3.upload(checkpoint, f"{RUN}/")
     store.harm()
-    s3.upload(generation, f"{RUN}/")
+    s3.upload(checkpoint, f"{RUN}/")
     assert len(store.harm()) == 2  # the manifest identifies a whole checkpoint
 
 
@@ -266,7 +266,7 @@ def test_where_the_store_fails_nothing_older_is_uploaded_instead(
 def test_where_only_the_last_object_is_missing_that_completes_it(
     store: Store, tmp_path: Path
 ) -> None:
-    path = make_generation(tmp_path / "runs", 7)
+    path = make_checkpoint(tmp_path / "runs", 7)
     done = s3.upload(path, f"{RUN}/")
     (last,) = (key for key in store.objects() if key.endswith("/manifest.json"))
     store.client().delete_object(Bucket=BUCKET, Key=last)
@@ -399,10 +399,10 @@ def test_the_parts_of_another_one_do_not_stay_when_the_object_is_there(
 
 
 @pytest.mark.parametrize("by_torch", [False, True])
-def test_a_damaged_generation_does_not_become_one_there(
+def test_a_damaged_checkpoint_does_not_become_one_there(
     by_torch: bool, store: Store, tmp_path: Path
 ) -> None:
-    path = make_generation(tmp_path / "runs", 1, by_torch=by_torch)
+    path = make_checkpoint(tmp_path / "runs", 1, by_torch=by_torch)
     flip(path / "rank-00001.pt", offset_of(path / "rank-00001.pt", "data/0") + 5000)
     with pytest.raises(ioshape.DamagedError, match="rank-00001"):
         s3.upload(path, RUN)
@@ -428,7 +428,7 @@ def test_a_damaged_record_is_found_where_it_lies_in_several_parts(
 def test_a_file_that_only_a_manifest_has_a_checksum_of_is_compared(
     store: Store, tmp_path: Path
 ) -> None:
-    path = make_generation(tmp_path / "runs", 1, "rank0")
+    path = make_checkpoint(tmp_path / "runs", 1, "rank0")
     (bundle,) = (name for name in names_in(path) if name != "manifest.json")
     flip(path / bundle, 40)  # a header, which only the manifest's checksum covers
     with pytest.raises(ioshape.DamagedError):
@@ -545,7 +545,7 @@ def test_checksums_of_pieces_are_those_of_ranges(seed: int) -> None:
 
 def test_what_is_no_complete_checkpoint_is_refused(store: Store, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    path = make_generation(runs, 1)
+    path = make_checkpoint(runs, 1)
     (path / "manifest.json").unlink()
     under_way = tmp_path / ".model.ioshape-tmp-1"
     under_way.mkdir()
@@ -554,7 +554,7 @@ def test_what_is_no_complete_checkpoint_is_refused(store: Store, tmp_path: Path)
     for wrong in (path, under_way, attempt, tmp_path / "none"):
         with pytest.raises(ioshape.StorageError):
             s3.upload(wrong, RUN)
-    make_generation(runs, 3)
+    make_checkpoint(runs, 3)
     with pytest.raises(ioshape.StorageError, match="a directory with 1 of them; name one of them"):
         s3.upload(runs, RUN)
     odd = tmp_path / "odd"
@@ -649,7 +649,7 @@ def test_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_credentials_or_with_wrong_ones(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_generation(tmp_path / "runs", 1)
+    path = make_checkpoint(tmp_path / "runs", 1)
     with monkeypatch.context() as changed:
         changed.delenv("AWS_ACCESS_KEY_ID")
         with pytest.raises(PermissionError, match="no credentials; set AWS_ACCESS_KEY_ID"):
@@ -667,7 +667,7 @@ def test_without_credentials_or_with_wrong_ones(
 
 
 def test_a_bucket_or_a_checkpoint_that_is_not_there(store: Store, tmp_path: Path) -> None:
-    path = make_generation(tmp_path / "runs", 1)
+    path = make_checkpoint(tmp_path / "runs", 1)
     for source in (path, path / "rank-00000.pt"):
         with pytest.raises(FileNotFoundError, match="no such bucket; create it"):
             s3.upload(source, "s3://another-bucket/x")
@@ -719,7 +719,7 @@ def test_memory_does_not_grow_with_the_file(store: Store, tmp_path: Path) -> Non
 
 def test_the_commands(store: Store, tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        make_generation(tmp_path / "runs", step)
+        make_checkpoint(tmp_path / "runs", step)
     upload = ("upload", tmp_path / "runs")
     env = {**store.variables}
     del env["AWS_ENDPOINT_URL_S3"]
@@ -736,7 +736,7 @@ def test_the_commands(store: Store, tmp_path: Path) -> None:
     done = json.loads(succeed(call(*upload, RUN, "--all", "--json", *there, env=env)))
     assert [bool(one["sent_bytes"]) for one in done] == [True, False, False]
     listed = succeed(call("ls", RUN, *there, env=env))
-    assert listed.count("generation") == 3
+    assert listed.count("group") == 3
     assert "step-0000000001" in listed.splitlines()[-1]  # in the order of the uploads
     listed = json.loads(succeed(call("ls", RUN, "--json", *there, env=env)))
     assert len(listed["checkpoints"]) == 3

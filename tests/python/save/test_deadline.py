@@ -52,9 +52,9 @@ def test_a_save_that_is_too_late_is_saved_and_says_so(tmp_path: Path, new_format
     assert torch.equal(torch.load(path)["weights"], LARGE["weights"])
 
 
-def test_a_group_with_a_deadline_leaves_old_generations_to_the_next_save(tmp_path: Path) -> None:
+def test_a_group_with_a_deadline_leaves_old_checkpoints_to_the_next_save(tmp_path: Path) -> None:
     def steps() -> list[int]:
-        return [one.step for one in ioshape.generations(tmp_path)]
+        return [one.step for one in ioshape.checkpoints(tmp_path)]
 
     with ioshape.slot(pool="deadlines"):
         for step in (1, 2):
@@ -85,7 +85,7 @@ def test_ranks_that_cancel_an_earlier_save_of_their_group_go_before_others(tmp_p
 
     A group writes its checkpoints one after the other.
     """
-    folder = tmp_path / "generations"
+    folder = tmp_path / "checkpoints"
     with (
         ioshape.slot(pool="deadlines"),
         started_ranks(
@@ -97,7 +97,7 @@ def test_ranks_that_cancel_an_earlier_save_of_their_group_go_before_others(tmp_p
     ):
         assert [line["met"] for line in job.await_all("saved")] == [True, True]
         job.end()
-    assert [one.step for one in ioshape.generations(folder)] == [2]
+    assert [one.step for one in ioshape.checkpoints(folder)] == [2]
 
 
 # ---- Notices -------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ FULL_DISK = """
     assert str(odd) in skip["downgrades"][-1], skip
     assert failure["started_s"] > 1e9 and "none" in failure["error"], failure
 
-    # A generation: no attempt is left of it, and the one before is the newest.
+    # A checkpoint: no attempt is left of it, and the one before is the newest.
     directory = folder / "checkpoints"
     filler.unlink()
     ioshape.save_group(checkpoint(1), directory, step=1)
@@ -153,7 +153,7 @@ FULL_DISK = """
         handle = ioshape.save_group_async(too_much, directory, step=3)
         assert handle.wait() and handle.report.skipped and "skipped" in repr(handle)
     assert [one.category for one in caught] == [ioshape.SkippedWarning] * 2
-    assert report.skipped and report.generation_bytes == 0, report
+    assert report.skipped and report.checkpoint_bytes == 0, report
     assert "needs 20" in report.downgrades[-1], report
     assert ioshape.latest(directory).step == 1
     assert [name for name in names_in(directory) if "step" in name] == ["step-0000000001"]

@@ -335,7 +335,7 @@ def test_ctrl_c_prints_nothing(ctrl_c: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["context", "save", "file", "slot", "reader", "group", "generation"]
+    "name", ["context", "save", "file", "slot", "reader", "group", "checkpoint"]
 )
 def test_no_python_runs_while_something_is_freed(name: str) -> None:
     """Check that destructors run no Python, where a KeyboardInterrupt would be lost."""

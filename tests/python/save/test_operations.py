@@ -98,7 +98,7 @@ def test_a_save_asks_for_no_more_than_this(mount: Mount, more: Counter[str]) -> 
     assert (MOST["replacing"] + PLACED).total() <= 10
 
 
-def test_a_generation_asks_for_no_more_than_this(mount: Mount, more: Counter[str]) -> None:
+def test_a_checkpoint_asks_for_no_more_than_this(mount: Mount, more: Counter[str]) -> None:
     folder = mount.path / "run"
     large = tensors(8 << 20)
     ioshape.save_group(large, folder, step=0)

@@ -308,7 +308,7 @@ def test_what_the_command_does_not_recognise_is_an_error(tmp_path: Path) -> None
     assert "0 checkpoints" in succeed(call(*how, tmp_path / "groups"))
 
 
-def test_damaged_generations_are_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_no_reason_to_refuse(tmp_path: Path) -> None:
     ioshape.save_group(checkpoint(1), tmp_path, 1)
     (tmp_path / "step-0000000001" / "manifest.json").unlink()
     assert ioshape.prune(tmp_path, keep_last=1) == []

@@ -33,7 +33,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "slow" / "runs"
 
 
-def generation(directory: Path, step: int) -> Path:
+def checkpoint(directory: Path, step: int) -> Path:
     return directory / f"step-{step:010}"
 
 
@@ -126,11 +126,11 @@ def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
     assert steps_in(runs) == [3, 8]
     # Retention on the tier follows the tier's own settings.
     assert steps_in(place_of(fast, runs)) == [2, 3, 4, 5, 8]
-    for one in ioshape.generations(runs):
+    for one in ioshape.checkpoints(runs):
         one.verify()
 
 
-def test_before_the_drain_a_generation_is_found_on_the_tier_alone(
+def test_before_the_drain_a_checkpoint_is_found_on_the_tier_alone(
     tmp_path: Path, fast: Path, runs: Path
 ) -> None:
     near = place_of(fast, runs)
@@ -138,14 +138,14 @@ def test_before_the_drain_a_generation_is_found_on_the_tier_alone(
     with undrained(fast):
         said = run_ranks(tmp_path, SAVE, runs, 1, 2, **settings)
         assert {(line["tier"], line["path"]) for line in told(said, "saved")} == {
-            (str(fast), str(generation(runs, step))) for step in (1, 2)
+            (str(fast), str(checkpoint(runs, step))) for step in (1, 2)
         }
         assert steps_in(runs) == []
         newest = ioshape.latest(runs, tier=fast)
         assert newest is not None
-        assert (newest.step, newest.path) == (2, str(generation(near, 2)))
-        assert [one.step for one in ioshape.generations(runs, tier=fast)] == [1, 2]
-        assert ioshape.generations(runs) == []
+        assert (newest.step, newest.path) == (2, str(checkpoint(near, 2)))
+        assert [one.step for one in ioshape.checkpoints(runs, tier=fast)] == [1, 2]
+        assert ioshape.checkpoints(runs) == []
         assert ioshape.load_group(runs, step=1, rank=1, tier=fast)["step"] == 1
         said = run_ranks(tmp_path, LOAD, runs, 2, **settings)
         assert [line["right"] for line in told(said, "loaded")] == [True] * 6
@@ -158,7 +158,7 @@ def test_before_the_drain_a_generation_is_found_on_the_tier_alone(
     wait_until(lambda: steps_in(runs) == [1, 2], "they are drained")
     run_ranks(tmp_path, SAVE, runs, 3, IOSHAPE_TIER=str(fast))
     assert steps_in(runs) == [1, 2, 3]
-    for one in ioshape.generations(runs):
+    for one in ioshape.checkpoints(runs):
         one.verify()
 
 
@@ -173,7 +173,7 @@ def test_what_cannot_go_over_a_tier_is_saved_directly_and_says_so(
         assert why.startswith("saved directly, not on the tier: ")
         assert str(fast) in why
     assert steps_in(runs) == [1]
-    (found,) = ioshape.generations(runs, tier=fast)
+    (found,) = ioshape.checkpoints(runs, tier=fast)
     found.verify()
 
 
@@ -192,14 +192,14 @@ def test_a_damaged_copy_is_passed_over_for_what_it_was_drained_to(
     fast: Path, runs: Path, damaged: str, options: dict[str, Any]
 ) -> None:
     ioshape.save_group_async({"step": 1}, runs, 1, tier=fast).wait_drained()
-    near = generation(place_of(fast, runs), 1)
+    near = checkpoint(place_of(fast, runs), 1)
     (file,) = near.glob(damaged)
     flip(file, file.stat().st_size // 2)
     with pytest.warns(ioshape.FallbackWarning) as caught:
         assert ioshape.load_group(runs, tier=fast, **options) == {"step": 1}
     (warning,) = (one.message for one in caught)
     assert isinstance(warning, ioshape.FallbackWarning)
-    assert warning.path == str(generation(runs, 1))
+    assert warning.path == str(checkpoint(runs, 1))
     (over,) = warning.passed_over
     assert str(near).startswith(over.path)
     assert ioshape.load_group(runs, tier=False) == {"step": 1}
@@ -213,8 +213,8 @@ def test_of_two_of_a_step_the_one_that_was_saved_last_is_loaded(fast: Path, runs
         for options in ({}, {"step": 1}, {"fallback": True}):
             assert ioshape.load_group(runs, tier=fast, **options) == "directly"
         assert ioshape.load_latest(runs, tier=fast) == "directly"
-        (found,) = ioshape.generations(runs, tier=fast)
-        assert found.path == str(generation(runs, 1))
+        (found,) = ioshape.checkpoints(runs, tier=fast)
+        assert found.path == str(checkpoint(runs, 1))
         ioshape.save_group("on the tier again", runs, 1, tier=fast)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

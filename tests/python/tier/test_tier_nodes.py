@@ -160,18 +160,18 @@ def test_the_ranks_themselves_drain_and_keep_the_newest(tmp_path: Path) -> None:
 for step in (1, 2, 3):
     report = ioshape.save_group(object_of(rank, step), arguments[0], step, keep_last=2,
                                 durable="destination")
-    say("saved", tier=report.tier, there=[one.step for one in ioshape.generations(arguments[0])])
+    say("saved", tier=report.tier, there=[one.step for one in ioshape.checkpoints(arguments[0])])
 torch.distributed.barrier()
 """,
         LEAVE_UNDRAINED="",
     )
     there = [line["there"] for line in told(said, "saved")]
     assert all(step in steps for steps, step in zip(there, [1, 2, 3] * 4, strict=True))
-    assert [one.step for one in ioshape.generations(job.runs)] == [2, 3]
+    assert [one.step for one in ioshape.checkpoints(job.runs)] == [2, 3]
 
 
 @pytest.mark.slow
-def test_what_others_will_never_bring_is_given_up_for_a_newer_generation(tmp_path: Path) -> None:
+def test_what_others_will_never_bring_is_given_up_for_a_newer_checkpoint(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 2, 1)
     with job.undrained():
         job.run(SAVE, 20_000, 1)
@@ -209,10 +209,10 @@ def test_of_equal_parts_each_node_keeps_one_on_its_own_tier(tmp_path: Path) -> N
     for node in range(2):
         assert (job.place(node, 1) / f"node-0000{node}.zip").stat().st_size >> 20 == 1
     drain(job, 0, 1)
-    generation = ioshape.latest(job.runs)
-    assert generation is not None
-    assert (generation.ranks, generation.distinct, generation.files) == (4, 1, 2)
-    generation.verify()
+    checkpoint = ioshape.latest(job.runs)
+    assert checkpoint is not None
+    assert (checkpoint.ranks, checkpoint.distinct, checkpoint.files) == (4, 1, 2)
+    checkpoint.verify()
     assert ioshape.load_group(job.runs)["step"] == 1
 
 
@@ -240,16 +240,16 @@ def test_ranks_of_one_node_may_go_on_on_several(tmp_path: Path) -> None:
     assert {(line["step"], line["right"]) for line in said} == {(1, True)}
     assert drain(job, 1, 0)[0] == "drained"
     assert drain(job, 0, 1) == []
-    (found,) = ioshape.generations(job.runs)
+    (found,) = ioshape.checkpoints(job.runs)
     found.verify()
 
 
 @pytest.mark.slow
-def test_what_one_node_shows_of_a_generation_of_several(tmp_path: Path) -> None:
+def test_what_one_node_shows_of_a_checkpoint_of_several(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 2, 1)
     with job.undrained():
         job.run(SAVE, 20_000, 1)
-        (seen,) = ioshape.generations(job.runs, tier=job.tiers[1])
+        (seen,) = ioshape.checkpoints(job.runs, tier=job.tiers[1])
         assert (seen.step, seen.ranks) == (1, 2)
         assert seen.load(1)["rank"] == 1
         for call in (lambda: seen.load(0), seen.verify):
@@ -260,7 +260,7 @@ def test_what_one_node_shows_of_a_generation_of_several(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_generation_of_several_nodes_is_uploaded_when_all_of_it_is_there(tmp_path: Path) -> None:
+def test_a_checkpoint_of_several_nodes_is_uploaded_when_all_of_it_is_there(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 2, 1)
     with job.undrained():
         job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2")
@@ -287,7 +287,7 @@ def test_a_generation_of_several_nodes_is_uploaded_when_all_of_it_is_there(tmp_p
 
 
 @pytest.mark.long
-def test_nodes_may_drain_at_the_same_time_what_replaces_a_generation(tmp_path: Path) -> None:
+def test_nodes_may_drain_at_the_same_time_what_replaces_a_checkpoint(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 3, 1)
     for size in (20_000, 30_000, 40_000):
         with job.undrained():
@@ -309,7 +309,7 @@ def test_nodes_may_drain_at_the_same_time_what_replaces_a_generation(tmp_path: P
         drain(job, 0, 1, 2)
         assert drain(job, 0, 1, 2) == []
         assert {path.name for path in job.runs.iterdir()} == {f"step-{1:010}"}
-        (found,) = ioshape.generations(job.runs)
+        (found,) = ioshape.checkpoints(job.runs)
         found.verify()
         assert all(len(found.load(rank)["data"]) == size for rank in range(3))
 

@@ -38,7 +38,7 @@ PENDING = 2
 
 MODES = ("each", "node", "rank0")
 WAYS = ("sync", "async")
-BOARDS = ("host", "files", "redis")
+STORES = ("host", "files", "redis")
 VICTIMS = ("writer", "member", "rank 0", "redis")
 
 
@@ -47,7 +47,7 @@ class Scene(NamedTuple):
 
     mode: str
     how: str
-    board: str
+    store: str
     victim: str
 
     @property
@@ -60,12 +60,12 @@ class Scene(NamedTuple):
 def scenes() -> list[Scene]:
     """Return all valid scenes: a Redis can be killed only if it is used."""
     return [
-        Scene(mode, how, board, victim)
+        Scene(mode, how, store, victim)
         for mode in MODES
         for how in WAYS
-        for board in BOARDS
+        for store in STORES
         for victim in VICTIMS
-        if victim != "redis" or board == "redis"
+        if victim != "redis" or store == "redis"
     ]
 
 
@@ -75,8 +75,8 @@ class Verdict:
 
     kills: int = 0
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
-    bad_generations: list[str] = field(default_factory=list)
-    lost_generations: list[str] = field(default_factory=list)
+    bad_checkpoints: list[str] = field(default_factory=list)
+    lost_checkpoints: list[str] = field(default_factory=list)
     hangs: list[str] = field(default_factory=list)
     #: attempts of dead jobs that the next save did not remove, and shared memory
     leftovers: list[str] = field(default_factory=list)
@@ -93,8 +93,8 @@ class Verdict:
     def faults(self) -> list[str]:
         """All faults."""
         return [
-            *self.bad_generations,
-            *self.lost_generations,
+            *self.bad_checkpoints,
+            *self.lost_checkpoints,
             *self.hangs,
             *self.leftovers,
             *self.broken,
@@ -104,8 +104,8 @@ class Verdict:
         """Return the findings for JSON."""
         return {
             "kills": self.kills,
-            "bad_generations": len(self.bad_generations),
-            "lost_generations": len(self.lost_generations),
+            "bad_checkpoints": len(self.bad_checkpoints),
+            "lost_checkpoints": len(self.lost_checkpoints),
             "hangs": len(self.hangs),
             "leftovers": len(self.leftovers),
             "broken": len(self.broken),
@@ -122,7 +122,7 @@ class Lane:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
-        self.directory = folder / "generations"
+        self.directory = folder / "checkpoints"
         self.random = random.Random(seed)
         self.verdict = Verdict()
         self.told_of = 0  # newest step that was reported as saved
@@ -168,10 +168,10 @@ class Lane:
             RANKS,
             NODES,
             port=free_port(),
-            IOSHAPE_TEST_BOARD=scene.board,
+            IOSHAPE_TEST_STORE=scene.store,
             IOSHAPE_DEADLINE_MS=str(round(DEADLINE_S * 1000)),
         )
-        if scene.board == "redis":
+        if scene.store == "redis":
             for one in each:
                 one["IOSHAPE_COORDINATOR"] = self.redis.address
                 one["IOSHAPE_SLOTS"] = "8"
@@ -197,7 +197,7 @@ class Lane:
             self._pause(self.random.uniform(0, 0.2))
         self.verdict.counts["ms_until_kills"] += round((time.monotonic() - begin) * 1000)
         self.verdict.kills += 1
-        self.verdict.counts[f"{scene.mode}, {scene.how}, {scene.board}: {scene.victim}"] += 1
+        self.verdict.counts[f"{scene.mode}, {scene.how}, {scene.store}: {scene.victim}"] += 1
         if scene.rank is not None:
             job.members[scene.rank].kill()
             return time.monotonic(), 0.0
@@ -248,17 +248,17 @@ class Lane:
         loaded = {line["step"] for lines in said for line in lines if line["event"] == "loaded"}
         for line in (line for lines in said for line in lines if line["event"] == "loaded"):
             if not line["right"]:
-                verdict.bad_generations.append(f"{place}: {line}")
+                verdict.bad_checkpoints.append(f"{place}: {line}")
         if len(loaded) > 1:
-            verdict.bad_generations.append(f"{place}: ranks loaded steps {sorted(loaded)}")
+            verdict.bad_checkpoints.append(f"{place}: ranks loaded steps {sorted(loaded)}")
         if loaded and max(loaded) < self.told_of:
-            verdict.lost_generations.append(
+            verdict.lost_checkpoints.append(
                 f"{place}: loaded {max(loaded)}, but {self.told_of} had been saved"
             )
         verdict.counts["jobs_that_loaded"] += bool(loaded and max(loaded))
         saved = [line["step"] for lines in said for line in lines if line["event"] == "saved"]
         self.told_of = max([self.told_of, *saved])
-        verdict.counts["generations"] += len(set(saved))
+        verdict.counts["checkpoints"] += len(set(saved))
         failed = [line for lines in said for line in lines if line["event"] == "failed"]
         verdict.counts["failures_seen"] += len(failed)
         for line in failed:
@@ -266,7 +266,7 @@ class Lane:
             if of_others and line["step"] > 0 and f"rank {scene.rank}" not in line["text"]:
                 verdict.counts["failures_without_the_name"] += 1
                 verdict.unnamed.append(
-                    f"{scene.mode}, {scene.how}, {scene.board}, {scene.victim}: {line['text']}"
+                    f"{scene.mode}, {scene.how}, {scene.store}, {scene.victim}: {line['text']}"
                 )
         for line in (line for lines in said for line in lines if line["event"] == "end"):
             # The kernel frees memory files, unless another process has them open.

@@ -254,7 +254,7 @@ MANIFESTS = {
 }
 
 
-def write_generation(directory: Path, name: str) -> None:
+def write_checkpoint(directory: Path, name: str) -> None:
     """Write step 7 with a manifest that is valid except for its claims."""
     folder = directory / "step-0000000007"
     folder.mkdir(parents=True)

@@ -103,7 +103,7 @@ def shared_memory() -> dict[str, int]:
         except OSError:
             continue
         found["memory_files"] += "memfd:" in link
-        found["shm_files"] += link.startswith("/dev/shm/") and "/board-" not in link
+        found["shm_files"] += link.startswith("/dev/shm/") and "/store-" not in link
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    found["shm_files"] += sum("/dev/shm/" in line and "/board-" not in line for line in maps)
+    found["shm_files"] += sum("/dev/shm/" in line and "/store-" not in line for line in maps)
     return found

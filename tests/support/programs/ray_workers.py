@@ -55,7 +55,7 @@ def unchanged(_config: dict[str, Any]) -> None:
 def main() -> None:
     loop = {"killed": killed, "unchanged": unchanged}[sys.argv[1]]
     Path("notes").mkdir()
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init(num_cpus=2, include_dashstore=False)
     result = TorchTrainer(
         loop,
         train_loop_config={"notes": str(Path("notes").resolve())},

@@ -3,11 +3,11 @@
  * Functions with which tests inspect the checkpoints of a group in "runs" below the working
  * directory.
  */
-#ifndef TESTS_SUPPORT_GENERATION_VIEW_H
-#define TESTS_SUPPORT_GENERATION_VIEW_H
+#ifndef TESTS_SUPPORT_CHECKPOINT_VIEW_H
+#define TESTS_SUPPORT_CHECKPOINT_VIEW_H
 
 #include "support/check_main.h"
-#include "support/generation_case.h"
+#include "support/checkpoint_case.h"
 #include "support/open_context.h"
 
 #include <ioshape/group.h>
@@ -65,29 +65,29 @@ static inline const char *message(void)
 	return ioshape_last_error()->sentence;
 }
 
-static inline struct ioshape_generation *open_latest(void)
+static inline struct ioshape_checkpoint *open_latest(void)
 {
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 
-	ck_assert_msg(!ioshape_generation_open(context, "runs", IOSHAPE_LATEST, &generation), "%s",
+	ck_assert_msg(!ioshape_checkpoint_open(context, "runs", IOSHAPE_LATEST, &checkpoint), "%s",
 		      message());
-	return generation;
+	return checkpoint;
 }
 
-static inline uint64_t step_of(struct ioshape_generation *generation)
+static inline uint64_t step_of(struct ioshape_checkpoint *checkpoint)
 {
-	struct ioshape_generation_info info = { .size = sizeof(info) };
+	struct ioshape_checkpoint_info info = { .size = sizeof(info) };
 
-	ck_assert_int_eq(ioshape_generation_get_info(generation, &info), 0);
+	ck_assert_int_eq(ioshape_checkpoint_get_info(checkpoint, &info), 0);
 	return info.step;
 }
 
 static inline uint64_t latest(void)
 {
-	struct ioshape_generation *generation = open_latest();
-	uint64_t step = step_of(generation);
+	struct ioshape_checkpoint *checkpoint = open_latest();
+	uint64_t step = step_of(checkpoint);
 
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 	return step;
 }
 
@@ -98,7 +98,7 @@ static inline const char *steps(void)
 	uint64_t *found;
 	size_t count, length = 0;
 
-	ck_assert_msg(!ioshape_generation_list(context, "runs", &found, &count), "%s", message());
+	ck_assert_msg(!ioshape_checkpoint_list(context, "runs", &found, &count), "%s", message());
 	*text = 0;
 	for (size_t i = 0; i < count; i++)
 		length += (size_t)snprintf(text + length, sizeof(text) - length, "%llu ",

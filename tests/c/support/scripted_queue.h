@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An io_lane on an engine that answers as the test says. The variables belong to the test: each
+ * An io_queue on an engine that answers as the test says. The variables belong to the test: each
  * program includes this once.
  */
-#ifndef TESTS_SUPPORT_SCRIPTED_LANE_H
-#define TESTS_SUPPORT_SCRIPTED_LANE_H
+#ifndef TESTS_SUPPORT_SCRIPTED_QUEUE_H
+#define TESTS_SUPPORT_SCRIPTED_QUEUE_H
 
 #include "io/queue.h"
 #include "support/scratch.h"
@@ -93,8 +93,8 @@ static struct io_engine_ops scripted = {
 /* ---- Fixture of each test -------------------------------------------------------------------- */
 
 static const struct io_engine_ops *tried_engines[4];
-static struct io_lane *lane;
-static struct io_notes notes;
+static struct io_queue *queue;
+static struct io_downgrades downgrades;
 static struct base_error error;
 static struct fs_info fs;
 static int fd;
@@ -111,18 +111,18 @@ static inline void begin_with(enum ioshape_direct direct, const struct base_log 
 		config.log = *log;
 	tried_engines[0] = &scripted;
 	tried_engines[1] = NULL;
-	memset(&notes, 0, sizeof(notes));
+	memset(&downgrades, 0, sizeof(downgrades));
 	memset(&error, 0, sizeof(error));
 	fs = (struct fs_info){ .type = "testfs", .offset_alignment = 512, .memory_alignment = 512 };
 	fd = open(scratch_path("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
 	ck_assert_int_ge(fd, 0);
-	ck_assert_msg(!io_lane_open(&lane, &config, &error), "%s", error.text);
+	ck_assert_msg(!io_queue_open(&queue, &config, &error), "%s", error.text);
 }
 
 static inline void start(bool reading)
 {
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
-	io_lane_attach(lane, fd, "/the/path", reading, &notes);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
+	io_queue_attach(queue, fd, "/the/path", reading, &downgrades);
 }
 
 static inline void begin(bool reading)
@@ -135,18 +135,18 @@ static inline unsigned count_free(void)
 {
 	unsigned count = 0;
 
-	for (struct io_op *op = lane->free; op; op = op->next)
+	for (struct io_op *op = queue->free; op; op = op->next)
 		count++;
 	return count;
 }
 
 static inline void end(void)
 {
-	io_lane_detach(lane);
+	io_queue_detach(queue);
 	/* After every test, each buffer must be free exactly once. */
 	ck_assert_uint_eq(count_free(), DEPTH);
-	ck_assert_uint_eq(lane->in_flight, 0);
-	io_lane_close(lane);
+	ck_assert_uint_eq(queue->in_flight, 0);
+	io_queue_close(queue);
 	ck_assert_uint_eq(opened, closed);
 	close(fd);
 }
@@ -155,10 +155,10 @@ static inline struct io_buffer *submit(uint64_t offset, size_t bytes)
 {
 	struct io_buffer *buffer;
 
-	ck_assert_msg(!io_lane_take(lane, &buffer, &error), "%s", error.text);
+	ck_assert_msg(!io_queue_take(queue, &buffer, &error), "%s", error.text);
 	buffer->offset = offset;
 	buffer->bytes = bytes;
-	ck_assert_msg(!io_lane_submit(lane, buffer, &error), "%s", error.text);
+	ck_assert_msg(!io_queue_submit(queue, buffer, &error), "%s", error.text);
 	return buffer;
 }
 

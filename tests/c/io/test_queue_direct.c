@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Direct I/O of lanes: when it is used, when it is given up, and how a file ends. */
+/* Direct I/O of queues: when it is used, when it is given up, and how a file ends. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
-#include "support/scripted_lane.h"
+#include "support/scripted_queue.h"
 
 #include <errno.h>
 
@@ -22,17 +22,17 @@ TEST(direct_case, direct_io_that_fails_at_use_is_left_with_one_note)
 {
 	answer = not_when_direct;
 	begin(false);
-	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert_int_eq(io_queue_go_direct(queue, &fs, &error), 0);
 	/*
 	 * All requests but the last, which is kept back, have been answered before the first answer
 	 * is read.
 	 */
 	for (unsigned i = 0; i < DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
-	ck_assert_msg(!io_lane_drain(lane, &error), "%s", error.text);
+	ck_assert_msg(!io_queue_drain(queue, &error), "%s", error.text);
 	ck_assert(!is_direct());
-	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_int_eq(notes.downgrades[0].code, IOSHAPE_DOWNGRADE_DIRECT);
+	ck_assert_uint_eq(downgrades.count, 1);
+	ck_assert_int_eq(downgrades.list[0].code, IOSHAPE_DOWNGRADE_DIRECT);
 	ck_assert_uint_eq(requests, 2 * DEPTH - 1);
 	end();
 }
@@ -42,9 +42,9 @@ TEST(direct_case, direct_io_that_is_required_and_fails_at_use_is_a_failure)
 	answer = not_when_direct;
 	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
 	start(false);
-	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert_int_eq(io_queue_go_direct(queue, &fs, &error), 0);
 	submit(0, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), -EINVAL);
+	ck_assert_int_eq(io_queue_drain(queue, &error), -EINVAL);
 	ck_assert(is_direct());
 	end();
 }
@@ -61,7 +61,7 @@ TEST(direct_case, an_invalid_request_without_direct_io_fails_at_once)
 	answer = invalid;
 	begin(false);
 	submit(0, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), -EINVAL);
+	ck_assert_int_eq(io_queue_drain(queue, &error), -EINVAL);
 	ck_assert_uint_eq(requests, 1);
 	end();
 }
@@ -70,9 +70,9 @@ TEST(direct_case, an_invalid_request_stays_invalid_after_direct_io_was_left)
 {
 	answer = invalid;
 	begin(false);
-	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert_int_eq(io_queue_go_direct(queue, &fs, &error), 0);
 	submit(0, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), -EINVAL);
+	ck_assert_int_eq(io_queue_drain(queue, &error), -EINVAL);
 	ck_assert_uint_le(requests, 200);
 	end();
 }
@@ -83,16 +83,16 @@ TEST(direct_case, a_filesystem_without_direct_io_is_noted_or_refused)
 	answer = all_of_it;
 	begin(false);
 	fs.direct_known = true;
-	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
-	ck_assert(!lane->direct && !is_direct());
-	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_int_eq(notes.downgrades[0].code, IOSHAPE_DOWNGRADE_DIRECT);
+	ck_assert_int_eq(io_queue_go_direct(queue, &fs, &error), 0);
+	ck_assert(!queue->direct && !is_direct());
+	ck_assert_uint_eq(downgrades.count, 1);
+	ck_assert_int_eq(downgrades.list[0].code, IOSHAPE_DOWNGRADE_DIRECT);
 	end();
 
 	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
 	start(false);
 	fs.direct_known = true;
-	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), -ENOTSUP);
+	ck_assert_int_eq(io_queue_go_direct(queue, &fs, &error), -ENOTSUP);
 	ck_assert_str_ne(error.remedy, "");
 	end();
 }
@@ -104,9 +104,9 @@ TEST(direct_case, direct_io_that_is_required_is_not_forgotten_by_an_engine_witho
 	tried_engines[1] = &io_engine_buffered;
 	tried_engines[2] = NULL;
 	start(false);
-	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), -ENOTSUP);
-	io_lane_detach(lane);
-	io_lane_close(lane);
+	ck_assert_int_eq(io_queue_go_direct(queue, &fs, &error), -ENOTSUP);
+	io_queue_detach(queue);
+	io_queue_close(queue);
 	close(fd);
 }
 
@@ -114,9 +114,9 @@ TEST(direct_case, direct_io_that_is_not_wanted_is_not_used)
 {
 	begin_with(IOSHAPE_DIRECT_OFF, NULL);
 	start(false);
-	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
-	ck_assert(!lane->direct && !is_direct());
-	ck_assert_uint_eq(notes.count, 0);
+	ck_assert_int_eq(io_queue_go_direct(queue, &fs, &error), 0);
+	ck_assert(!queue->direct && !is_direct());
+	ck_assert_uint_eq(downgrades.count, 0);
 	end();
 }
 
@@ -129,9 +129,9 @@ TEST(direct_case, an_alignment_that_no_block_has_is_not_used)
 		answer = all_of_it;
 		begin(false);
 		fs.offset_alignment = strange[i];
-		ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
-		ck_assert(!lane->direct && !is_direct());
-		ck_assert_uint_eq(notes.count, 1);
+		ck_assert_int_eq(io_queue_go_direct(queue, &fs, &error), 0);
+		ck_assert(!queue->direct && !is_direct());
+		ck_assert_uint_eq(downgrades.count, 1);
 		end();
 	}
 }
@@ -161,15 +161,15 @@ static void read_direct_as(uint64_t size, size_t portion, uint64_t offset, size_
 	answer = as_a_file;
 	requests = 0;
 	begin(true);
-	lane->direct = true;
-	lane->alignment = 512;
+	queue->direct = true;
+	queue->alignment = 512;
 	buffer = submit(offset, bytes);
-	ck_assert_msg(!io_lane_finish(lane, buffer, &error), "%s", error.text);
+	ck_assert_msg(!io_queue_finish(queue, buffer, &error), "%s", error.text);
 	ck_assert(!buffer->in_flight);
 	ck_assert_uint_eq(buffer->moved, expected);
 	for (unsigned i = 0; i < requests; i++)
 		ck_assert_uint_eq(asked[i].offset % 512, 0);
-	io_lane_give_back(lane, buffer);
+	io_queue_give_back(queue, buffer);
 	end();
 }
 
@@ -215,13 +215,13 @@ TEST(reading, a_read_slot_is_not_free_until_it_was_looked_at)
 	most_at_once = SIZE_MAX;
 	begin(true);
 	buffer = submit(0, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_queue_drain(queue, &error), 0);
 	ck_assert_uint_eq(count_free(), DEPTH - 1);
-	io_lane_give_back(lane, buffer);
+	io_queue_give_back(queue, buffer);
 	end();
 }
 
 int main(void)
 {
-	return check_run("ring/lane, direct");
+	return check_run("ring/queue, direct");
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of a group as their readers see them. */
 #define _GNU_SOURCE
-#include "support/generation_files.h"
-#include "support/generation_view.h"
+#include "support/checkpoint_files.h"
+#include "support/checkpoint_view.h"
 #include "support/reader_info.h"
 #include "support/sample.h"
 
@@ -23,7 +23,7 @@ static uint64_t seed_of(uint64_t step, uint32_t rank)
 	return step * 100 + rank + 1;
 }
 
-static void save_part(const char *path, uint64_t step, uint32_t rank)
+static void save_shard(const char *path, uint64_t step, uint32_t rank)
 {
 	struct sample sample;
 
@@ -40,18 +40,18 @@ static void save(uint64_t step, bool bundle)
 	struct group_attempt attempt;
 
 	ck_assert_int_eq(
-		group_attempt_begin(&attempt, "runs", step, NULL, GENERATION_JOB, NULL, &error), 0);
+		group_attempt_begin(&attempt, "runs", step, NULL, CHECKPOINT_JOB, NULL, &error), 0);
 	for (uint32_t rank = 0; rank < RANKS; rank++) {
 		snprintf(paths[rank], sizeof(paths[rank]), "./part-%u", rank);
 		files[rank] = paths[rank];
-		save_part(files[rank], step, rank);
+		save_shard(files[rank], step, rank);
 	}
-	generation_write(&attempt, !bundle, 1700000000 + (int64_t)step, files, RANKS);
+	checkpoint_write(&attempt, !bundle, 1700000000 + (int64_t)step, files, RANKS);
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
-static void check_part(struct ioshape_generation *generation, uint64_t step, uint32_t rank)
+static void check_shard(struct ioshape_checkpoint *checkpoint, uint64_t step, uint32_t rank)
 {
 	struct ioshape_load_request requests[SAMPLE_TENSORS] = { 0 };
 	struct ioshape_reader *reader;
@@ -60,7 +60,7 @@ static void check_part(struct ioshape_generation *generation, uint64_t step, uin
 	void *loaded[SAMPLE_TENSORS];
 
 	sample_make(&sample, seed_of(step, rank), 50000 + 1000 * rank);
-	ck_assert_msg(!ioshape_generation_open_part(generation, rank, NULL, &reader), "%s",
+	ck_assert_msg(!ioshape_checkpoint_open_shard(checkpoint, rank, NULL, &reader), "%s",
 		      message());
 	count = info_of_reader(reader).tensors;
 	ck_assert_uint_eq(count, sample.count);
@@ -80,19 +80,19 @@ static void check_part(struct ioshape_generation *generation, uint64_t step, uin
 
 static struct test_case reading = { .name = "reading", .setup = setup, .teardown = teardown };
 
-LOOP_TEST(reading, every_rank_finds_its_part, 0, 2)
+LOOP_TEST(reading, every_rank_finds_its_shard, 0, 2)
 {
-	struct ioshape_generation_info info = { .size = sizeof(info) };
-	struct ioshape_part_info part = { .size = sizeof(part) };
-	struct ioshape_generation *generation;
-	char path[512], name[FORMAT_PART_NAME_BYTES];
+	struct ioshape_checkpoint_info info = { .size = sizeof(info) };
+	struct ioshape_shard_info shard = { .size = sizeof(shard) };
+	struct ioshape_checkpoint *checkpoint;
+	char path[512], name[FORMAT_SHARD_NAME_BYTES];
 	uint64_t bytes = 0;
 	unsigned before;
 
 	save(7, _i);
 	before = scratch_descriptors();
-	generation = open_latest();
-	ck_assert_int_eq(ioshape_generation_get_info(generation, &info), 0);
+	checkpoint = open_latest();
+	ck_assert_int_eq(ioshape_checkpoint_get_info(checkpoint, &info), 0);
 	ck_assert_uint_eq(info.step, 7);
 	ck_assert_uint_eq(info.ranks, RANKS);
 	ck_assert_uint_eq(info.files, _i ? 1 : RANKS);
@@ -101,30 +101,31 @@ LOOP_TEST(reading, every_rank_finds_its_part, 0, 2)
 	snprintf(path, sizeof(path), "%s/runs/step-0000000007", scratch_directory());
 	ck_assert_str_eq(info.path, path);
 	for (uint32_t rank = 0; rank < RANKS; rank++) {
-		ck_assert_int_eq(ioshape_generation_get_part(generation, rank, &part), 0);
-		format_part_name(name, rank);
-		ck_assert_str_eq(part.name, name);
+		ck_assert_int_eq(ioshape_checkpoint_get_shard(checkpoint, rank, &shard), 0);
+		format_shard_name(name, rank);
+		ck_assert_str_eq(shard.name, name);
 		snprintf(path, sizeof(path), "%s/%s", info.path, _i ? "ranks.zip" : name);
-		ck_assert_str_eq(part.file, path);
-		ck_assert(_i ? part.offset && !(part.offset % GENERATION_BOUNDARY) : !part.offset);
-		bytes += part.bytes;
-		check_part(generation, 7, rank);
+		ck_assert_str_eq(shard.file, path);
+		ck_assert(_i ? shard.offset && !(shard.offset % CHECKPOINT_BOUNDARY) :
+			       !shard.offset);
+		bytes += shard.bytes;
+		check_shard(checkpoint, 7, rank);
 	}
 	ck_assert(_i ? bytes < info.bytes : bytes == info.bytes);
-	ck_assert_int_eq(ioshape_generation_get_part(generation, RANKS, &part), -ENOENT);
-	ioshape_generation_free(generation);
+	ck_assert_int_eq(ioshape_checkpoint_get_shard(checkpoint, RANKS, &shard), -ENOENT);
+	ioshape_checkpoint_free(checkpoint);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
 
 TEST(reading, the_path_holds_after_the_working_directory_changed)
 {
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 
 	save(7, false);
-	generation = open_latest();
+	checkpoint = open_latest();
 	ck_assert_int_eq(chdir("/"), 0);
-	check_part(generation, 7, 1);
-	ioshape_generation_free(generation);
+	check_shard(checkpoint, 7, 1);
+	ioshape_checkpoint_free(checkpoint);
 }
 
 /*
@@ -175,7 +176,7 @@ static int damage(int how)
 /* Removes the serial number from a manifest, as version 0.1 wrote it. */
 static void remove_serial(const char *path)
 {
-	struct base_buffer text = generation_read(path);
+	struct base_buffer text = checkpoint_read(path);
 	char *begin, *end, *tail;
 
 	ck_assert_int_eq(base_buffer_append(&text, "", 1), 0);
@@ -194,15 +195,15 @@ static void remove_serial(const char *path)
 
 TEST(reading, the_newest_is_what_was_saved_last_whatever_its_step)
 {
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 
 	save(1000, false);
 	save(3000, false);
 	save(1100, false);
 	ck_assert_uint_eq(latest(), 1100);
 	ck_assert_str_eq(steps(), "1000 3000 1100 ");
-	ck_assert_int_eq(ioshape_generation_open(context, "runs", 3000, &generation), 0);
-	ioshape_generation_free(generation);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, "runs", 3000, &checkpoint), 0);
+	ioshape_checkpoint_free(checkpoint);
 	save(1000, false);
 	ck_assert_uint_eq(latest(), 1000);
 }
@@ -224,7 +225,7 @@ TEST(reading, those_of_version_0_1_are_ordered_by_time)
 
 LOOP_TEST(reading, one_that_does_not_hold_is_passed_over, 0, 9)
 {
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	int expected, ret;
 	unsigned before;
 
@@ -239,46 +240,46 @@ LOOP_TEST(reading, one_that_does_not_hold_is_passed_over, 0, 9)
 	/* The renamed checkpoint does not count as the newest one. */
 	if (expected != -ENOENT && _i != 6)
 		ck_assert_msg(strstr(logged, "step-0000000003"), "%s", logged);
-	ret = ioshape_generation_open(context, "runs", 3, &generation);
+	ret = ioshape_checkpoint_open(context, "runs", 3, &checkpoint);
 	ck_assert_msg(ret == expected || (_i == 2 && ret == IOSHAPE_E_FORMAT), "%d: %s", ret,
 		      message());
-	ck_assert_ptr_null(generation);
-	ck_assert_int_eq(ioshape_generation_open(context, "runs", 2, &generation), 0);
-	ioshape_generation_free(generation);
+	ck_assert_ptr_null(checkpoint);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, "runs", 2, &checkpoint), 0);
+	ioshape_checkpoint_free(checkpoint);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
 
 TEST(reading, where_there_is_none_the_answer_is_plain)
 {
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	size_t count = 1;
 	uint64_t *found;
 
-	ck_assert_int_eq(ioshape_generation_open(context, "nowhere", IOSHAPE_LATEST, &generation),
+	ck_assert_int_eq(ioshape_checkpoint_open(context, "nowhere", IOSHAPE_LATEST, &checkpoint),
 			 -ENOENT);
-	ck_assert_int_eq(ioshape_generation_list(context, "nowhere", &found, &count), -ENOENT);
+	ck_assert_int_eq(ioshape_checkpoint_list(context, "nowhere", &found, &count), -ENOENT);
 	ck_assert_int_eq(mkdir("runs", 0777), 0);
 	ck_assert_int_eq(mkdir("runs/.step-0000000009.01234567-01234567-0123456789abcdef", 0777),
 			 0);
-	ck_assert_int_eq(ioshape_generation_open(context, "runs", IOSHAPE_LATEST, &generation),
+	ck_assert_int_eq(ioshape_checkpoint_open(context, "runs", IOSHAPE_LATEST, &checkpoint),
 			 -ENOENT);
-	ck_assert_ptr_null(generation);
+	ck_assert_ptr_null(checkpoint);
 	ck_assert_str_eq(steps(), "");
 }
 
 TEST(reading, one_that_stepped_aside_is_found)
 {
 	const char *aside = "runs/.replaced-step-0000000003.0123456789abcdef";
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 
 	save(2, false);
 	save(3, false);
 	ck_assert_int_eq(rename(PLACE(3), aside), 0);
 	ck_assert_uint_eq(latest(), 3);
 	ck_assert_str_eq(steps(), "2 3 ");
-	ck_assert_int_eq(ioshape_generation_open(context, "runs", 3, &generation), 0);
-	check_part(generation, 3, 0);
-	ioshape_generation_free(generation);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, "runs", 3, &checkpoint), 0);
+	check_shard(checkpoint, 3, 0);
+	ioshape_checkpoint_free(checkpoint);
 	/* When another checkpoint has this step, the renamed one counts as replaced. */
 	ck_assert_int_eq(rename(aside, PLACE(3)), 0);
 	save(3, false);
@@ -287,67 +288,67 @@ TEST(reading, one_that_stepped_aside_is_found)
 
 TEST(reading, a_reader_does_not_mix_old_and_new)
 {
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	struct ioshape_reader *reader;
 
 	save(3, false);
-	generation = open_latest();
+	checkpoint = open_latest();
 	save(3, false);
-	ck_assert_int_eq(ioshape_generation_open_part(generation, 0, NULL, &reader), -ESTALE);
+	ck_assert_int_eq(ioshape_checkpoint_open_shard(checkpoint, 0, NULL, &reader), -ESTALE);
 	ck_assert_ptr_null(reader);
 	ck_assert_str_ne(ioshape_last_error()->remedy, "");
-	ck_assert_int_eq(ioshape_generation_verify(generation, NULL, NULL), -ESTALE);
-	ioshape_generation_free(generation);
+	ck_assert_int_eq(ioshape_checkpoint_verify(checkpoint, NULL, NULL), -ESTALE);
+	ioshape_checkpoint_free(checkpoint);
 }
 
-static int use_in_child(void *generation)
+static int use_in_child(void *checkpoint)
 {
-	struct ioshape_generation_info info = { .size = sizeof(info) };
+	struct ioshape_checkpoint_info info = { .size = sizeof(info) };
 	struct ioshape_reader *reader;
-	int ret = ioshape_generation_get_info(generation, &info) != -EPERM ||
-		  ioshape_generation_open_part(generation, 0, NULL, &reader) != -EPERM ||
-		  ioshape_generation_verify(generation, NULL, NULL) != -EPERM;
+	int ret = ioshape_checkpoint_get_info(checkpoint, &info) != -EPERM ||
+		  ioshape_checkpoint_open_shard(checkpoint, 0, NULL, &reader) != -EPERM ||
+		  ioshape_checkpoint_verify(checkpoint, NULL, NULL) != -EPERM;
 
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 	return ret;
 }
 
 TEST(reading, a_forked_child_touches_nothing)
 {
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 
 	save(3, false);
-	generation = open_latest();
-	ck_assert_int_eq(scratch_in_child(use_in_child, generation), 0);
-	check_part(generation, 3, 0);
-	ioshape_generation_free(generation);
+	checkpoint = open_latest();
+	ck_assert_int_eq(scratch_in_child(use_in_child, checkpoint), 0);
+	check_shard(checkpoint, 3, 0);
+	ioshape_checkpoint_free(checkpoint);
 }
 
 TEST(reading, wrong_arguments_are_refused)
 {
-	struct ioshape_generation_info info = { .size = 4096 };
+	struct ioshape_checkpoint_info info = { .size = 4096 };
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint *checkpoint;
 	struct ioshape_reader *reader;
 	uint64_t *found;
 	size_t count;
 
 	save(3, false);
-	ck_assert_int_eq(ioshape_generation_open(context, NULL, 1, &generation), -EINVAL);
-	ck_assert_int_eq(ioshape_generation_open(context, "runs", 1, NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_generation_open(NULL, "runs", 1, &generation), -EINVAL);
-	ck_assert_int_eq(ioshape_generation_list(context, NULL, &found, &count), -EINVAL);
-	ck_assert_int_eq(ioshape_generation_list(context, "runs", NULL, &count), -EINVAL);
-	ck_assert_int_eq(ioshape_generation_prune(context, NULL, NULL, NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_generation_get_info(NULL, &info), -EINVAL);
-	generation = open_latest();
-	ck_assert_int_eq(ioshape_generation_get_info(generation, NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_generation_get_part(generation, 0, NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_generation_open_part(generation, 0, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, NULL, 1, &checkpoint), -EINVAL);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, "runs", 1, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_checkpoint_open(NULL, "runs", 1, &checkpoint), -EINVAL);
+	ck_assert_int_eq(ioshape_checkpoint_list(context, NULL, &found, &count), -EINVAL);
+	ck_assert_int_eq(ioshape_checkpoint_list(context, "runs", NULL, &count), -EINVAL);
+	ck_assert_int_eq(ioshape_checkpoint_prune(context, NULL, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_checkpoint_get_info(NULL, &info), -EINVAL);
+	checkpoint = open_latest();
+	ck_assert_int_eq(ioshape_checkpoint_get_info(checkpoint, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_checkpoint_get_shard(checkpoint, 0, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_checkpoint_open_shard(checkpoint, 0, NULL, NULL), -EINVAL);
 	options.file_offset = 1;
-	ck_assert_int_eq(ioshape_generation_open_part(generation, 0, &options, &reader), -EINVAL);
-	ioshape_generation_free(generation);
-	ioshape_generation_free(NULL);
+	ck_assert_int_eq(ioshape_checkpoint_open_shard(checkpoint, 0, &options, &reader), -EINVAL);
+	ioshape_checkpoint_free(checkpoint);
+	ioshape_checkpoint_free(NULL);
 	ioshape_free(NULL);
 }
 
@@ -355,10 +356,10 @@ TEST(reading, wrong_arguments_are_refused)
 
 static int verify(ioshape_progress_fn progress, void *user)
 {
-	struct ioshape_generation *generation = open_latest();
-	int ret = ioshape_generation_verify(generation, progress, user);
+	struct ioshape_checkpoint *checkpoint = open_latest();
+	int ret = ioshape_checkpoint_verify(checkpoint, progress, user);
 
-	ioshape_generation_free(generation);
+	ioshape_checkpoint_free(checkpoint);
 	return ret;
 }
 
@@ -426,5 +427,5 @@ LOOP_TEST(verifying, a_changed_bit_is_found_wherever_it_is, 0, 2)
 
 int main(void)
 {
-	return check_run("group/generations");
+	return check_run("group/checkpoints");
 }

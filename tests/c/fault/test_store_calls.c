@@ -5,25 +5,25 @@
  */
 #define _GNU_SOURCE
 #include "io/atomic_file.h"
-#include "support/board_case.h"
 #include "support/calls.h"
 #include "support/check_main.h"
+#include "support/store_case.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static struct board_case boards;
+static struct store_case stores;
 static struct store *zero, *one;
 
 static void setup(void)
 {
 	scratch_setup();
-	board_case_begin(&boards, 1, 4);
-	ck_assert_str_eq(boards.ops->id, "files");
-	zero = board_case_open(&boards, 0);
-	one = board_case_open(&boards, 1);
+	store_case_begin(&stores, 1, 4);
+	ck_assert_str_eq(stores.ops->id, "files");
+	zero = store_case_open(&stores, 0);
+	one = store_case_open(&stores, 1);
 }
 
 static void teardown(void)
@@ -52,8 +52,8 @@ static int look(struct base_error *error)
 static int collect(struct base_error *error)
 {
 	bool have[4] = { 0 };
-	struct board_case_found found = { .have = have };
-	const int ret = store_collect(zero, "s1", "want", have, board_case_count, &found, error);
+	struct store_case_found found = { .have = have };
+	const int ret = store_collect(zero, "s1", "want", have, store_case_count, &found, error);
 
 	ck_assert_uint_eq(found.count, found.calls);
 	return ret || have[1] ? ret : -EAGAIN;
@@ -115,10 +115,10 @@ TEST(tests, test_what_does_not_pass_is_told)
 
 static int open_and_close(struct base_error *error)
 {
-	struct store *board = NULL;
-	int ret = board_case_try(&boards, 0, BOARD_CASE_PATIENCE_MS, &board, error);
+	struct store *store = NULL;
+	int ret = store_case_try(&stores, 0, STORE_CASE_PATIENCE_MS, &store, error);
 
-	store_close(board);
+	store_close(store);
 	return ret;
 }
 
@@ -137,7 +137,7 @@ static void leave_folder(const char *name)
 TEST(tests, test_what_one_cannot_remove_the_next_one_does)
 {
 	for (unsigned long nth = 1;; nth++) {
-		leave_folder(".ioshape-board-0123456789abcdef");
+		leave_folder(".ioshape-store-0123456789abcdef");
 		calls_begin(CALLS_FAIL, nth, EIO);
 		open_and_close(NULL);
 		calls_end();
@@ -183,5 +183,5 @@ TEST(tests, test_names_that_are_all_taken_end_in_words)
 
 int main(void)
 {
-	return check_run("board_calls");
+	return check_run("store_calls");
 }

@@ -40,7 +40,7 @@ def write(runs: Path, step: int, mode: str = "rank0", *, by_torch: bool = False)
     for rank, file in enumerate(files):
         (torch.save if by_torch else ioshape.save)(state(step, rank), file)
     subprocess.run(
-        (build_folder() / "tests" / "c" / "generation", "write", runs, str(step), mode, *files),
+        (build_folder() / "tests" / "c" / "checkpoint", "write", runs, str(step), mode, *files),
         check=True,
     )
 
@@ -49,7 +49,7 @@ def write(runs: Path, step: int, mode: str = "rank0", *, by_torch: bool = False)
 def attempt(runs: Path, step: int, *, kill: bool = False) -> Iterator[Path]:
     """Yield the path of an attempt that is being written, or whose writer is dead if `kill`."""
     process = subprocess.Popen(
-        (build_folder() / "tests" / "c" / "generation", "begin", runs, str(step)),
+        (build_folder() / "tests" / "c" / "checkpoint", "begin", runs, str(step)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -92,12 +92,12 @@ def test_latest_is_the_newest_complete_one(runs: Path, mode: str) -> None:
     assert len(files) == newest.files
     assert newest.n_bytes == sum(file.stat().st_size for file in files)
     assert before <= newest.saved <= datetime.now(tz=timezone.utc)
-    assert [one.step for one in ioshape.generations(str(runs))] == [10, 5, 20]
+    assert [one.step for one in ioshape.checkpoints(str(runs))] == [10, 5, 20]
     (runs / "step-0000000020" / "manifest.json").unlink()
     again = ioshape.latest(runs)
     assert again is not None
     assert again.step == 5
-    assert [one.step for one in ioshape.generations(runs)] == [10, 5]
+    assert [one.step for one in ioshape.checkpoints(runs)] == [10, 5]
     with pytest.raises(FileNotFoundError):
         newest.load(0)
     assert pickle.loads(pickle.dumps(newest)) == newest
@@ -125,7 +125,7 @@ def test_every_rank_loads_its_part(runs: Path, mode: str, by_torch: bool) -> Non
 def test_mmap_is_for_files(runs: Path) -> None:
     write(runs, 1, "each")
     write(runs, 2, "rank0")
-    first, second = ioshape.generations(runs)
+    first, second = ioshape.checkpoints(runs)
     assert same(first.load(1, mmap=True), state(1, 1))
     with pytest.raises(ValueError, match="ioshape extract"):
         second.load(1, mmap=True)
@@ -137,7 +137,7 @@ def test_damage_is_named(runs: Path, mode: str) -> None:
     newest = ioshape.latest(runs)
     assert newest is not None
     newest.verify()
-    part = newest.parts()[1]
+    part = newest.shards()[1]
     record = next(
         record
         for record in ioshape.inspect(runs.parent / "parts" / "1.pt").records
@@ -171,9 +171,9 @@ def test_prune(runs: Path) -> None:
     for step in range(1, 7):
         write(runs, step)
     assert ioshape.prune(runs, keep_last=2, keep_every=3, dry_run=True) == [1, 2, 4]
-    assert len(ioshape.generations(runs)) == 6
+    assert len(ioshape.checkpoints(runs)) == 6
     assert ioshape.prune(runs, keep_last=2, keep_every=3) == [1, 2, 4]
-    assert [one.step for one in ioshape.generations(runs)] == [3, 5, 6]
+    assert [one.step for one in ioshape.checkpoints(runs)] == [3, 5, 6]
     assert ioshape.prune(runs, keep_last=10) == []
     with pytest.raises(ValueError, match="keep_last is 0"):
         ioshape.prune(runs, keep_last=0)
@@ -199,7 +199,7 @@ def test_ls(runs: Path) -> None:
     assert [row[0] for row in rows[1:]] == ["7", "8", "9"]
     assert [row[3:6] for row in rows[1:3]] == [["each", "3", "3"], ["rank0", "3", "1"]]
     assert [" ".join(row[8:]) for row in rows[1:]] == ["complete", "complete", "being written"]
-    assert [one["step"] for one in listed["generations"]] == [7, 8]
+    assert [one["step"] for one in listed["checkpoints"]] == [7, 8]
     assert listed["unfinished"][0]["path"] == str(path)
     assert listed["unfinished"][0]["alive"] is True
     assert listed["damaged"] == []
@@ -265,7 +265,7 @@ def test_verify(runs: Path) -> None:
     assert call("verify", "--all", "--step", "5", runs).returncode == 2
 
 
-def test_verify_of_a_directory_without_generations(tmp_path: Path) -> None:
+def test_verify_of_a_directory_without_checkpoints(tmp_path: Path) -> None:
     done = call("verify", tmp_path)
     assert done.returncode == 1
     assert "name the files in it" in done.stdout
@@ -274,13 +274,13 @@ def test_verify_of_a_directory_without_generations(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ls_knows_where_a_generation_is_however_the_directory_is_written(runs: Path) -> None:
+def test_ls_knows_where_a_checkpoint_is_however_the_directory_is_written(runs: Path) -> None:
     write(runs, 7)
     (runs.parent / "link").symlink_to(runs)
     for name in (runs.name, f"./{runs.name}/", str(runs), "link"):
         told = succeed(call("ls", name, folder=runs.parent))
         assert told.splitlines()[-1].endswith("complete"), told
-        (one,) = json.loads(succeed(call("ls", "--json", name, folder=runs.parent)))["generations"]
+        (one,) = json.loads(succeed(call("ls", "--json", name, folder=runs.parent)))["checkpoints"]
         assert one["state"] == "complete"
 
 
@@ -289,14 +289,14 @@ def test_prune_by_command(runs: Path) -> None:
     for step in range(1, 5):
         write(runs, step)
     found = json.loads(succeed(call("prune", runs, "--keep-last", "2", "--dry-run", "--json")))
-    assert [one["step"] for one in found["generations"]] == [1, 2]
-    assert len(ioshape.generations(runs)) == 4
+    assert [one["step"] for one in found["checkpoints"]] == [1, 2]
+    assert len(ioshape.checkpoints(runs)) == 4
     # Without a terminal the command cannot ask for confirmation.
     assert call("prune", runs, "--keep-last", "2").returncode == 2
-    assert len(ioshape.generations(runs)) == 4
+    assert len(ioshape.checkpoints(runs)) == 4
     found = json.loads(succeed(call("prune", runs, "--keep-last", "2", "--yes", "--json")))
-    assert [one["step"] for one in found["generations"]] == [1, 2]
-    assert [one.step for one in ioshape.generations(runs)] == [3, 4]
+    assert [one["step"] for one in found["checkpoints"]] == [1, 2]
+    assert [one.step for one in ioshape.checkpoints(runs)] == [3, 4]
     assert call("prune", runs).returncode == 2
     assert call("prune", runs, "--keep-last", "0").returncode == 2
     assert "does not exist" in call("prune", runs / "x", "--keep-last", "1").stderr
@@ -322,7 +322,7 @@ def test_prune_asks_on_a_terminal(runs: Path, answer: str) -> None:
     process.communicate(timeout=TIMEOUT_S)
     os.close(ours)
     assert process.returncode == (answer == "n")
-    assert len(ioshape.generations(runs)) == (2 if answer == "n" else 1)
+    assert len(ioshape.checkpoints(runs)) == (2 if answer == "n" else 1)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -355,7 +355,7 @@ def test_extract_writes_nothing_that_is_damaged(tmp_path: Path, runs: Path) -> N
     write(runs, 7, by_torch=True)
     newest = ioshape.latest(runs)
     assert newest is not None
-    part = newest.parts()[1]
+    part = newest.shards()[1]
     # The damaged byte is padding: no record's checksum covers it, only the manifest's does.
     with zipfile.ZipFile(part.file) as bundle:
         data = bundle.read(part.name)

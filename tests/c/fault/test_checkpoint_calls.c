@@ -7,8 +7,8 @@
 #include "internal.h"
 #include "support/calls.h"
 #include "support/check_main.h"
+#include "support/checkpoint_case.h"
 #include "support/fail_memory.h"
-#include "support/generation_case.h"
 
 #include <ioshape/group.h>
 #include <ioshape/ioshape.h>
@@ -49,14 +49,14 @@ LOOP_TEST(tests, the_order_of_calls_survives_a_power_failure, 0, (int)ARRAY_LENG
 	struct base_error error = { 0 };
 
 	io_machine_tag();
-	ck_assert_int_eq(generation_save(scenario->replace ? 7 : 1, "old", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(scenario->replace ? 7 : 1, "old", false, &error), 0);
 	/* Denials cannot be undone, but each test is a process of its own. */
 	if (scenario->no_swap)
 		calls_deny("renameat2", EINVAL);
 	if (scenario->no_locks)
 		calls_deny("flock", EBADF);
 	calls_begin(CALLS_COUNT, 0, 0);
-	ck_assert_msg(!generation_save(7, "new", false, &error), "%s", error.text);
+	ck_assert_msg(!checkpoint_save(7, "new", false, &error), "%s", error.text);
 	calls_end();
 	/* The first fsync is that of the rank's file. */
 	written = calls_find("fsync", (unsigned long)calls_find("fsync", 0) + 1);
@@ -86,12 +86,12 @@ TEST(tests, each_step_of_pruning_is_durable_before_the_next)
 	struct ioshape_context *context;
 
 	for (uint64_t step = 1; step <= 2; step++)
-		ck_assert_int_eq(generation_save(step, "text", false, &error), 0);
+		ck_assert_int_eq(checkpoint_save(step, "text", false, &error), 0);
 	context_options.coordinator = "open";
 	ck_assert_int_eq(ioshape_context_open(&context, &context_options), 0);
 	options.keep_last = 1;
 	calls_begin(CALLS_COUNT, 0, 0);
-	ck_assert_int_eq(ioshape_generation_prune(context, "runs", &options, NULL), 0);
+	ck_assert_int_eq(ioshape_checkpoint_prune(context, "runs", &options, NULL), 0);
 	calls_end();
 	ioshape_context_free(context);
 	renamed = calls_find("renameat", 0);
@@ -107,12 +107,12 @@ TEST(tests, each_step_of_pruning_is_durable_before_the_next)
 
 static uint64_t find_newest(struct ioshape_context *context)
 {
-	struct ioshape_generation_info info = IOSHAPE_GENERATION_INFO_INIT;
-	struct ioshape_generation *generation;
+	struct ioshape_checkpoint_info info = IOSHAPE_CHECKPOINT_INFO_INIT;
+	struct ioshape_checkpoint *checkpoint;
 
-	ck_assert_int_eq(ioshape_generation_open(context, "runs", IOSHAPE_LATEST, &generation), 0);
-	ck_assert_int_eq(ioshape_generation_get_info(generation, &info), 0);
-	ioshape_generation_free(generation);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, "runs", IOSHAPE_LATEST, &checkpoint), 0);
+	ck_assert_int_eq(ioshape_checkpoint_get_info(checkpoint, &info), 0);
+	ioshape_checkpoint_free(checkpoint);
 	return info.step;
 }
 
@@ -130,14 +130,14 @@ static uint64_t find_newest_intact(struct ioshape_context *context)
 }
 
 /* Until the manifest can be read again, the checkpoint may be the newest one. */
-TEST(tests, an_older_generation_that_cannot_be_read_for_a_moment_is_not_the_newest)
+TEST(tests, an_older_checkpoint_that_cannot_be_read_for_a_moment_is_not_the_newest)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct base_error error = { 0 };
 	struct ioshape_context *context;
 
-	ck_assert_int_eq(generation_save(10, "old", false, &error), 0);
-	ck_assert_int_eq(generation_save(7, "new", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(10, "old", false, &error), 0);
+	ck_assert_int_eq(checkpoint_save(7, "new", false, &error), 0);
 	options.coordinator = "open";
 	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
 	/* The first manifest that is read is that of the highest step. */
@@ -193,7 +193,7 @@ static bool begin_as(uint32_t rank)
 	options.rank = own_rank = rank;
 	options.ranks = 2;
 	options.mode = IOSHAPE_MODE_EACH;
-	options.board = IOSHAPE_BOARD_HOST;
+	options.store = IOSHAPE_STORE_HOST;
 	options.token = "job";
 	options.deadline_ms = DEADLINE_MS;
 	return !ioshape_context_open(&context, &context_options) &&
@@ -279,5 +279,5 @@ TEST(tests, a_rank_that_goes_on_without_having_said_that_it_failed_is_not_waited
 
 int main(void)
 {
-	return check_run("fault/generation calls");
+	return check_run("fault/checkpoint calls");
 }

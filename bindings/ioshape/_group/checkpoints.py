@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """List, describe, open, verify and remove the group checkpoints of a directory.
 
-In this module a generation is a group checkpoint: one directory "step-…" with the shards of all
+In this module a checkpoint is a group checkpoint: one directory "step-…" with the shards of all
 ranks.
 """
 
@@ -51,7 +51,7 @@ MODES: dict[int, Mode] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class Shard:
     """One rank's shard of a checkpoint, and where it is stored."""
 
     rank: int
@@ -69,7 +69,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Generation:
+class Checkpoint:
     """A complete checkpoint of all ranks of a job."""
 
     step: int
@@ -89,18 +89,18 @@ class Generation:
     #: number of different shards: 1 if all ranks saved equal objects. 0 for "dcp"
     distinct: int = 0
 
-    def parts(self) -> list[Part]:
+    def shards(self) -> list[Shard]:
         """Return where the shard of each rank is stored, by rank.
 
         Raises:
             StorageError: The checkpoint does not exist any more, or is damaged.
             ValueError: It is a checkpoint of torch.distributed.checkpoint.
         """
-        self._check_parts()
+        self._check_shards()
         with _open(self) as handle:
-            return [handle.part(rank) for rank in range(self.ranks)]
+            return [handle.shard(rank) for rank in range(self.ranks)]
 
-    def _check_parts(self) -> None:
+    def _check_shards(self) -> None:
         if self.mode == "dcp":
             raise ValueError(
                 f"{self.path} is a checkpoint of torch.distributed.checkpoint, which has no shards "
@@ -146,20 +146,20 @@ class Generation:
         from ioshape._load import load as _load  # noqa: PLC0415
         from ioshape._load import unpickle  # noqa: PLC0415
 
-        self._check_parts()
+        self._check_shards()
         options = {"weights_only": weights_only, **pickle_load_args}
         # An open checkpoint cannot be removed, so it stays open until all is read.
         with _open(self, operation="load") as handle:
-            part = handle.part(rank)
+            shard = handle.shard(rank)
             if mmap:
                 if self.mode != "each":
                     raise ValueError(
                         f"mmap=True maps a whole file, but the shard of rank {rank} is in "
-                        f"{one_line(part.file)} with others; use mmap=False, or "
+                        f"{one_line(shard.file)} with others; use mmap=False, or "
                         '"ioshape extract" first'
                     )
                 return _load.load(
-                    part.file,
+                    shard.file,
                     map_location,
                     pickle_module,
                     mmap=True,
@@ -168,12 +168,12 @@ class Generation:
                     **options,
                 )
             return _load.load_through(
-                handle.reader(part, verify=verify is not False),
+                handle.reader(shard, verify=verify is not False),
                 lambda file: unpickle.load(
                     file, map_location, pickle_module, mmap=False, **options
                 ),
                 progress,
-                (part.offset, part.n_bytes),
+                (shard.offset, shard.n_bytes),
             )
 
     def verify(
@@ -200,7 +200,7 @@ class Generation:
                 handle.verify(progress)
                 return
             for rank in range(self.ranks):
-                with handle.reader(handle.part(rank), progress=progress) as reader:
+                with handle.reader(handle.shard(rank), progress=progress) as reader:
                     reader.verify(quick=True)
 
 
@@ -210,12 +210,12 @@ class Handle(Owner):
     def __init__(self, directory: str, step: int | None, operation: str) -> None:
         """Open the checkpoint of this step, or the newest one if step is None."""
         self._context = current()
-        super().__init__("generation", directory, self._context)
+        super().__init__("checkpoint", directory, self._context)
         self._directory = directory
         self._operation = operation
         path = encoded(directory)
         wanted = lib.IOSHAPE_LATEST if step is None else step
-        code = lib.ioshape_generation_open(self._context.pointer, path, wanted, self._out)
+        code = lib.ioshape_checkpoint_open(self._context.pointer, path, wanted, self._out)
         self._check(code)
 
     def __enter__(self) -> Handle:
@@ -229,8 +229,8 @@ class Handle(Owner):
             raise last_failure(self._directory, self._operation)
 
     def _info(self) -> Any:
-        info = sized("ioshape_generation_info")
-        self._check(lib.ioshape_generation_get_info(self._pointer, info))
+        info = sized("ioshape_checkpoint_info")
+        self._check(lib.ioshape_checkpoint_get_info(self._pointer, info))
         return info
 
     @property
@@ -243,10 +243,10 @@ class Handle(Owner):
         """The serial number of the checkpoint: higher than those of older ones, equal in a copy."""
         return int(self._info().serial)
 
-    def describe(self) -> Generation:
+    def describe(self) -> Checkpoint:
         """Return the description of the checkpoint."""
         info = self._info()
-        return Generation(
+        return Checkpoint(
             step=info.step,
             path=os.fsdecode(ffi.string(info.path)),
             saved=datetime.fromtimestamp(info.saved_s, tz=timezone.utc),
@@ -257,13 +257,13 @@ class Handle(Owner):
             distinct=info.distinct,
         )
 
-    def part(self, rank: int) -> Part:
+    def shard(self, rank: int) -> Shard:
         """Return where the shard of a rank is stored."""
         if rank < 0:
             raise ValueError(f"rank is {rank}; ranks count from 0")
-        info = sized("ioshape_part_info")
-        self._check(lib.ioshape_generation_get_part(self._pointer, rank, info))
-        return Part(
+        info = sized("ioshape_shard_info")
+        self._check(lib.ioshape_checkpoint_get_shard(self._pointer, rank, info))
+        return Shard(
             rank=rank,
             file=os.fsdecode(ffi.string(info.file)),
             name=os.fsdecode(ffi.string(info.name)),
@@ -275,7 +275,7 @@ class Handle(Owner):
 
     def reader(
         self,
-        part: Part,
+        shard: Shard,
         *,
         verify: bool = True,
         shared: bool | None = None,
@@ -284,23 +284,23 @@ class Handle(Owner):
         """Return a reader of one rank's shard, which must be closed before this handle."""
 
         def opener(options: Any, out: Any) -> None:
-            self._check(lib.ioshape_generation_open_part(self._pointer, part.rank, options, out))
+            self._check(lib.ioshape_checkpoint_open_shard(self._pointer, shard.rank, options, out))
 
-        return Reader(part.file, verify=verify, opener=opener, shared=shared, progress=progress)
+        return Reader(shard.file, verify=verify, opener=opener, shared=shared, progress=progress)
 
     def verify(self, progress: Callable[[Progress], object] | None) -> None:
         """Read all of the checkpoint and compare all checksums."""
         teller = Teller(progress)
         user = ffi.new_handle(teller)
-        code = lib.ioshape_generation_verify(self._pointer, lib.ioshape_py_progress, user)
+        code = lib.ioshape_checkpoint_verify(self._pointer, lib.ioshape_py_progress, user)
         if code and teller.failure is not None:
             raise teller.failure
         self._check(code)
 
 
-def _open(generation: Generation, operation: str = "load") -> Handle:
-    directory = os.path.dirname(generation.path)  # noqa: PTH120 - pathlib would normalize the path
-    return Handle(directory, generation.step, operation)
+def _open(checkpoint: Checkpoint, operation: str = "load") -> Handle:
+    directory = os.path.dirname(checkpoint.path)  # noqa: PTH120 - pathlib would normalize the path
+    return Handle(directory, checkpoint.step, operation)
 
 
 def nearest(directory: str, step: int | None, operation: str, folder: str) -> Handle:
@@ -345,7 +345,7 @@ def latest(
     directory: str | os.PathLike[str],
     *,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
-) -> Generation | None:
+) -> Checkpoint | None:
     """Return the newest complete checkpoint in a directory; None if there is none at all.
 
     The newest is the one that was saved last, whatever its step. Checkpoints that are being
@@ -360,7 +360,7 @@ def latest(
         tier: As in load(): checkpoints that are only on the tier are found, too.
 
     Returns:
-        The Generation, or None.
+        The Checkpoint, or None.
 
     Raises:
         NoUsableCheckpointError: There are checkpoints, but none is complete, or they are of another
@@ -369,7 +369,7 @@ def latest(
     """
     path = os.fspath(directory)
     of_dcp, passed_over = series.newest(path)
-    found = [] if of_dcp is None else [_generation(of_dcp)]
+    found = [] if of_dcp is None else [_checkpoint(of_dcp)]
     try:
         with nearest(path, None, "load", tier_folder(tier)) as handle:
             found.append(handle.describe())
@@ -385,15 +385,15 @@ def latest(
     return max(found, key=lambda one: one.saved, default=None)
 
 
-def _generation(member: series.Member) -> Generation:
-    return Generation(mode="dcp", **vars(member))
+def _checkpoint(member: series.Member) -> Checkpoint:
+    return Checkpoint(mode="dcp", **vars(member))
 
 
-def generations(
+def checkpoints(
     directory: str | os.PathLike[str],
     *,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
-) -> list[Generation]:
+) -> list[Checkpoint]:
     """Return the complete checkpoints in a directory in the order of their saves, oldest first.
 
     Names and manifests are read, but not the files. Checkpoints of torch.distributed.checkpoint are
@@ -405,7 +405,7 @@ def generations(
             a checkpoint, the copy on the tier is listed.
 
     Returns:
-        A list of Generations; an empty one if there are none.
+        A list of Checkpoints; an empty one if there are none.
 
     Raises:
         StorageError: The directory or the tier cannot be read.
@@ -418,15 +418,15 @@ def generations(
         if one.step not in groups or serial >= groups[one.step][0]:
             groups[one.step] = (serial, one)
     by_age = sorted(groups.values(), key=lambda one: one[0])
-    found = [*(one for _serial, one in by_age), *map(_generation, of_dcp)]
+    found = [*(one for _serial, one in by_age), *map(_checkpoint, of_dcp)]
     return sorted(found, key=lambda one: one.saved) if of_dcp else found
 
 
-def _of_groups(path: str) -> list[tuple[int, Generation]]:
+def _of_groups(path: str) -> list[tuple[int, Checkpoint]]:
     """Return the group checkpoints in a directory, each with its serial number."""
     context = current()
     steps, count = ffi.new("uint64_t **"), ffi.new("size_t *")
-    code = lib.ioshape_generation_list(context.pointer, encoded(path), steps, count)
+    code = lib.ioshape_checkpoint_list(context.pointer, encoded(path), steps, count)
     if code == -errno.ENOENT:
         return []
     if code:
@@ -505,12 +505,12 @@ def remove(
     options.dry_run = dry_run
     options.removing = lib.ioshape_py_removing
     options.removing_user = user
-    code = lib.ioshape_generation_prune(context.pointer, encoded(directory), options, ffi.NULL)
+    code = lib.ioshape_checkpoint_prune(context.pointer, encoded(directory), options, ffi.NULL)
     if listener.failure is not None:
         raise listener.failure
     if code:
         raise last_failure(directory, "prune")
     of_dcp = series.remove(directory, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
-    if not generations(directory, tier=False):
+    if not checkpoints(directory, tier=False):
         refuse_others(directory, "both", "prune")
     return listener.removed + [(one.step, one.n_bytes) for one in of_dcp]

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a lane handles the results of an engine. */
+/* How a queue handles the results of an engine. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
-#include "support/scripted_lane.h"
+#include "support/scripted_queue.h"
 
 #include <errno.h>
 
-/* ---- Engines and lanes ----------------------------------------------------------------------- */
+/* ---- Engines and queues -----------------------------------------------------------------------
+ */
 
 START_TEST(an_engine_is_opened_at_need_and_once)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	ck_assert_uint_eq(opened, 0);
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
 	ck_assert_uint_eq(opened, 1);
 	end();
 }
@@ -38,12 +39,12 @@ START_TEST(the_next_engine_is_used_and_the_reason_is_reported_and_logged)
 	tried_engines[1] = &io_engine_threads;
 	tried_engines[2] = NULL;
 	start(false);
-	ck_assert_str_eq(lane->ops->id, "threads");
-	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_int_eq(notes.downgrades[0].code, IOSHAPE_DOWNGRADE_ENGINE);
+	ck_assert_str_eq(queue->ops->id, "threads");
+	ck_assert_uint_eq(downgrades.count, 1);
+	ck_assert_int_eq(downgrades.list[0].code, IOSHAPE_DOWNGRADE_ENGINE);
 	ck_assert_uint_eq(heard, 1);
-	io_lane_detach(lane);
-	io_lane_close(lane);
+	io_queue_detach(queue);
+	io_queue_close(queue);
 	close(fd);
 }
 END_TEST
@@ -52,13 +53,13 @@ START_TEST(a_downgrade_is_noted_for_every_file)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	open_remark = "buffers not registered";
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
 	for (unsigned file = 1; file <= 3; file++) {
-		memset(&notes, 0, sizeof(notes));
-		io_lane_attach(lane, fd, "/the/path", false, &notes);
-		ck_assert_uint_eq(notes.count, 1);
-		ck_assert_int_eq(notes.downgrades[0].code, IOSHAPE_DOWNGRADE_ENGINE);
-		io_lane_detach(lane);
+		memset(&downgrades, 0, sizeof(downgrades));
+		io_queue_attach(queue, fd, "/the/path", false, &downgrades);
+		ck_assert_uint_eq(downgrades.count, 1);
+		ck_assert_int_eq(downgrades.list[0].code, IOSHAPE_DOWNGRADE_ENGINE);
+		io_queue_detach(queue);
 	}
 	end();
 }
@@ -68,10 +69,10 @@ START_TEST(no_engine_at_all_is_an_error_and_can_be_tried_again)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	refuse_open = -EPERM;
-	ck_assert_int_eq(io_lane_start(lane, &error), -EPERM);
+	ck_assert_int_eq(io_queue_start(queue, &error), -EPERM);
 	refuse_open = 0;
 	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
 	closed = opened;
 	closed--;
 	end();
@@ -93,14 +94,14 @@ START_TEST(a_short_write_goes_on_where_it_stopped)
 	answer = a_third_of_it;
 	begin(false);
 	submit(1000, 50000);
-	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_queue_drain(queue, &error), 0);
 	for (unsigned i = 0; i < requests; i++) {
 		ck_assert_uint_eq(asked[i].offset, expected);
 		ck_assert_uint_eq(asked[i].offset + asked[i].bytes, 51000);
 		expected += (uint64_t)answer(&(struct io_op){ .bytes = asked[i].bytes }, i);
 	}
 	ck_assert_uint_eq(expected, 51000);
-	ck_assert_uint_eq(notes.short_results, requests - 1);
+	ck_assert_uint_eq(downgrades.short_results, requests - 1);
 	end();
 }
 END_TEST
@@ -114,10 +115,10 @@ START_TEST(a_short_direct_write_goes_on_at_an_aligned_place)
 {
 	answer = first_5000;
 	begin(false);
-	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert_int_eq(io_queue_go_direct(queue, &fs, &error), 0);
 	ck_assert(is_direct());
 	submit(8192, 16384);
-	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_queue_drain(queue, &error), 0);
 	ck_assert_uint_eq(requests, 2);
 	ck_assert_uint_eq(asked[1].offset, 8192 + 4608);
 	ck_assert_uint_eq(asked[1].bytes, 16384 - 4608);
@@ -162,7 +163,7 @@ START_TEST(a_block_in_parts_goes_on_where_it_stopped)
 
 	answer = a_third_into_the_image;
 	begin(false);
-	ck_assert_msg(!io_lane_take(lane, &buffer, &error), "%s", error.text);
+	ck_assert_msg(!io_queue_take(queue, &buffer, &error), "%s", error.text);
 	buffer->bytes = BLOCK;
 	for (size_t i = 0; i < BLOCK; i++) {
 		wanted[i] = buffer->data[i] = (uint8_t)(i * 7);
@@ -174,8 +175,8 @@ START_TEST(a_block_in_parts_goes_on_where_it_stopped)
 		buffer->loans[i].from = lent + 1000 * i;
 		memcpy(wanted + loans[i].at, lent + 1000 * i, loans[i].bytes);
 	}
-	ck_assert_msg(!io_lane_submit(lane, buffer, &error), "%s", error.text);
-	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
+	ck_assert_msg(!io_queue_submit(queue, buffer, &error), "%s", error.text);
+	ck_assert_int_eq(io_queue_drain(queue, &error), 0);
 	for (unsigned i = 0; i < requests; i++) {
 		ck_assert_uint_eq(asked[i].offset + asked[i].bytes, BLOCK);
 		total = asked[i].offset;
@@ -210,9 +211,9 @@ START_TEST(interruptions_are_sat_out)
 	answer = storm;
 	begin(false);
 	submit(0, BLOCK);
-	ck_assert_msg(!io_lane_drain(lane, &error), "%s", error.text);
+	ck_assert_msg(!io_queue_drain(queue, &error), "%s", error.text);
 	ck_assert_uint_eq(requests, 61);
-	ck_assert_uint_eq(notes.short_results, 60);
+	ck_assert_uint_eq(downgrades.short_results, 60);
 	end();
 }
 END_TEST
@@ -224,7 +225,7 @@ START_TEST(interruptions_without_end_are_a_failure_after_a_bounded_number)
 	answer = _i % 2 ? storm : storm_from_the_second_on;
 	begin(false);
 	submit(0, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), storm_code ? storm_code : -EIO);
+	ck_assert_int_eq(io_queue_drain(queue, &error), storm_code ? storm_code : -EIO);
 	ck_assert_uint_le(requests, 200);
 	end();
 }
@@ -241,13 +242,13 @@ START_TEST(progress_however_slow_is_no_failure)
 	answer = a_byte_and_then_interruptions;
 	begin(false);
 	submit(0, 512 * 8);
-	ck_assert_msg(!io_lane_drain(lane, &error), "%s", error.text);
+	ck_assert_msg(!io_queue_drain(queue, &error), "%s", error.text);
 	ck_assert_uint_gt(requests, 100);
 	end();
 }
 END_TEST
 
-/* Fills the lane with requests that all end with this code. */
+/* Fills the queue with requests that all end with this code. */
 static void fill(int code)
 {
 	storm_code = code;
@@ -269,7 +270,7 @@ START_TEST(more_than_was_asked_for_is_a_failure)
 	answer = too_much;
 	begin(false);
 	submit(0, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), -EIO);
+	ck_assert_int_eq(io_queue_drain(queue, &error), -EIO);
 	end();
 }
 END_TEST
@@ -281,7 +282,7 @@ START_TEST(a_failure_names_path_offset_engine_and_remedy_wording)
 	answer = storm;
 	begin(false);
 	submit(123456, 4096);
-	ck_assert_int_eq(io_lane_drain(lane, &error), -ENOSPC);
+	ck_assert_int_eq(io_queue_drain(queue, &error), -ENOSPC);
 	ck_assert_uint_eq(requests, 1);
 	ck_assert_uint_eq(error.offset, 123456);
 	ck_assert_ptr_nonnull(strstr(error.sentence, "\"/the/path\" at offset 123456"));
@@ -302,7 +303,7 @@ START_TEST(the_first_failure_counts_and_all_come_home)
 	begin(false);
 	for (unsigned i = 0; i < DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), -EIO);
+	ck_assert_int_eq(io_queue_drain(queue, &error), -EIO);
 	ck_assert_int_eq(error.code, -EIO);
 	ck_assert_uint_eq(count_free(), DEPTH);
 	end();
@@ -315,7 +316,7 @@ START_TEST(a_slot_is_waited_for_when_all_are_in_flight)
 	begin(false);
 	for (unsigned i = 0; i < 5 * DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_queue_drain(queue, &error), 0);
 	ck_assert_uint_eq(requests, 5 * DEPTH);
 	end();
 }
@@ -332,16 +333,16 @@ START_TEST(one_slab_is_kept_back_and_leaves_when_a_request_is_done)
 	ck_assert_uint_eq(requests, DEPTH - 1);
 	for (unsigned i = DEPTH; i < 3 * DEPTH; i++) {
 		/* Before the next buffer is filled. */
-		ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
+		ck_assert_int_eq(io_queue_take(queue, &buffer, &error), 0);
 		ck_assert_uint_eq(requests, i);
-		ck_assert_uint_eq(lane->in_flight, DEPTH - 1);
+		ck_assert_uint_eq(queue->in_flight, DEPTH - 1);
 		ck_assert_uint_eq(asked[i - 1].offset, (i - 1) * BLOCK);
 		buffer->offset = i * BLOCK;
 		buffer->bytes = BLOCK;
-		ck_assert_int_eq(io_lane_submit(lane, buffer, &error), 0);
+		ck_assert_int_eq(io_queue_submit(queue, buffer, &error), 0);
 		ck_assert_uint_eq(requests, i);
 	}
-	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_queue_drain(queue, &error), 0);
 	ck_assert_uint_eq(requests, 3 * DEPTH);
 	end();
 }
@@ -350,7 +351,7 @@ END_TEST
 START_TEST(the_slab_kept_back_is_not_sent_after_a_failure)
 {
 	fill(-ENOSPC);
-	ck_assert_int_eq(io_lane_drain(lane, &error), -ENOSPC);
+	ck_assert_int_eq(io_queue_drain(queue, &error), -ENOSPC);
 	ck_assert_uint_eq(requests, DEPTH - 1);
 	end();
 }
@@ -362,8 +363,8 @@ START_TEST(the_slab_kept_back_may_be_refused)
 
 	fill(0);
 	refuse_submit = -EPERM;
-	ck_assert_int_eq(io_lane_take(lane, &buffer, &error), -EPERM);
-	ck_assert_int_eq(io_lane_drain(lane, NULL), 0);
+	ck_assert_int_eq(io_queue_take(queue, &buffer, &error), -EPERM);
+	ck_assert_int_eq(io_queue_drain(queue, NULL), 0);
 	end();
 }
 END_TEST
@@ -373,8 +374,8 @@ START_TEST(a_failure_in_flight_is_found_when_a_slot_is_waited_for)
 	struct io_buffer *buffer;
 
 	fill(-ENOSPC);
-	ck_assert_int_eq(io_lane_take(lane, &buffer, &error), -ENOSPC);
-	ck_assert_int_eq(io_lane_drain(lane, NULL), -ENOSPC);
+	ck_assert_int_eq(io_queue_take(queue, &buffer, &error), -ENOSPC);
+	ck_assert_int_eq(io_queue_drain(queue, NULL), -ENOSPC);
 	end();
 }
 END_TEST
@@ -385,15 +386,15 @@ START_TEST(a_request_that_was_not_taken_is_an_error_and_its_slot_is_free)
 
 	answer = all_of_it;
 	begin(false);
-	ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
+	ck_assert_int_eq(io_queue_take(queue, &buffer, &error), 0);
 	buffer->offset = 77;
 	buffer->bytes = BLOCK;
 	refuse_submit = -EBUSY;
-	ck_assert_int_eq(io_lane_submit(lane, buffer, &error), -EBUSY);
+	ck_assert_int_eq(io_queue_submit(queue, buffer, &error), -EBUSY);
 	ck_assert_uint_eq(error.offset, 77);
-	ck_assert_uint_eq(lane->in_flight, 0);
-	ck_assert_ptr_eq(io_lane_free_buffer(lane), buffer);
-	io_lane_give_back(lane, buffer);
+	ck_assert_uint_eq(queue->in_flight, 0);
+	ck_assert_ptr_eq(io_queue_free_buffer(queue), buffer);
+	io_queue_give_back(queue, buffer);
 	end();
 }
 END_TEST
@@ -404,19 +405,19 @@ START_TEST(an_engine_that_refused_is_opened_anew_for_the_next_file)
 
 	answer = all_of_it;
 	begin(false);
-	ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
+	ck_assert_int_eq(io_queue_take(queue, &buffer, &error), 0);
 	buffer->bytes = BLOCK;
 	refuse_submit = -EPERM;
-	ck_assert_int_eq(io_lane_submit(lane, buffer, &error), -EPERM);
-	io_lane_detach(lane);
+	ck_assert_int_eq(io_queue_submit(queue, buffer, &error), -EPERM);
+	io_queue_detach(queue);
 	refuse_submit = 0;
 	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_queue_start(queue, &error), 0);
 	ck_assert_uint_eq(opened, 2);
 	ck_assert_uint_eq(closed, 1);
-	io_lane_attach(lane, fd, "/the/path", false, &notes);
+	io_queue_attach(queue, fd, "/the/path", false, &downgrades);
 	submit(0, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_queue_drain(queue, &error), 0);
 	end();
 }
 END_TEST
@@ -434,7 +435,7 @@ START_TEST(a_rest_that_is_not_taken_is_an_error)
 	answer = short_and_then_no_more;
 	begin(false);
 	submit(0, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), -EPERM);
+	ck_assert_int_eq(io_queue_drain(queue, &error), -EPERM);
 	end();
 }
 END_TEST
@@ -445,11 +446,11 @@ START_TEST(an_engine_that_loses_requests_is_found_out)
 	begin(false);
 	lost = 1;
 	submit(0, BLOCK);
-	ck_assert_int_eq(io_lane_drain(lane, &error), -EIO);
-	ck_assert_uint_eq(lane->in_flight, 0);
+	ck_assert_int_eq(io_queue_drain(queue, &error), -EIO);
+	ck_assert_uint_eq(queue->in_flight, 0);
 	lost = 0;
-	io_lane_detach(lane);
-	io_lane_close(lane);
+	io_queue_detach(queue);
+	io_queue_close(queue);
 	close(fd);
 }
 END_TEST
@@ -459,12 +460,12 @@ END_TEST
 START_TEST(notes_are_kept_in_order_with_their_codes)
 {
 	struct ioshape_report report = { 0 };
-	struct io_notes some = { 0 };
+	struct io_downgrades some = { 0 };
 
-	io_note(NULL, IOSHAPE_DOWNGRADE_LOCK, "to nobody");
-	io_note(&some, IOSHAPE_DOWNGRADE_DIRECT, "no %s; so", "this");
-	io_note(&some, IOSHAPE_DOWNGRADE_LOCK, "no that");
-	io_notes_report(&some, &report);
+	io_add_downgrade(NULL, IOSHAPE_DOWNGRADE_LOCK, "to nobody");
+	io_add_downgrade(&some, IOSHAPE_DOWNGRADE_DIRECT, "no %s; so", "this");
+	io_add_downgrade(&some, IOSHAPE_DOWNGRADE_LOCK, "no that");
+	io_report_downgrades(&some, &report);
 	ck_assert_uint_eq(report.downgrade_count, 2);
 	ck_assert_str_eq(report.downgrades[0].sentence, "no this; so");
 	ck_assert_int_eq(report.downgrades[0].code, IOSHAPE_DOWNGRADE_DIRECT);
@@ -475,18 +476,18 @@ END_TEST
 
 START_TEST(too_many_notes_are_counted)
 {
-	struct io_notes some = { 0 };
+	struct io_downgrades some = { 0 };
 
 	for (unsigned i = 0; i < 1000; i++)
-		io_note(&some, IOSHAPE_DOWNGRADE_LOCK, "note %u", i);
+		io_add_downgrade(&some, IOSHAPE_DOWNGRADE_LOCK, "note %u", i);
 	ck_assert_uint_eq(some.count, 1000);
-	ck_assert_str_eq(some.downgrades[0].sentence, "note 0");
+	ck_assert_str_eq(some.list[0].sentence, "note 0");
 }
 END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/lane");
+	Suite *suite = suite_create("ring/queue");
 	const int codes = (int)ARRAY_LENGTH(passing_codes);
 	TCase *life = tcase_create("life");
 	TCase *results = tcase_create("results");

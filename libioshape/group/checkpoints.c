@@ -138,17 +138,17 @@ bool group_parse_parity_name(const char *name, uint32_t *node)
 
 /* ---- One checkpoint -------------------------------------------------------------------------- */
 
-static int read_manifest(struct group_generation *generation, struct base_error *error)
+static int read_manifest(struct group_checkpoint *checkpoint, struct base_error *error)
 {
 	struct base_buffer text = { 0 };
 	char path[BASE_ERROR_TEXT_BYTES / 2];
 	int ret;
 
-	ret = io_folder_get(&generation->folder, FORMAT_MANIFEST_NAME, FORMAT_MAX_MANIFEST_BYTES,
-			    &text, &generation->held, error);
-	snprintf(path, sizeof(path), "%s/" FORMAT_MANIFEST_NAME, generation->folder.path);
+	ret = io_folder_get(&checkpoint->folder, FORMAT_MANIFEST_NAME, FORMAT_MAX_MANIFEST_BYTES,
+			    &text, &checkpoint->held, error);
+	snprintf(path, sizeof(path), "%s/" FORMAT_MANIFEST_NAME, checkpoint->folder.path);
 	if (!ret)
-		ret = format_manifest_decode(&generation->manifest, (const char *)text.data,
+		ret = format_manifest_decode(&checkpoint->manifest, (const char *)text.data,
 					     text.bytes, path, error);
 	base_buffer_free(&text);
 	return ret;
@@ -199,10 +199,10 @@ bool group_is_of_nodes(const struct io_folder *folder)
 }
 
 /* Checks the files of this node. Files that are missing are regarded as those of other nodes. */
-static int check_own_files(const struct group_generation *generation, struct base_error *error)
+static int check_own_files(const struct group_checkpoint *checkpoint, struct base_error *error)
 {
-	const struct io_folder *folder = &generation->folder;
-	const struct format_manifest *manifest = &generation->manifest;
+	const struct io_folder *folder = &checkpoint->folder;
+	const struct format_manifest *manifest = &checkpoint->manifest;
 	struct io_entry entry;
 	int ret = 0;
 
@@ -216,57 +216,57 @@ static int check_own_files(const struct group_generation *generation, struct bas
 	return ret;
 }
 
-static int check(const struct group_generation *generation, uint64_t step, struct base_error *error)
+static int check(const struct group_checkpoint *checkpoint, uint64_t step, struct base_error *error)
 {
-	const struct format_manifest *manifest = &generation->manifest;
+	const struct format_manifest *manifest = &checkpoint->manifest;
 	struct base_error incomplete = { 0 };
 	int ret;
 
 	if (manifest->step != step)
 		return base_refuse(error, IOSHAPE_E_DAMAGED,
 				   "%s has the manifest of step %llu: the directory was renamed",
-				   generation->folder.path, (unsigned long long)manifest->step);
-	ret = group_check_files(&generation->folder, manifest, "use another checkpoint",
+				   checkpoint->folder.path, (unsigned long long)manifest->step);
+	ret = group_check_files(&checkpoint->folder, manifest, "use another checkpoint",
 				&incomplete);
-	if (ret == IOSHAPE_E_DAMAGED && group_is_of_nodes(&generation->folder))
-		return check_own_files(generation, error);
+	if (ret == IOSHAPE_E_DAMAGED && group_is_of_nodes(&checkpoint->folder))
+		return check_own_files(checkpoint, error);
 	return ret ? base_pass_on(error, &incomplete) : 0;
 }
 
-int group_generation_open(struct group_generation *generation, const struct io_folder *directory,
+int group_checkpoint_open(struct group_checkpoint *checkpoint, const struct io_folder *directory,
 			  const char *name, uint64_t step, struct base_error *error)
 {
 	struct base_error unopened = { 0 };
 	int ret;
 
-	*generation = (struct group_generation)GROUP_NO_GENERATION;
-	ret = io_folder_open_in(&generation->folder, directory, name, &unopened);
+	*checkpoint = (struct group_checkpoint)GROUP_NO_CHECKPOINT;
+	ret = io_folder_open_in(&checkpoint->folder, directory, name, &unopened);
 	if (ret == -ENOENT)
 		return ret;
 	if (ret)
 		return base_fail(error, ret, "cannot open the checkpoint %s/%s", directory->path,
 				 name);
-	ret = read_manifest(generation, error);
+	ret = read_manifest(checkpoint, error);
 	if (!ret)
-		ret = check(generation, step, error);
+		ret = check(checkpoint, step, error);
 	if (ret)
-		group_generation_close(generation);
+		group_checkpoint_close(checkpoint);
 	return ret;
 }
 
-void group_generation_close(struct group_generation *generation)
+void group_checkpoint_close(struct group_checkpoint *checkpoint)
 {
-	format_manifest_free(&generation->manifest);
-	io_folder_let_go(&generation->held);
-	io_folder_close(&generation->folder);
+	format_manifest_free(&checkpoint->manifest);
+	io_folder_let_go(&checkpoint->held);
+	io_folder_close(&checkpoint->folder);
 }
 
-uint64_t group_generation_bytes(const struct group_generation *generation)
+uint64_t group_checkpoint_bytes(const struct group_checkpoint *checkpoint)
 {
 	uint64_t bytes = 0;
 
-	for (uint32_t i = 0; i < generation->manifest.file_count; i++)
-		bytes += generation->manifest.files[i].bytes;
+	for (uint32_t i = 0; i < checkpoint->manifest.file_count; i++)
+		bytes += checkpoint->manifest.files[i].bytes;
 	return bytes;
 }
 
@@ -376,7 +376,7 @@ static int compare_ages(const void *left, const void *right)
 	return compare_steps(left, right);
 }
 
-static int list_generations(const struct io_folder *directory, struct group_candidates *candidates,
+static int list_checkpoints(const struct io_folder *directory, struct group_candidates *candidates,
 			    struct base_error *error)
 {
 	struct base_buffer list = { 0 };
@@ -429,7 +429,7 @@ static void look_at_ages(const struct io_folder *directory, struct group_candida
 int group_list_by_age(const struct io_folder *directory, struct group_candidates *candidates,
 		      struct base_error *error)
 {
-	int ret = list_generations(directory, candidates, error);
+	int ret = list_checkpoints(directory, candidates, error);
 
 	look_at_ages(directory, candidates);
 	sort_by_age(candidates);
@@ -438,7 +438,7 @@ int group_list_by_age(const struct io_folder *directory, struct group_candidates
 
 /* ---- Opening the checkpoint of a step -------------------------------------------------------- */
 
-int group_open_step(struct group_generation *generation, const struct io_folder *directory,
+int group_open_step(struct group_checkpoint *checkpoint, const struct io_folder *directory,
 		    uint64_t step, struct base_error *error)
 {
 	struct group_candidates candidates;
@@ -446,16 +446,16 @@ int group_open_step(struct group_generation *generation, const struct io_folder 
 	int ret;
 
 	group_step_name(name, step);
-	ret = group_generation_open(generation, directory, name, step, error);
+	ret = group_checkpoint_open(checkpoint, directory, name, step, error);
 	if (ret != -ENOENT)
 		return ret;
-	ret = list_generations(directory, &candidates, error);
+	ret = list_checkpoints(directory, &candidates, error);
 	if (ret)
 		return ret;
 	ret = -ENOENT;
 	for (size_t i = 0; ret == -ENOENT && i < candidates.count; i++)
 		if (candidates.all[i].step == step)
-			ret = group_generation_open(generation, directory, candidates.all[i].name,
+			ret = group_checkpoint_open(checkpoint, directory, candidates.all[i].name,
 						    step, error);
 	group_candidates_free(&candidates);
 	if (ret == -ENOENT)
@@ -479,7 +479,7 @@ bool group_is_shortage(int code)
 static int keep_complete(const struct io_folder *directory, struct group_candidates *candidates,
 			 struct base_error *error)
 {
-	struct group_generation generation;
+	struct group_checkpoint checkpoint;
 	size_t kept = 0;
 	int ret;
 
@@ -489,14 +489,14 @@ static int keep_complete(const struct io_folder *directory, struct group_candida
 
 		if (kept && candidates->all[kept - 1].step == candidate->step)
 			continue;
-		ret = group_generation_open(&generation, directory, candidate->name,
+		ret = group_checkpoint_open(&checkpoint, directory, candidate->name,
 					    candidate->step, &why);
 		if (group_is_shortage(ret))
 			return base_pass_on(error, &why);
 		if (ret)
 			continue;
-		candidate->serial = generation.manifest.serial;
-		group_generation_close(&generation);
+		candidate->serial = checkpoint.manifest.serial;
+		group_checkpoint_close(&checkpoint);
 		candidates->all[kept++] = *candidate;
 	}
 	candidates->count = kept;
@@ -509,7 +509,7 @@ static int list_steps(const struct io_folder *directory, uint64_t **steps, size_
 		      struct base_error *error)
 {
 	struct group_candidates candidates;
-	int ret = list_generations(directory, &candidates, error);
+	int ret = list_checkpoints(directory, &candidates, error);
 
 	if (ret)
 		return ret;
@@ -524,7 +524,7 @@ static int list_steps(const struct io_folder *directory, uint64_t **steps, size_
 	return ret;
 }
 
-IOSHAPE_EXPORT int ioshape_generation_list(struct ioshape_context *context, const char *path,
+IOSHAPE_EXPORT int ioshape_checkpoint_list(struct ioshape_context *context, const char *path,
 					   uint64_t **steps, size_t *count)
 {
 	struct io_folder directory = IO_NO_FOLDER;
@@ -804,7 +804,7 @@ static int rename_and_remove(struct pruning *pruning, const struct io_folder *fo
  * Removes a checkpoint that was validated but is not held open. The claim keeps readers away from
  * its manifest, and the lock keeps group_tidy() from renaming it back.
  */
-static int remove_generation(struct pruning *pruning, struct io_folder *folder, uint64_t step,
+static int remove_checkpoint(struct pruning *pruning, struct io_folder *folder, uint64_t step,
 			     uint64_t bytes, struct base_error *error)
 {
 	char name[GROUP_STEP_NAME_BYTES];
@@ -832,7 +832,7 @@ static int remove_generation(struct pruning *pruning, struct io_folder *folder, 
 
 static int prune_step(struct pruning *pruning, uint64_t step, struct base_error *error)
 {
-	struct group_generation generation;
+	struct group_checkpoint checkpoint;
 	struct base_error why = { 0 };
 	struct io_folder folder;
 	char name[GROUP_STEP_NAME_BYTES];
@@ -840,18 +840,18 @@ static int prune_step(struct pruning *pruning, uint64_t step, struct base_error 
 	int ret;
 
 	group_step_name(name, step);
-	ret = group_generation_open(&generation, &pruning->directory, name, step, &why);
+	ret = group_checkpoint_open(&checkpoint, &pruning->directory, name, step, &why);
 	if (group_is_shortage(ret))
 		return base_pass_on(error, &why);
 	/* The checkpoint is gone, damaged or replaced by now, so it is not the one that was
 	 * chosen. */
 	if (ret)
 		return 0;
-	bytes = group_generation_bytes(&generation);
-	folder = generation.folder;
-	generation.folder = (struct io_folder)IO_NO_FOLDER;
-	group_generation_close(&generation);
-	ret = remove_generation(pruning, &folder, step, bytes, error);
+	bytes = group_checkpoint_bytes(&checkpoint);
+	folder = checkpoint.folder;
+	checkpoint.folder = (struct io_folder)IO_NO_FOLDER;
+	group_checkpoint_close(&checkpoint);
+	ret = remove_checkpoint(pruning, &folder, step, bytes, error);
 	io_folder_close(&folder);
 	return ret;
 }
@@ -910,7 +910,7 @@ int group_prune(struct ioshape_context *context, const char *path, const char *j
 	return ret;
 }
 
-IOSHAPE_EXPORT int ioshape_generation_prune(struct ioshape_context *context, const char *path,
+IOSHAPE_EXPORT int ioshape_checkpoint_prune(struct ioshape_context *context, const char *path,
 					    const struct ioshape_prune_options *given,
 					    uint64_t *removed)
 {
@@ -1151,11 +1151,11 @@ static int write_manifest(struct group_attempt *attempt, const struct format_man
 
 static bool is_complete(const struct group_attempt *attempt, const char *place)
 {
-	struct group_generation generation;
+	struct group_checkpoint checkpoint;
 
-	if (group_generation_open(&generation, &attempt->directory, place, attempt->step, NULL))
+	if (group_checkpoint_open(&checkpoint, &attempt->directory, place, attempt->step, NULL))
 		return false;
-	group_generation_close(&generation);
+	group_checkpoint_close(&checkpoint);
 	return true;
 }
 

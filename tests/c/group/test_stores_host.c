@@ -6,8 +6,8 @@
 #define _GNU_SOURCE
 #include "group/store.h"
 #include "io/io.h"
-#include "support/board_case.h"
 #include "support/check_main.h"
+#include "support/store_case.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -15,27 +15,27 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-static struct board_case boards;
+static struct store_case stores;
 static struct store *of[8];
 static char memory[300], folder[512], beside[512];
 
 static void setup(void)
 {
 	scratch_setup();
-	board_case_begin(&boards, 0, 8);
-	ck_assert_str_eq(boards.ops->id, "host");
+	store_case_begin(&stores, 0, 8);
+	ck_assert_str_eq(stores.ops->id, "host");
 	snprintf(memory, sizeof(memory), "%s", scratch_path("memory"));
 	ck_assert(!mkdir(memory, 0755));
-	boards.memory = memory;
-	snprintf(folder, sizeof(folder), "%s/ioshape-%u/board-%s", memory, (unsigned)geteuid(),
-		 boards.name);
-	snprintf(beside, sizeof(beside), "%s/.ioshape-board-%s", scratch_directory(), boards.name);
+	stores.memory = memory;
+	snprintf(folder, sizeof(folder), "%s/ioshape-%u/store-%s", memory, (unsigned)geteuid(),
+		 stores.name);
+	snprintf(beside, sizeof(beside), "%s/.ioshape-store-%s", scratch_directory(), stores.name);
 }
 
 static void open_ranks(uint32_t first, uint32_t last)
 {
 	for (uint32_t i = first; i <= last; i++)
-		of[i] = board_case_open(&boards, i);
+		of[i] = store_case_open(&stores, i);
 }
 
 static void close_all(void)
@@ -54,13 +54,13 @@ static bool exists(const char *path)
 	return !access(path, F_OK);
 }
 
-static void wait_until_gone(struct store *board, uint32_t rank)
+static void wait_until_gone(struct store *store, uint32_t rank)
 {
 	const uint64_t end = base_now_ns() + base_ms_to_ns(20000);
 
-	while (!store_has_ended(board, rank)) {
+	while (!store_has_ended(store, rank)) {
 		ck_assert_uint_lt(base_now_ns(), end);
-		store_wait(board, 1000);
+		store_wait(store, 1000);
 	}
 }
 
@@ -78,7 +78,7 @@ static pid_t start_process(uint32_t rank, pid_t *orphan)
 	ck_assert(!pipe(pipes));
 	pid = fork();
 	if (!pid) {
-		struct store *board = board_case_open(&boards, rank);
+		struct store *store = store_case_open(&stores, rank);
 		pid_t child = fork();
 
 		if (!child) {
@@ -88,7 +88,7 @@ static pid_t start_process(uint32_t rank, pid_t *orphan)
 		}
 		/* Lets the child return from fork() before it is reported. */
 		usleep(50000);
-		board_case_post_own(board, "s1", "hello", rank);
+		store_case_post_own(store, "s1", "hello", rank);
 		MUST(write(pipes[1], &child, sizeof(child)) == sizeof(child), "no pipe");
 		alarm(30);
 		for (;;)
@@ -126,7 +126,7 @@ TEST(tests, test_all_see_that_a_rank_was_killed)
 		/* This rank has not come yet. */
 		ck_assert(!store_has_ended(of[i], 4));
 		/* Messages of a dead rank remain. */
-		board_case_expect(of[i], "s1", "hello-3", "note of 3", 9);
+		store_case_expect(of[i], "s1", "hello-3", "note of 3", 9);
 	}
 	/* Ranks that come later learn of the death, too. */
 	open_ranks(4, 4);
@@ -137,27 +137,27 @@ TEST(tests, test_all_see_that_a_rank_was_killed)
 
 TEST(tests, test_all_see_that_rank_0_was_killed_and_the_next_job_removes_its_folder)
 {
-	struct board_case next = boards;
+	struct store_case next = stores;
 	struct base_error error = { 0 };
-	struct base_buffer note = { 0 };
+	struct base_buffer body = { 0 };
 	struct store *other;
 	pid_t orphan, pid = start_process(0, &orphan);
 
 	open_ranks(1, 2);
-	board_case_expect(of[1], "s1", "hello-0", "note of 0", 9);
+	store_case_expect(of[1], "s1", "hello-0", "note of 0", 9);
 	kill_now(pid);
 	for (uint32_t i = 1; i < 3; i++)
 		wait_until_gone(of[i], 0);
-	ck_assert_int_eq(board_case_try(&boards, 3, 0, &other, &error), -ETIMEDOUT);
+	ck_assert_int_eq(store_case_try(&stores, 3, 0, &other, &error), -ETIMEDOUT);
 	ck_assert_ptr_nonnull(strstr(error.sentence, "has ended"));
 	/* A child of the dead rank 0 lives, and does not keep the folder. */
 	strcat(next.name, "a");
-	other = board_case_open(&next, 0);
+	other = store_case_open(&next, 0);
 	ck_assert(!exists(folder));
-	ck_assert_int_eq(store_get(of[1], "s1", "hello-0", &note, NULL), IOSHAPE_E_COORDINATOR);
+	ck_assert_int_eq(store_get(of[1], "s1", "hello-0", &body, NULL), IOSHAPE_E_COORDINATOR);
 	store_close(other);
 	kill(orphan, SIGKILL);
-	base_buffer_free(&note);
+	base_buffer_free(&body);
 	close_all();
 }
 
@@ -179,34 +179,34 @@ TEST(tests, test_a_stopped_rank_lives)
 TEST(tests, test_a_rank_that_finds_no_folder_names_rank_0)
 {
 	struct base_error error = { 0 };
-	struct store *board;
+	struct store *store;
 
-	ck_assert_int_eq(board_case_try(&boards, 1, 0, &board, &error), -ETIMEDOUT);
-	ck_assert_ptr_null(board);
+	ck_assert_int_eq(store_case_try(&stores, 1, 0, &store, &error), -ETIMEDOUT);
+	ck_assert_ptr_null(store);
 	ck_assert_int_eq(error.code, -ETIMEDOUT);
 }
 
 TEST(tests, test_a_name_is_used_once)
 {
-	struct store *board;
+	struct store *store;
 
 	open_ranks(0, 1);
-	ck_assert_int_eq(board_case_try(&boards, 0, 0, &board, NULL), -EEXIST);
-	ck_assert_int_eq(board_case_try(&boards, 1, 0, &board, NULL), -EEXIST);
+	ck_assert_int_eq(store_case_try(&stores, 0, 0, &store, NULL), -EEXIST);
+	ck_assert_int_eq(store_case_try(&stores, 1, 0, &store, NULL), -EEXIST);
 	ck_assert(exists(folder));
 	close_all();
 }
 
 /* ---- The folder ------------------------------------------------------------------------------ */
 
-TEST(tests, test_the_folder_is_ours_alone_and_nothing_is_beside_the_generations)
+TEST(tests, test_the_folder_is_ours_alone_and_nothing_is_beside_the_checkpoints)
 {
 	struct stat stat_of;
 	char *slash;
 
-	boards.ranks = 3;
+	stores.ranks = 3;
 	open_ranks(0, 2);
-	board_case_post(of[1], "s1", "n", "x", 1);
+	store_case_post(of[1], "s1", "n", "x", 1);
 	ck_assert(!stat(folder, &stat_of));
 	ck_assert_uint_eq(stat_of.st_mode & 07777, 0700);
 	ck_assert(!exists(beside));
@@ -220,27 +220,27 @@ TEST(tests, test_the_folder_is_ours_alone_and_nothing_is_beside_the_generations)
 
 TEST(tests, test_folders_of_dead_jobs_are_removed)
 {
-	struct board_case next = boards;
+	struct store_case next = stores;
 	char dead[600], file[700], empty[600];
 	struct timespec times[2] = { { .tv_nsec = UTIME_OMIT }, { 0 } };
 	struct store *other;
 
 	open_ranks(0, 0);
-	snprintf(dead, sizeof(dead), "%s/ioshape-%u/board-dead", memory, (unsigned)geteuid());
+	snprintf(dead, sizeof(dead), "%s/ioshape-%u/store-dead", memory, (unsigned)geteuid());
 	ck_assert(!mkdir(dead, 0700));
 	snprintf(file, sizeof(file), "%s/life-0", dead);
 	scratch_write(file, "", 0);
-	snprintf(empty, sizeof(empty), "%s/ioshape-%u/board-empty", memory, (unsigned)geteuid());
+	snprintf(empty, sizeof(empty), "%s/ioshape-%u/store-empty", memory, (unsigned)geteuid());
 	ck_assert(!mkdir(empty, 0700));
 	/* Rank 0 of any job removes folders of dead processes. It keeps those of living ones, and
 	 * those that may be new. */
 	strcat(next.name, "other");
-	other = board_case_open(&next, 0);
+	other = store_case_open(&next, 0);
 	ck_assert(!exists(dead));
 	ck_assert(exists(folder) && exists(empty));
 	store_close(other);
 	ck_assert(!utimensat(AT_FDCWD, empty, times, 0));
-	store_close(board_case_open(&next, 0));
+	store_close(store_case_open(&next, 0));
 	ck_assert(exists(folder) && !exists(empty));
 	close_all();
 }
@@ -260,7 +260,7 @@ TEST(tests, test_a_folder_of_another_user_is_not_used)
 	ck_assert(!chown(squatted, 12345, (gid_t)-1));
 	for (uint32_t rank = 0; rank < 2; rank++) {
 		memset(&error, 0, sizeof(error));
-		ck_assert_int_eq(board_case_try(&boards, rank, 200, &store, &error), -EACCES);
+		ck_assert_int_eq(store_case_try(&stores, rank, 200, &store, &error), -EACCES);
 		ck_assert(*error.sentence && *error.remedy);
 		ck_assert_ptr_null(store);
 	}
@@ -271,39 +271,39 @@ TEST(tests, test_a_folder_of_another_user_is_not_used)
 /* All ranks notice that the folder was removed, including those that wait. */
 TEST(tests, test_a_memory_that_is_cleared_away_is_told)
 {
-	struct base_buffer note = { 0 };
+	struct base_buffer body = { 0 };
 	bool have[8] = { 0 };
 
 	open_ranks(0, 2);
-	board_case_post(of[1], "s1", "before", "x", 1);
+	store_case_post(of[1], "s1", "before", "x", 1);
 	scratch_remove(memory);
 	for (uint32_t i = 0; i < 3; i++) {
 		struct base_error errors[3] = { { 0 } };
 
-		ck_assert_int_eq(store_get(of[i], "s1", "before", &note, &errors[0]), -ESTALE);
+		ck_assert_int_eq(store_get(of[i], "s1", "before", &body, &errors[0]), -ESTALE);
 		ck_assert_int_eq(store_put(of[i], "s1", "after", "y", 1, &errors[1]), -ESTALE);
-		ck_assert_int_eq(store_collect(of[i], "s1", "want", have, board_case_count, NULL,
+		ck_assert_int_eq(store_collect(of[i], "s1", "want", have, store_case_count, NULL,
 					       &errors[2]),
 				 -ESTALE);
 		for (size_t k = 0; k < ARRAY_LENGTH(errors); k++)
 			ck_assert(strstr(errors[k].sentence, folder) && *errors[k].remedy);
 	}
-	base_buffer_free(&note);
+	base_buffer_free(&body);
 	close_all();
 }
 
 /* The folder's removal by rank 0 at its end is reported as the end of rank 0. */
 TEST(tests, test_ranks_that_outlast_rank_0_are_told_that_it_ended)
 {
-	struct base_buffer note = { 0 };
+	struct base_buffer body = { 0 };
 
 	open_ranks(0, 1);
 	store_close(of[0]);
 	of[0] = NULL;
 	ck_assert(store_has_ended(of[1], 0));
-	ck_assert_int_eq(store_get(of[1], "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
+	ck_assert_int_eq(store_get(of[1], "s1", "n", &body, NULL), IOSHAPE_E_COORDINATOR);
 	ck_assert_int_eq(store_put(of[1], "s1", "n", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
-	base_buffer_free(&note);
+	base_buffer_free(&body);
 	close_all();
 }
 
@@ -374,5 +374,5 @@ TEST(tests, test_messages_have_a_limit_together)
 
 int main(void)
 {
-	return check_run("boards_host");
+	return check_run("stores_host");
 }

@@ -2,12 +2,12 @@
 /*
  * Writes checkpoints of many ranks from existing files, as a group would, for tests/python.
  *
- *   generation write DIR STEP each|rank0 FILE...    the files of rank 0, rank 1, ...
- *   generation begin DIR STEP    begins a checkpoint and keeps it open until stdin is closed;
+ *   checkpoint write DIR STEP each|rank0 FILE...    the files of rank 0, rank 1, ...
+ *   checkpoint begin DIR STEP    begins a checkpoint and keeps it open until stdin is closed;
  *   then ends without cleaning up
  */
 #define _GNU_SOURCE
-#include "support/generation_files.h"
+#include "support/checkpoint_files.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -31,7 +31,7 @@ int main(int argc, char **argv)
 		fflush(stdout);
 		return read(0, &byte, 1) < 0;
 	}
-	generation_write(&attempt, !strcmp(argv[4], "each"), time(NULL), argv + 5,
+	checkpoint_write(&attempt, !strcmp(argv[4], "each"), time(NULL), argv + 5,
 			 (uint32_t)argc - 5);
 	return 0;
 }

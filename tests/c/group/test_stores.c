@@ -2,8 +2,8 @@
 /* Promises that all stores for messages share. */
 #define _GNU_SOURCE
 #include "group/store.h"
-#include "support/board_case.h"
 #include "support/check_main.h"
+#include "support/store_case.h"
 
 #include <signal.h>
 #include <sys/time.h>
@@ -11,34 +11,34 @@
 
 #define MOST 8
 
-static struct board_case boards;
+static struct store_case stores;
 static struct store *of[256];
 
 static void open_all(int kind, uint32_t ranks)
 {
-	board_case_begin(&boards, kind, ranks);
+	store_case_begin(&stores, kind, ranks);
 	for (uint32_t i = 0; i < ranks; i++)
-		of[i] = board_case_open(&boards, i);
+		of[i] = store_case_open(&stores, i);
 }
 
 static void close_all(void)
 {
 	/* Rank 0 last, because it waits for the others. */
-	for (uint32_t i = boards.ranks; i-- > 0;) {
+	for (uint32_t i = stores.ranks; i-- > 0;) {
 		if (of[i])
 			store_close(of[i]);
 		of[i] = NULL;
 	}
-	board_case_end(&boards);
+	store_case_end(&stores);
 }
 
 static bool sees(uint32_t rank, const char *scope, const char *name, const char *text)
 {
-	struct base_buffer note = { 0 };
-	bool well = board_case_look(of[rank], scope, name, &note) && note.bytes == strlen(text) &&
-		    !memcmp(note.data, text, note.bytes);
+	struct base_buffer body = { 0 };
+	bool well = store_case_look(of[rank], scope, name, &body) && body.bytes == strlen(text) &&
+		    !memcmp(body.data, text, body.bytes);
 
-	base_buffer_free(&note);
+	base_buffer_free(&body);
 	return well;
 }
 
@@ -46,7 +46,7 @@ START_TEST(test_every_rank_sees_what_any_rank_posts)
 {
 	open_all(_i, 4);
 	for (uint32_t from = 0; from < 4; from++) {
-		board_case_post_own(of[from], "s1", "hello", from);
+		store_case_post_own(of[from], "s1", "hello", from);
 		for (uint32_t to = 0; to < 4; to++) {
 			char name[16], text[16];
 
@@ -56,34 +56,34 @@ START_TEST(test_every_rank_sees_what_any_rank_posts)
 		}
 	}
 	for (uint32_t to = 0; to < 4; to++)
-		board_case_collect(of[to], "s1", "hello", 4);
+		store_case_collect(of[to], "s1", "hello", 4);
 	close_all();
 }
 END_TEST
 
 START_TEST(test_what_is_not_there_is_no_failure)
 {
-	struct base_buffer note = { 0 };
-	struct board_case_found found = { 0 };
+	struct base_buffer body = { 0 };
+	struct store_case_found found = { 0 };
 	bool have[3] = { 0 };
 
 	open_all(_i, 3);
 	for (uint32_t i = 0; i < 3; i++) {
 		struct base_error error = { 0 };
 
-		ck_assert_int_eq(store_get(of[i], "s1", "plan", &note, &error), -EAGAIN);
+		ck_assert_int_eq(store_get(of[i], "s1", "plan", &body, &error), -EAGAIN);
 		ck_assert_int_eq(error.code, 0);
 		ck_assert_int_eq(
-			store_collect(of[i], "s1", "done", have, board_case_count, &found, &error),
+			store_collect(of[i], "s1", "done", have, store_case_count, &found, &error),
 			0);
 		ck_assert_uint_eq(found.calls, 0);
 	}
 	/* A message of another scope, or whose name has this one as prefix, is not found. */
-	board_case_post(of[1], "s1", "plan", "x", 1);
-	ck_assert_int_eq(store_get(of[2], "s2", "plan", &note, NULL), -EAGAIN);
-	ck_assert_int_eq(store_get(of[2], "s1", "pla", &note, NULL), -EAGAIN);
-	ck_assert_int_eq(store_get(of[2], "s1", "plan-", &note, NULL), -EAGAIN);
-	base_buffer_free(&note);
+	store_case_post(of[1], "s1", "plan", "x", 1);
+	ck_assert_int_eq(store_get(of[2], "s2", "plan", &body, NULL), -EAGAIN);
+	ck_assert_int_eq(store_get(of[2], "s1", "pla", &body, NULL), -EAGAIN);
+	ck_assert_int_eq(store_get(of[2], "s1", "plan-", &body, NULL), -EAGAIN);
+	base_buffer_free(&body);
 	close_all();
 }
 END_TEST
@@ -91,12 +91,12 @@ END_TEST
 START_TEST(test_a_note_posted_again_is_replaced)
 {
 	open_all(_i, 2);
-	board_case_post(of[1], "s1", "n", "first", 5);
+	store_case_post(of[1], "s1", "n", "first", 5);
 	ck_assert(sees(0, "s1", "n", "first"));
-	board_case_post(of[1], "s1", "n", "other", 5);
+	store_case_post(of[1], "s1", "n", "other", 5);
 	ck_assert(sees(0, "s1", "n", "other"));
 	ck_assert(sees(1, "s1", "n", "other"));
-	board_case_post(of[0], "s1", "n", "by rank 0", 9);
+	store_case_post(of[0], "s1", "n", "by rank 0", 9);
 	ck_assert(sees(1, "s1", "n", "by rank 0"));
 	close_all();
 }
@@ -111,11 +111,11 @@ START_TEST(test_notes_hold_any_bytes_of_any_length)
 	for (size_t i = 0; i < 10 * MIB; i++)
 		bytes[i] = (uint8_t)((i * 2654435761u) >> 13);
 	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
-		board_case_post(of[1], "s1", "n", bytes, sizes[i]);
-		board_case_expect(of[0], "s1", "n", bytes, sizes[i]);
-		board_case_expect(of[2], "s1", "n", bytes, sizes[i]);
-		board_case_post(of[0], "s1", "m", bytes, sizes[i]);
-		board_case_expect(of[1], "s1", "m", bytes, sizes[i]);
+		store_case_post(of[1], "s1", "n", bytes, sizes[i]);
+		store_case_expect(of[0], "s1", "n", bytes, sizes[i]);
+		store_case_expect(of[2], "s1", "n", bytes, sizes[i]);
+		store_case_post(of[0], "s1", "m", bytes, sizes[i]);
+		store_case_expect(of[1], "s1", "m", bytes, sizes[i]);
 	}
 	ck_assert_int_eq(store_put(of[1], "s1", "n", bytes, STORE_MAX_MESSAGE_BYTES + 1, NULL),
 			 -E2BIG);
@@ -137,8 +137,8 @@ START_TEST(test_names_that_are_none_are_refused)
 		"\xc3\xa4",
 		"a2345678901234567890123456789012345678901234567890123456789012-a",
 	};
-	struct board_case_found found = { 0 };
-	struct base_buffer note = { 0 };
+	struct store_case_found found = { 0 };
+	struct base_buffer body = { 0 };
 	bool have[2] = { 0 };
 
 	open_all(_i, 2);
@@ -149,15 +149,15 @@ START_TEST(test_names_that_are_none_are_refused)
 			ck_assert_int_eq(store_put(of[rank], "s", bad[i], "", 0, &error), -EINVAL);
 			ck_assert_int_eq(error.code, -EINVAL);
 			ck_assert_int_eq(store_put(of[rank], bad[i], "n", "", 0, NULL), -EINVAL);
-			ck_assert_int_eq(store_get(of[rank], "s", bad[i], &note, NULL), -EINVAL);
-			ck_assert_int_eq(store_get(of[rank], bad[i], "n", &note, NULL), -EINVAL);
+			ck_assert_int_eq(store_get(of[rank], "s", bad[i], &body, NULL), -EINVAL);
+			ck_assert_int_eq(store_get(of[rank], bad[i], "n", &body, NULL), -EINVAL);
 			ck_assert_int_eq(store_collect(of[rank], "s", bad[i], have,
-						       board_case_count, &found, NULL),
+						       store_case_count, &found, NULL),
 					 -EINVAL);
 		}
 	}
 	/* The longest valid names. */
-	board_case_post(of[1], "a23456789012345678901234567890123456789012345678901234567890123",
+	store_case_post(of[1], "a23456789012345678901234567890123456789012345678901234567890123",
 			"b23456789012345678901234567890123456789012345678901234567890123", "x", 1);
 	ck_assert(sees(0, "a23456789012345678901234567890123456789012345678901234567890123",
 		       "b23456789012345678901234567890123456789012345678901234567890123", "x"));
@@ -168,45 +168,45 @@ END_TEST
 START_TEST(test_rank0_drops_a_scope_for_all)
 {
 	open_all(_i, 2);
-	board_case_post(of[0], "s1", "n", "a", 1);
-	board_case_post(of[1], "s1", "m", "b", 1);
-	board_case_post(of[1], "s2", "m", "c", 1);
+	store_case_post(of[0], "s1", "n", "a", 1);
+	store_case_post(of[1], "s1", "m", "b", 1);
+	store_case_post(of[1], "s2", "m", "c", 1);
 	store_drop(of[1], "s1");
 	store_drop(of[0], "s1");
 	ck_assert(!sees(1, "s1", "n", "a"));
 	ck_assert(!sees(0, "s1", "m", "b"));
 	ck_assert(sees(0, "s2", "m", "c"));
 	/* The scope may be used again. */
-	board_case_post(of[1], "s1", "n", "d", 1);
+	store_case_post(of[1], "s1", "n", "d", 1);
 	ck_assert(sees(0, "s1", "n", "d"));
 	close_all();
 }
 END_TEST
 
-static int stop_at_second(void *user, uint32_t rank, const struct base_buffer *note)
+static int stop_at_second(void *user, uint32_t rank, const struct base_buffer *body)
 {
 	unsigned *calls = user;
 
 	(void)rank;
-	(void)note;
+	(void)body;
 	return ++*calls == 2 ? -ECANCELED : 0;
 }
 
 START_TEST(test_collect_asks_for_what_is_missing)
 {
-	struct board_case_found found = { 0 };
+	struct store_case_found found = { 0 };
 	struct base_error error = { 0 };
 	bool have[8] = { 0 };
 	unsigned calls;
 
 	open_all(_i, 8);
 	for (uint32_t i = 0; i < 8; i += 2)
-		board_case_post_own(of[i], "s1", "want", i);
+		store_case_post_own(of[i], "s1", "want", i);
 	for (int rank = 0; rank < 2; rank++) {
 		memset(have, 0, sizeof(have));
 		have[2] = have[3] = true;
-		found = (struct board_case_found){ .have = have };
-		ck_assert_int_eq(store_collect(of[rank], "s1", "want", have, board_case_count,
+		found = (struct store_case_found){ .have = have };
+		ck_assert_int_eq(store_collect(of[rank], "s1", "want", have, store_case_count,
 					       &found, &error),
 				 0);
 		ck_assert_uint_eq(found.calls, 3);
@@ -226,7 +226,7 @@ END_TEST
 
 struct poster {
 	pthread_t thread;
-	struct store *board;
+	struct store *store;
 	uint32_t rank;
 };
 
@@ -234,50 +234,50 @@ struct poster {
  * Exchanges messages like a save: all ranks put, rank 0 collects and answers, and all ranks wait
  * for the answer.
  */
-static void take_part(struct store *board, uint32_t rank, unsigned rounds)
+static void take_shard(struct store *store, uint32_t rank, unsigned rounds)
 {
 	char scope[16], answer[16];
 
 	for (unsigned round = 0; round < rounds; round++) {
 		snprintf(scope, sizeof(scope), "r%u", round);
 		snprintf(answer, sizeof(answer), "answer %u", round);
-		board_case_post_own(board, scope, "want", rank);
+		store_case_post_own(store, scope, "want", rank);
 		if (!rank) {
-			board_case_collect(board, scope, "want", boards.ranks);
-			board_case_post(board, scope, "plan", answer, strlen(answer));
+			store_case_collect(store, scope, "want", stores.ranks);
+			store_case_post(store, scope, "plan", answer, strlen(answer));
 		}
-		board_case_expect(board, scope, "plan", answer, strlen(answer));
-		board_case_post_own(board, scope, "done", rank);
+		store_case_expect(store, scope, "plan", answer, strlen(answer));
+		store_case_post_own(store, scope, "done", rank);
 		if (!rank) {
-			board_case_collect(board, scope, "done", boards.ranks);
-			store_drop(board, scope);
+			store_case_collect(store, scope, "done", stores.ranks);
+			store_drop(store, scope);
 		}
 	}
 }
 
-static void *take_part_in_thread(void *opaque)
+static void *take_shard_in_thread(void *opaque)
 {
 	struct poster *poster = opaque;
 
-	poster->board = board_case_open(&boards, poster->rank);
-	take_part(poster->board, poster->rank, 5);
+	poster->store = store_case_open(&stores, poster->rank);
+	take_shard(poster->store, poster->rank, 5);
 	return NULL;
 }
 
-START_TEST(test_threads_with_a_board_each)
+START_TEST(test_threads_with_a_store_each)
 {
 	struct poster posters[MOST];
 
-	board_case_begin(&boards, _i, MOST);
+	store_case_begin(&stores, _i, MOST);
 	/* Rank 0 comes last. */
 	for (uint32_t i = MOST; i-- > 0;) {
 		posters[i] = (struct poster){ .rank = i };
-		ck_assert(!pthread_create(&posters[i].thread, NULL, take_part_in_thread,
+		ck_assert(!pthread_create(&posters[i].thread, NULL, take_shard_in_thread,
 					  &posters[i]));
 	}
 	for (uint32_t i = 0; i < MOST; i++) {
 		ck_assert(!pthread_join(posters[i].thread, NULL));
-		of[i] = posters[i].board;
+		of[i] = posters[i].store;
 	}
 	close_all();
 }
@@ -286,27 +286,27 @@ END_TEST
 static pid_t fork_rank(uint32_t rank, unsigned rounds)
 {
 	const pid_t pid = fork();
-	struct store *board;
+	struct store *store;
 
 	ck_assert_int_ge(pid, 0);
 	if (pid)
 		return pid;
-	board = board_case_open(&boards, rank);
-	take_part(board, rank, rounds);
-	store_close(board);
+	store = store_case_open(&stores, rank);
+	take_shard(store, rank, rounds);
+	store_close(store);
 	scratch_leave_child(0);
 }
 
-START_TEST(test_processes_with_a_board_each)
+START_TEST(test_processes_with_a_store_each)
 {
 	pid_t pids[MOST];
 	int status;
 
-	board_case_begin(&boards, _i, MOST);
+	store_case_begin(&stores, _i, MOST);
 	for (uint32_t i = 1; i < MOST; i++)
 		pids[i] = fork_rank(i, 10);
-	of[0] = board_case_open(&boards, 0);
-	take_part(of[0], 0, 10);
+	of[0] = store_case_open(&stores, 0);
+	take_shard(of[0], 0, 10);
 	for (uint32_t i = 1; i < MOST; i++) {
 		ck_assert_int_eq(waitpid(pids[i], &status, 0), pids[i]);
 		ck_assert_int_eq(status, 0);
@@ -319,12 +319,12 @@ START_TEST(test_two_hundred_ranks)
 {
 	open_all(_i, 200);
 	for (uint32_t i = 0; i < 200; i++)
-		board_case_post_own(of[i], "s1", "want", i);
-	board_case_collect(of[0], "s1", "want", 200);
-	board_case_collect(of[199], "s1", "want", 200);
-	board_case_post(of[0], "s1", "plan", "p", 1);
+		store_case_post_own(of[i], "s1", "want", i);
+	store_case_collect(of[0], "s1", "want", 200);
+	store_case_collect(of[199], "s1", "want", 200);
+	store_case_post(of[0], "s1", "plan", "p", 1);
 	for (uint32_t i = 0; i < 200; i++)
-		board_case_expect(of[i], "s1", "plan", "p", 1);
+		store_case_expect(of[i], "s1", "plan", "p", 1);
 	close_all();
 }
 END_TEST
@@ -332,21 +332,21 @@ END_TEST
 static void *post_soon(void *opaque)
 {
 	usleep(100000);
-	board_case_post(opaque, "s1", "n", "x", 1);
+	store_case_post(opaque, "s1", "n", "x", 1);
 	return NULL;
 }
 
 START_TEST(test_wait_ends_when_something_comes_or_time_is_over)
 {
-	struct base_buffer note = { 0 };
+	struct base_buffer body = { 0 };
 	pthread_t thread;
 
 	for (uint32_t waiting = 0; waiting < 2; waiting++) {
 		open_all(_i, 2);
-		ck_assert(!board_case_look(of[waiting], "s1", "n", &note));
+		ck_assert(!store_case_look(of[waiting], "s1", "n", &body));
 		ck_assert(!pthread_create(&thread, NULL, post_soon, of[1 - waiting]));
 		/* Longer than the test's time limit. */
-		while (!board_case_look(of[waiting], "s1", "n", &note))
+		while (!store_case_look(of[waiting], "s1", "n", &body))
 			store_wait(of[waiting], 3600000);
 		ck_assert(!pthread_join(thread, NULL));
 		/* No more messages come, so after at most one spurious wake-up the call waits. */
@@ -354,30 +354,30 @@ START_TEST(test_wait_ends_when_something_comes_or_time_is_over)
 		store_wait(of[waiting], 200);
 		close_all();
 	}
-	base_buffer_free(&note);
+	base_buffer_free(&body);
 }
 END_TEST
 
-static int use_in_child(void *board)
+static int use_in_child(void *store)
 {
-	struct base_buffer note = { 0 };
+	struct base_buffer body = { 0 };
 	struct base_error error = { 0 };
 	bool have[2] = { 0 };
 
-	MUST(store_put(board, "s1", "n", "x", 1, &error) == -EPERM, "posted in a child");
-	MUST(store_get(board, "s1", "n", &note, NULL) == -EPERM, "looked in a child");
-	MUST(store_collect(board, "s1", "n", have, NULL, NULL, NULL) == -EPERM,
+	MUST(store_put(store, "s1", "n", "x", 1, &error) == -EPERM, "posted in a child");
+	MUST(store_get(store, "s1", "n", &body, NULL) == -EPERM, "looked in a child");
+	MUST(store_collect(store, "s1", "n", have, NULL, NULL, NULL) == -EPERM,
 	     "collected in a child");
-	MUST(!store_has_ended(board, 1), "gone in a child");
-	store_drop(board, "s1");
-	store_close(board);
+	MUST(!store_has_ended(store, 1), "gone in a child");
+	store_drop(store, "s1");
+	store_close(store);
 	return 0;
 }
 
 START_TEST(test_a_forked_child_touches_nothing)
 {
 	open_all(_i, 2);
-	board_case_post(of[0], "s1", "m", "x", 1);
+	store_case_post(of[0], "s1", "m", "x", 1);
 	for (int rank = 0; rank < 2; rank++)
 		ck_assert_int_eq(scratch_in_child(use_in_child, of[rank]), 0);
 	ck_assert(sees(0, "s1", "m", "x"));
@@ -391,33 +391,33 @@ START_TEST(test_no_descriptor_is_left)
 {
 	unsigned before;
 
-	board_case_begin(&boards, _i, 3);
+	store_case_begin(&stores, _i, 3);
 	before = scratch_descriptors();
 	for (int round = 0; round < 3; round++) {
 		for (uint32_t i = 0; i < 3; i++) {
-			of[i] = board_case_open(&boards, i);
-			board_case_post_own(of[i], "s1", "n", i);
+			of[i] = store_case_open(&stores, i);
+			store_case_post_own(of[i], "s1", "n", i);
 		}
 		for (uint32_t i = 3; i-- > 0;)
 			store_close(of[i]);
 		memset(of, 0, sizeof(of));
 		ck_assert_uint_eq(scratch_descriptors(), before);
 	}
-	board_case_end(&boards);
+	store_case_end(&stores);
 }
 END_TEST
 
 START_TEST(test_ranks_that_are_none_are_refused)
 {
 	struct base_error error = { 0 };
-	struct store *board;
+	struct store *store;
 
-	board_case_begin(&boards, _i, 2);
-	ck_assert_int_eq(board_case_try(&boards, 2, 100, &board, &error), -EINVAL);
-	ck_assert_ptr_null(board);
-	strcpy(boards.name, "../x");
-	ck_assert_int_eq(board_case_try(&boards, 0, 100, &board, NULL), -EINVAL);
-	board_case_end(&boards);
+	store_case_begin(&stores, _i, 2);
+	ck_assert_int_eq(store_case_try(&stores, 2, 100, &store, &error), -EINVAL);
+	ck_assert_ptr_null(store);
+	strcpy(stores.name, "../x");
+	ck_assert_int_eq(store_case_try(&stores, 0, 100, &store, NULL), -EINVAL);
+	store_case_end(&stores);
 }
 END_TEST
 
@@ -441,9 +441,9 @@ END_TEST
 
 int main(void)
 {
-	const int kinds = ARRAY_LENGTH(board_case_kinds);
-	Suite *suite = suite_create("boards");
-	TCase *tests = tcase_create("boards");
+	const int kinds = ARRAY_LENGTH(store_case_kinds);
+	Suite *suite = suite_create("stores");
+	TCase *tests = tcase_create("stores");
 
 	tcase_add_checked_fixture(tests, scratch_setup, scratch_teardown);
 	tcase_add_loop_test(tests, test_every_rank_sees_what_any_rank_posts, 0, kinds);
@@ -453,8 +453,8 @@ int main(void)
 	tcase_add_loop_test(tests, test_names_that_are_none_are_refused, 0, kinds);
 	tcase_add_loop_test(tests, test_rank0_drops_a_scope_for_all, 0, kinds);
 	tcase_add_loop_test(tests, test_collect_asks_for_what_is_missing, 0, kinds);
-	tcase_add_loop_test(tests, test_threads_with_a_board_each, 0, kinds);
-	tcase_add_loop_test(tests, test_processes_with_a_board_each, 0, kinds);
+	tcase_add_loop_test(tests, test_threads_with_a_store_each, 0, kinds);
+	tcase_add_loop_test(tests, test_processes_with_a_store_each, 0, kinds);
 	tcase_add_loop_test(tests, test_two_hundred_ranks, 0, kinds);
 	tcase_add_loop_test(tests, test_wait_ends_when_something_comes_or_time_is_over, 0, kinds);
 	tcase_add_loop_test(tests, test_a_forked_child_touches_nothing, 0, kinds);
