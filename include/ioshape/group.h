@@ -3,11 +3,11 @@
  * Group saves: all ranks of a job save one checkpoint together, which exists as a whole or not at
  * all.
  *
- * It is a directory such as "step-0000001000" with
- * a few large files and "manifest.json". The manifest lists the files with their sizes and
- * checksums, and it is written last. A directory without a valid manifest is no checkpoint.
+ * The checkpoint is a directory such as "step-0000001000" with a few large files and
+ * "manifest.json". The manifest lists the files with their sizes and checksums, and it is written
+ * last. A directory without a valid manifest is no checkpoint.
  *
- * What one rank saves is its shard; identifiers call it a part. Each shard is an ordinary file of
+ * What one rank saves is its shard. Each shard is an ordinary file of
  * torch.save(). It is a file of its own (mode "each"), a member of one zip per node ("node"), or a
  * member of a single zip ("rank0"). The report of a save names the mode.
  *

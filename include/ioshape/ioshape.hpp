@@ -616,7 +616,7 @@ public:
 		return detail::fill<ioshape_checkpoint_info>(ioshape_checkpoint_get_info, get());
 	}
 	/* Returns the location of a rank's shard. */
-	ioshape_shard_info part(std::uint32_t rank) const
+	ioshape_shard_info shard(std::uint32_t rank) const
 	{
 		return detail::fill<ioshape_shard_info>(ioshape_checkpoint_get_shard, get(), rank);
 	}

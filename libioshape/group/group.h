@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The group layer: everything that the ranks of a job do together. A checkpoint of many ranks is
- * called a checkpoint in identifiers, and a rank's shard of it is called a part.
+ * The group layer: everything that the ranks of a job do together. What one rank saves of a
+ * checkpoint is its shard.
  *
  * The ranks proceed in rounds: opening the group, a save, a search for the newest checkpoint. All
  * ranks number the rounds alike and finish one before they begin the next. In each round every rank
- * puts its messages into the store (identifiers also call it the store), and rank 0 decides.
+ * puts its messages into the store and rank 0 decides.
  *
  * A checkpoint on disk is a directory of files. It is written under a temporary name, as an
  * attempt. The commit adds the manifest and renames the directory to its final name. Other
