@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* manifest.json, which lists the files and shards of a group's checkpoint (a checkpoint in
- * identifiers). Pure: converts text to a struct and back. The text is untrusted. */
+/* manifest.json, which lists the files and shards of a group's checkpoint. Pure: converts text to a
+ * struct and back. The text is untrusted. */
 #ifndef FORMAT_MANIFEST_H
 #define FORMAT_MANIFEST_H
 

@@ -9,7 +9,8 @@ STRING = r'"(?:[^"\\]|\\.)*"'
 LITERAL = re.compile(rf"{STRING}(?:\s*(?:[A-Z][A-Z_]+\s*)?{STRING})*")
 PLACEHOLDER = re.compile(r"%[-.\d*]*[hlzj]*[a-zA-Z]")
 NOTE = re.compile(
-    rf"\bio_add_downgrade\([^,]+,\s*(?:\(enum \w+\))?\s*(IOSHAPE_DOWNGRADE_\w+),\s*({LITERAL.pattern})"
+    rf"\bio_add_downgrade\([^,]+,\s*(?:\(enum \w+\))?\s*(IOSHAPE_DOWNGRADE_\w+),\s*"
+    rf"({LITERAL.pattern})"
 )
 ROW = re.compile(r"^\| `(IOSHAPE_DOWNGRADE_\w+)` \| (.*) \|$", re.MULTILINE)
 
