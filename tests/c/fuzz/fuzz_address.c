@@ -52,7 +52,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 		MUST(has_end(node.host, sizeof(node.host)));
 	base_parse_bytes(text, &number);
 	if (!fs_layout_request_parse(text, &request, NULL))
-		MUST(has_end(request.part.pool, sizeof(request.part.pool)));
+		MUST(has_end(request.component.pool, sizeof(request.component.pool)));
 	free(text);
 	return 0;
 }

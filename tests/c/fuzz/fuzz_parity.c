@@ -127,14 +127,14 @@ static void say_manifest(struct group_body *body, struct input *input, uint32_t 
 {
 	char names[MOST_FILES][32];
 	struct format_manifest_file files[MOST_FILES] = { 0 };
-	struct format_manifest_shard parts[MOST_RANKS + 1] = { 0 };
+	struct format_manifest_shard shards[MOST_RANKS + 1] = { 0 };
 	struct format_manifest manifest = {
 		.step = take_small(input),
 		.mode = IOSHAPE_MODE_NODE,
 		.file_count = 1 + (uint32_t)take(input, 1) % MOST_FILES,
 		.rank_count = ranks + (take(input, 1) == 1),
 		.files = files,
-		.parts = parts,
+		.shards = shards,
 	};
 	struct base_buffer text = { 0 };
 
@@ -148,7 +148,7 @@ static void say_manifest(struct group_body *body, struct input *input, uint32_t 
 		};
 	}
 	for (uint32_t i = 0; i < manifest.rank_count; i++)
-		parts[i] = (struct format_manifest_shard){
+		shards[i] = (struct format_manifest_shard){
 			.file = (uint32_t)take(input, 1) % manifest.file_count,
 			.offset = i,
 			.bytes = 1,
