@@ -104,7 +104,7 @@ static bool has_changed(struct walk *walk)
 	if (++walk->listings >= MOST_LISTINGS || group_list_by_age(&walk->directory, &now, NULL))
 		return false;
 	changed = now.count != before->count ||
-		  memcmp(now.all, before->all, now.count * sizeof(*now.all)) != 0;
+		  (now.count && memcmp(now.all, before->all, now.count * sizeof(*now.all)));
 	if (changed) {
 		group_candidates_free(before);
 		*before = now;
