@@ -28,7 +28,7 @@ TIMEOUT_S = 600
 
 TRAINER_FILES = [
     "config.json",
-    "checkpoint_config.json",
+    "generation_config.json",
     "model.safetensors",
     "optimizer.pt",
     "rng_state.pth",
