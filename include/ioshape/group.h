@@ -368,7 +368,7 @@ int ioshape_checkpoint_get_shard(struct ioshape_checkpoint *checkpoint, uint32_t
 /**
  * Opens a rank's shard for reading. The reader reads only the shard's range of the file.
  *
- * The reader may outlive the checkpoint. It may not outlive the context.
+ * The reader may outlive the checkpoint. It must not outlive the context.
  *
  * @param checkpoint  the checkpoint
  * @param rank        rank that saved the shard

@@ -79,7 +79,7 @@ enum ioshape_code {
 	 * IOSHAPE_UNCHANGED_FAIL. */
 	IOSHAPE_E_UNCHANGED = -5007,
 	/**
-	 * Memory that the Python package was to copy after the call changed before it was copied.
+	 * The program changed memory before the Python package had copied it.
 	 */
 	IOSHAPE_E_CHANGED = -5008,
 	/**
@@ -277,8 +277,9 @@ struct ioshape_context_options {
 	 *     "local"            the processes of this host, without a server.
 	 *     "local:/folder"    the processes that share this folder, such as several containers.
 	 *     "redis://[user[:password]@]host[:port][/db]"
-	 *                        a Redis or Valkey; several hosts of a cluster, separated by
-	 * commas. "rediss://..."     a Redis or Valkey, with TLS. "unix:///path/of/socket[?db=N]"
+	 *                        a Redis or Valkey; a comma between several hosts of a cluster.
+	 *     "rediss://..."     a Redis or Valkey, with TLS.
+	 *     "unix:///path/of/socket[?db=N]"
 	 *                        a Redis or Valkey, through a socket of this host.
 	 *     "sentinel://[user[:password]@]host[:port],.../service[/db]"
 	 *                        the Redis master that these sentinels name.
