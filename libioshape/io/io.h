@@ -60,8 +60,7 @@ struct io_config {
 	struct fs_layout_request layout; /* stripes of new files */
 };
 
-/* ---- Queues: request queues (queue.c) ---------------------------------------------------------
- */
+/* ---- Request queues (queue.c) ---------------------------------------------------------------- */
 
 /*
  * An engine and its buffers: the queue of I/O requests of one file. A queue serves one file at a

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Queues: the rules for the requests of a file, and the queue of these requests. Engine, number of
+ * The queue of the I/O requests of one file, and the rules for these requests. Engine, number of
  * buffers and their size may change from file to file. The queue sends full buffers when the
  * in-flight limit allows, resends the rest of short results, and continues through the page cache
  * if direct I/O does not work.
@@ -87,7 +87,7 @@ static size_t part_of(uint64_t stripe_bytes)
 
 /*
  * Returns the bytes of a request on stripes of this size: one stripe, several small stripes that
- * are worth a request, or an equal component of a stripe that is too large. Returns 0 if requests
+ * are worth a request, or an equal part of a stripe that is too large. Returns 0 if requests
  * cannot follow the stripes.
  */
 static size_t stripe_block(uint64_t stripe_bytes)
@@ -165,8 +165,8 @@ static unsigned buffers_for(uint64_t bytes, size_t block_bytes)
 }
 
 /*
- * Sets the shape for striped files: a request has one stripe, several stripes, or an equal
- * component of one.
+ * Sets the shape for striped files: a request has one stripe, several stripes, or an equal part of
+ * one.
  */
 static void shape_for_stripes(struct io_shape *shape, const struct io_config *config,
 			      const struct fs_layout *layout, const struct fs_component *component,

@@ -69,7 +69,7 @@ def test_the_newest_is_what_was_saved_last(runs: Path) -> None:
     assert ioshape.latest(runs / "not there") is None
 
 
-def test_checkpoints_of_groups_and_checkpoints_lie_beside_each_other(runs: Path) -> None:
+def test_checkpoints_of_groups_and_of_dcp_lie_beside_each_other(runs: Path) -> None:
     ioshape.save_group({"mine": 1}, runs, 5)
     assert [(one.step, one.mode) for one in ioshape.checkpoints(runs)][2:] == [
         (3, "dcp"),

@@ -20,8 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* What is saved: versions, which tell themselves by every byte. A checkpoint of a group has two
- * such files. */
+/* The paths that are saved. Every word of a file is the number of its version. A checkpoint of a
+ * group has two such files. */
 #define PATHS 3
 #define FOLDER 2 /* which of them is a checkpoint of a group */
 static const size_t bytes_of[PATHS] = { 3000, (1 << 20) + 5000, 30000 };
@@ -196,7 +196,7 @@ static uint32_t version_of_folder(const char *folder)
 		ck_assert_int_eq(fstat(fd, &then), 0);
 		version = version_of_open_folder(fd);
 		close(fd);
-		/* What was replaced meanwhile may be half removed. */
+		/* A folder that was replaced meanwhile may be half removed: look again. */
 	} while (version == UINT32_MAX && (stat(folder, &now) || now.st_ino != then.st_ino));
 	return version;
 }

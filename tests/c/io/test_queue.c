@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a queue handles the results of an engine. */
+/* Tests how a queue handles the results of an engine. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/scripted_queue.h"
@@ -462,7 +462,7 @@ START_TEST(notes_are_kept_in_order_with_their_codes)
 	struct ioshape_report report = { 0 };
 	struct io_downgrades some = { 0 };
 
-	io_add_downgrade(NULL, IOSHAPE_DOWNGRADE_LOCK, "to nobody");
+	io_add_downgrade(NULL, IOSHAPE_DOWNGRADE_LOCK, "no list");
 	io_add_downgrade(&some, IOSHAPE_DOWNGRADE_DIRECT, "no %s; so", "this");
 	io_add_downgrade(&some, IOSHAPE_DOWNGRADE_LOCK, "no that");
 	io_report_downgrades(&some, &report);
