@@ -192,7 +192,7 @@ int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum 
  */
 uint32_t fs_count_targets(int directory_fd, enum fs_family family);
 
-/* ---- Files and directories (storage.c) ------------------------------------------------------ */
+/* ---- Files and directories (storage.c) ------------------------------------------------------- */
 
 /* The filesystem of an open file or directory. */
 struct fs_info {

@@ -488,8 +488,7 @@ int io_queue_start(struct io_queue *queue, struct base_error *error)
 	return 0;
 }
 
-/* ---- Queues -----------------------------------------------------------------------------------
- */
+/* ---- Queues ---------------------------------------------------------------------------------- */
 
 int io_queue_open(struct io_queue **out, const struct io_config *config, struct base_error *error)
 {

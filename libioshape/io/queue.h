@@ -121,8 +121,7 @@ struct io_shape io_shape_for(const struct io_config *config, const struct fs_inf
 /* Returns the length of the request at `offset`, for buffers of `block_bytes`. Pure. */
 size_t io_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes);
 
-/* ---- Buffers and queues (queue.c) -------------------------------------------------------------
- */
+/* ---- Buffers and queues (queue.c) ------------------------------------------------------------ */
 
 /* Borrowed ranges of a block. A block rarely has more tensors that are large enough to borrow. */
 #define IO_MOST_LOANS 16u

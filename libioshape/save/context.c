@@ -47,8 +47,7 @@ struct save_settings save_settings(const struct ioshape_context *context)
 	};
 }
 
-/* ---- Queues kept from save to save ------------------------------------------------------------
- */
+/* ---- Queues kept from save to save ----------------------------------------------------------- */
 
 int save_take_queue(struct ioshape_context *context, struct io_queue **queue,
 		    struct base_error *error)

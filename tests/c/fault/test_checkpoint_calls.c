@@ -149,8 +149,7 @@ TEST(tests, an_older_checkpoint_that_cannot_be_read_for_a_moment_is_not_the_newe
 	ioshape_context_free(context);
 }
 
-/* ---- Ranks ------------------------------------------------------------------------------------
- */
+/* ---- Ranks ----------------------------------------------------------------------------------- */
 
 #define DEADLINE_MS 1000 /* the minimum */
 

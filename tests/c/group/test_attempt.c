@@ -594,7 +594,7 @@ TEST(dead_case, other_users_and_other_things_stay)
 	ck_assert(exists("precious"));
 }
 
-/* ---- Children ------------------------------------------------------------------------------- */
+/* ---- Children -------------------------------------------------------------------------------- */
 
 /*
  * Starts a child that inherits all descriptors but the library's, like a data-loader worker.

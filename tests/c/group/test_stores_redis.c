@@ -251,7 +251,7 @@ TEST(tests, test_the_largest_note_passes)
 	free(bytes);
 }
 
-/* ---- Other users of the Redis ---- */
+/* ---- Other users of the Redis ---------------------------------------------------------------- */
 
 /* A value that is not sealed, or was sealed for another name or scope, is ignored. */
 TEST(tests, test_what_others_write_is_no_note)

@@ -6,8 +6,7 @@
 
 #include <errno.h>
 
-/* ---- Engines and queues -----------------------------------------------------------------------
- */
+/* ---- Engines and queues ---------------------------------------------------------------------- */
 
 START_TEST(an_engine_is_opened_at_need_and_once)
 {

@@ -315,8 +315,7 @@ TEST(rules, buffers_hold_the_largest_request_of_the_components_that_are_reached)
 	ck_assert_uint_eq(shape_for(&config, &layout, 0).block_bytes, 4 * MIB);
 }
 
-/* ---- Queues -----------------------------------------------------------------------------------
- */
+/* ---- Queues ---------------------------------------------------------------------------------- */
 
 static struct io_queue *queue;
 static struct base_error error;

@@ -204,8 +204,7 @@ static size_t part(size_t bytes)
 	return bytes > 8192 ? bytes / 2 / 4096 * 4096 : (bytes + 1) / 2;
 }
 
-/* ---- Files ------------------------------------------------------------------------------------
- */
+/* ---- Files ----------------------------------------------------------------------------------- */
 
 WRAP(int, access, -1, (const char *path, int mode), (path, mode))
 WRAP(int, dup, -1, (int fd), (fd))
@@ -321,8 +320,7 @@ WRAP_REDIS(redisBufferRead, (redisContext * context), (context))
 WRAP_REDIS(redisBufferWrite, (redisContext * context, int *done), (context, done))
 WRAP_REDIS(redisGetReplyFromReader, (redisContext * context, void **reply), (context, reply))
 
-/* ---- io_uring ----------------------------------------------------------------------------------
- */
+/* ---- io_uring -------------------------------------------------------------------------------- */
 
 WRAP_RING(io_uring_queue_init, (unsigned entries, struct io_uring *ring, unsigned flags),
 	  (entries, ring, flags))

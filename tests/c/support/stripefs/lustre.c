@@ -290,8 +290,7 @@ int lustre_set(struct node *node, const char *blob, size_t bytes)
 	return result == -EEXIST ? 0 : result;
 }
 
-/* ---- ioctl ------------------------------------------------------------------------------------
- */
+/* ---- ioctl ----------------------------------------------------------------------------------- */
 
 static void do_setstripe(fuse_req_t request, struct node *node, uint64_t address)
 {

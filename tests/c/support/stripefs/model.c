@@ -65,8 +65,7 @@ struct timespec model_pause(uint64_t until_ns)
 	return (struct timespec){ (time_t)(pause / NS_PER_S), (long)(pause % NS_PER_S) };
 }
 
-/* ---- Events -----------------------------------------------------------------------------------
- */
+/* ---- Events ---------------------------------------------------------------------------------- */
 
 static bool before(const struct event *a, const struct event *b)
 {
@@ -118,8 +117,7 @@ uint64_t model_run(void)
 	return event_count ? events[0].at_ns : UINT64_MAX;
 }
 
-/* ---- Requests ---------------------------------------------------------------------------------
- */
+/* ---- Requests -------------------------------------------------------------------------------- */
 
 /*
  * Returns whether an older request of the file is unfinished. A request that waited in a client's
@@ -198,8 +196,7 @@ static void answer_after_latency(struct io *io, uint64_t at_ns)
 		answer(io);
 }
 
-/* ---- Targets ----------------------------------------------------------------------------------
- */
+/* ---- Targets --------------------------------------------------------------------------------- */
 
 static bool continues(const struct target *target, const struct part *part)
 {

@@ -49,8 +49,7 @@ enum {
 	PAGE = 4096,
 };
 
-/* ---- Parameters: options.c --------------------------------------------------------------------
- */
+/* ---- Parameters: options.c ------------------------------------------------------------------- */
 
 enum play { PLAY_LUSTRE, PLAY_BEEGFS, PLAY_CEPH, PLAY_NFS };
 /*
@@ -140,8 +139,7 @@ void options_parse(int count, char **arguments);
 /* Parses a size such as "16Mi", "60M" or "4096". Returns whether the text is one. */
 bool parse_bytes(const char *text, uint64_t *bytes);
 
-/* ---- Layouts: layout.c ------------------------------------------------------------------------
- */
+/* ---- Layouts: layout.c ----------------------------------------------------------------------- */
 
 struct piece {
 	uint16_t target; /* options.targets: the metadata server's own storage */
@@ -169,8 +167,7 @@ const struct component *layout_component(const struct layout *layout, uint64_t o
 int layout_target(const struct layout *layout, uint64_t offset);
 const struct pool *pool_find(const char *name);
 
-/* ---- Memory: store.c --------------------------------------------------------------------------
- */
+/* ---- Memory: store.c ------------------------------------------------------------------------- */
 
 int store_open(const char *folder, uint64_t bytes);
 /* Returns a block with undefined contents, or 0 if none is free. */
@@ -178,8 +175,7 @@ uint32_t store_take(void);
 void store_give(uint32_t block);
 char *store_block(uint32_t block);
 
-/* ---- The tree: tree.c -------------------------------------------------------------------------
- */
+/* ---- The tree: tree.c ------------------------------------------------------------------------ */
 
 struct block {
 	uint32_t index;             /* in the store; 0: none */
@@ -257,8 +253,7 @@ void entry_remove(struct entry *entry);
 void node_touch(struct node *node, bool modified);
 uint64_t tree_nodes(void);
 
-/* ---- Contents: content.c ----------------------------------------------------------------------
- */
+/* ---- Contents: content.c --------------------------------------------------------------------- */
 
 /* Takes space on the targets for a range. Returns 0 or -ENOSPC. */
 int content_reserve(struct node *node, uint64_t offset, uint64_t bytes);
@@ -276,8 +271,7 @@ int content_read(struct node *node, uint64_t offset, uint32_t bytes, struct iove
 void content_punch(struct node *node, uint64_t offset, uint64_t bytes);
 int content_truncate(struct node *node, uint64_t size);
 
-/* ---- Time: model.c ----------------------------------------------------------------------------
- */
+/* ---- Time: model.c --------------------------------------------------------------------------- */
 
 struct part {
 	struct part *next, *previous; /* in the target's queue */
@@ -344,8 +338,7 @@ void model_flush(struct node *node, void (*call)(void *argument), void *argument
 /* Returns the time at which the metadata server will be done with an operation that arrives now. */
 uint64_t model_metadata(void);
 
-/* ---- A client's cache: client.c ----------------------------------------------------------------
- */
+/* ---- A client's cache: client.c -------------------------------------------------------------- */
 
 void client_write(struct node *node, uint64_t offset, uint32_t bytes);
 /* Queues all dirty bytes of a file. They are sent as the in-flight limit allows. */
@@ -356,8 +349,7 @@ void client_send(struct node *node);
 /* Returns the sequence number of the oldest queued request. There must be one. */
 uint64_t client_oldest(const struct node *node);
 
-/* ---- Answers: answer.c ------------------------------------------------------------------------
- */
+/* ---- Answers: answer.c ----------------------------------------------------------------------- */
 
 /* Kinds of metadata operations, for the statistics. */
 enum kind {
@@ -412,8 +404,7 @@ void answer_synced(fuse_req_t request, struct node *node);
 /* Sends an answer to the kernel, with flags that libfuse has no option for. */
 ssize_t answer_send(int device, struct iovec *parts, int count, void *mount);
 
-/* ---- Operations -------------------------------------------------------------------------------
- */
+/* ---- Operations ------------------------------------------------------------------------------ */
 
 /* Add the operations of names.c, io.c, attributes.c and play.c to the table. */
 void names_operations(struct fuse_lowlevel_ops *operations);
