@@ -818,16 +818,16 @@ static void name_mount(const char *type, const char *source, const char *target_
 {
 	char whole[64 + sizeof(((struct fs_mount *)0)->source) + FS_TARGET_POOL_BYTES + 64];
 	const char *dot = *target_pool ? "." : "";
-	const char *component;
+	const char *part;
 	int bytes = (int)strlen(source);
 
 	/*
 	 * Clients may name any of several management servers, and may mount a subfolder. Only the
 	 * filesystem's name counts.
 	 */
-	if (!strcmp(type, "lustre") && fs_lustre_name(source, &component)) {
-		bytes = (int)fs_lustre_name(source, &component);
-		source = component;
+	if (!strcmp(type, "lustre") && fs_lustre_name(source, &part)) {
+		bytes = (int)fs_lustre_name(source, &part);
+		source = part;
 	}
 	if (!strcmp(type, "nfs4"))
 		type = "nfs";

@@ -638,7 +638,7 @@ static int found_bye(void *user, uint32_t rank, const struct base_buffer *body)
 
 /* Sends the bye message. Rank 0 waits for those of the others, because in some stores its messages
  * disappear with its process. */
-static void shard(struct ioshape_group *group)
+static void say_bye(struct ioshape_group *group)
 {
 	uint64_t begin_ns = base_now_ns();
 	struct group_round round;
@@ -683,6 +683,6 @@ IOSHAPE_EXPORT void ioshape_group_free(struct ioshape_group *group)
 	save_stop_background_of(group->context, group);
 	await_saves(group);
 	if (group->store)
-		shard(group);
+		say_bye(group);
 	free_group(group);
 }

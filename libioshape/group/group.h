@@ -731,7 +731,8 @@ int group_tell_plan(struct group_shard *shard, enum group_question question,
 int group_await_plan(struct group_shard *shard, struct group_attempt *attempt,
 		     struct base_error *error);
 
-/* ---- Writing and sending shards (parts.c) ---------------------------------------------------- */
+/* ---- Writing and sending shards (shards.c) ----------------------------------------------------
+ */
 
 /* Returns how many files the checkpoint has in this mode. */
 uint32_t group_count_files(const struct group_shard *shard, enum ioshape_mode mode);

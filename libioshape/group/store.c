@@ -300,7 +300,7 @@ void store_has_news(struct store *store)
 void store_wait(struct store *store, uint32_t timeout_ms)
 {
 	const struct store_ops *ops = store->ops;
-	uint64_t wait_ns = (base_now_ns() - store->news_ns) / ops->wait_shard;
+	uint64_t wait_ns = (base_now_ns() - store->news_ns) / ops->wait_divisor;
 
 	wait_ns = MAX(wait_ns, MAX(ops->least_wait_ns, RESTS * store->looking_ns));
 	store_sleep_ns(MIN(MIN(wait_ns, ops->most_wait_ns), base_ms_to_ns(timeout_ms)));

@@ -102,8 +102,8 @@ struct store_own {
  */
 struct store_ops {
 	const char *id; /* "files", "host" or "redis" */
-	/* A wait lasts 1/wait_part of the time since the last news, within these bounds. */
-	unsigned wait_shard;
+	/* A wait lasts 1/wait_divisor of the time since the last news, within these bounds. */
+	unsigned wait_divisor;
 	uint64_t least_wait_ns, most_wait_ns;
 
 	int (*open)(struct store **out, const struct store_config *config,

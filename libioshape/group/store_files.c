@@ -764,7 +764,7 @@ static int open_in_memory(struct store **out, const struct store_config *config,
 
 const struct store_ops store_files = {
 	.id = "files",
-	.wait_shard = 1,
+	.wait_divisor = 1,
 	.least_wait_ns = 5000000,
 	.most_wait_ns = 250000000,
 	.open = open_in_directory,
@@ -780,7 +780,7 @@ const struct store_ops store_files = {
  * so the waits are short. */
 const struct store_ops store_memory = {
 	.id = "host",
-	.wait_shard = 8,
+	.wait_divisor = 8,
 	.least_wait_ns = 200000,
 	.most_wait_ns = 50000000,
 	.open = open_in_memory,

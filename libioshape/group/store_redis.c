@@ -353,7 +353,7 @@ static int redis_open(struct store **out, const struct store_config *config,
 
 const struct store_ops store_redis = {
 	.id = "redis",
-	.wait_shard = 1,
+	.wait_divisor = 1,
 	.least_wait_ns = 5000000,
 	.most_wait_ns = 250000000,
 	.open = redis_open,

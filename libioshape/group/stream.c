@@ -191,7 +191,7 @@ static int await_turn(struct stream_sender *sender, struct base_error *error)
 }
 
 /* Sends a frame with bytes of the stream, when the credit allows it. */
-static int say_shard(struct stream_sender *sender, const struct stream_frame *frame,
+static int say_piece(struct stream_sender *sender, const struct stream_frame *frame,
 		     const void *data, struct base_error *error)
 {
 	int ret = hear_all(sender, error);
@@ -213,7 +213,7 @@ static int say_batch(struct stream_sender *sender, struct base_error *error)
 
 	if (!sender->batched)
 		return 0;
-	ret = say_shard(sender, &frame, sender->batch + sender->filling * (size_t)sender->block,
+	ret = say_piece(sender, &frame, sender->batch + sender->filling * (size_t)sender->block,
 			error);
 	sender->filling = 1 - sender->filling;
 	sender->batched = 0;
@@ -272,7 +272,7 @@ static int put_shared(struct stream_sender *sender, const void *data, uint64_t o
 		step = MIN(bytes, REFERENCE_BYTES);
 		frame.bytes = step;
 		frame.crc32 = whole ? crc32 : base_crc32(0, from, step);
-		ret = say_shard(sender, &frame, NULL, error);
+		ret = say_piece(sender, &frame, NULL, error);
 	}
 	return ret;
 }

@@ -143,17 +143,17 @@ static int send_message(const struct local_link *link, const struct stream_frame
 {
 	const size_t bytes = stream_has_data(frame) ? (size_t)frame->bytes : 0;
 	uint8_t head[STREAM_FRAME_BYTES];
-	struct iovec shards[2] = { { head, sizeof(head) }, { NULL, bytes } };
+	struct iovec pieces[2] = { { head, sizeof(head) }, { NULL, bytes } };
 	union {
 		char room[CMSG_SPACE(sizeof(int))];
 		struct cmsghdr head;
 	} control = { { 0 } };
-	struct msghdr message = { .msg_iov = shards, .msg_iovlen = bytes ? 2 : 1 };
+	struct msghdr message = { .msg_iov = pieces, .msg_iovlen = bytes ? 2 : 1 };
 	ssize_t sent;
 
 	stream_write_frame(head, frame);
 	/* sendmsg() does not write to `data`, so dropping const is safe. */
-	memcpy(&shards[1].iov_base, &data, sizeof(data));
+	memcpy(&pieces[1].iov_base, &data, sizeof(data));
 	if (fd >= 0) {
 		message.msg_control = control.room;
 		message.msg_controllen = sizeof(control.room);
@@ -205,13 +205,13 @@ static int passed_fd(struct msghdr *message)
 static int receive_once(struct local_link *link, struct stream_frame *frame, int *fd)
 {
 	uint8_t head[STREAM_FRAME_BYTES];
-	struct iovec shards[2] = { { head, sizeof(head) },
+	struct iovec pieces[2] = { { head, sizeof(head) },
 				   { link->message, sizeof(link->message) } };
 	union {
 		char room[CMSG_SPACE(sizeof(int))];
 		struct cmsghdr head;
 	} control = { { 0 } };
-	struct msghdr message = { .msg_iov = shards, .msg_iovlen = 2 };
+	struct msghdr message = { .msg_iov = pieces, .msg_iovlen = 2 };
 	ssize_t got;
 
 	if (fd) {

@@ -133,14 +133,14 @@ static void use_notes(const struct slots_config *config)
 {
 	const char *const names[] = { "n", "m" };
 	struct base_error error = { 0 };
-	struct slots_messages *downgrades;
+	struct slots_messages *messages;
 
-	ck_assert_int_eq(slots_messages_open(&downgrades, config, &error), 0);
-	note_denial(slots_messages_put(downgrades, "b:s1", "n", "x", 1, &error), &error);
-	note_denial(slots_messages_get(downgrades, "b:s1", names, 2, ignore_note, NULL, &error),
+	ck_assert_int_eq(slots_messages_open(&messages, config, &error), 0);
+	note_denial(slots_messages_put(messages, "b:s1", "n", "x", 1, &error), &error);
+	note_denial(slots_messages_get(messages, "b:s1", names, 2, ignore_note, NULL, &error),
 		    &error);
-	note_denial(slots_messages_remove(downgrades, "b:s1", &error), &error);
-	slots_messages_close(downgrades);
+	note_denial(slots_messages_remove(messages, "b:s1", &error), &error);
+	slots_messages_close(messages);
 }
 
 /* Makes the calls of the operator's commands, which are written in Python. */
@@ -480,31 +480,31 @@ LOOP_TEST(tests, a_list_of_notes_that_is_none_is_refused, 0, (int)ARRAY_LENGTH(l
 	static const char *const names[] = { "one", "two" };
 	struct slots_config config;
 	struct base_error error = { 0 };
-	struct slots_messages *downgrades;
+	struct slots_messages *messages;
 	struct fake_redis fake;
 
 	fake_redis_start(&fake, FAKE_SAYS, lists[_i]);
 	config = redis_case_config(fake.address, "1");
-	ck_assert_int_eq(slots_messages_open(&downgrades, &config, &error), 0);
+	ck_assert_int_eq(slots_messages_open(&messages, &config, &error), 0);
 	ck_assert_int_eq(
-		slots_messages_get(downgrades, "list", names, 2, nothing_is_found, NULL, &error),
+		slots_messages_get(messages, "list", names, 2, nothing_is_found, NULL, &error),
 		IOSHAPE_E_COORDINATOR);
-	slots_messages_close(downgrades);
+	slots_messages_close(messages);
 	fake_redis_stop(&fake);
 }
 
 TEST(tests, notes_need_a_redis)
 {
 	struct slots_config config = redis_case_config("open", "1");
-	struct slots_messages *downgrades;
+	struct slots_messages *messages;
 
-	ck_assert_int_eq(slots_messages_open(&downgrades, NULL, NULL), -EINVAL);
-	ck_assert_int_eq(slots_messages_open(&downgrades, &config, NULL), -EINVAL);
+	ck_assert_int_eq(slots_messages_open(&messages, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(slots_messages_open(&messages, &config, NULL), -EINVAL);
 	config.address = NULL;
-	ck_assert_int_eq(slots_messages_open(&downgrades, &config, NULL), -EINVAL);
+	ck_assert_int_eq(slots_messages_open(&messages, &config, NULL), -EINVAL);
 	config.address = "redis://host:port:port";
-	ck_assert_int_lt(slots_messages_open(&downgrades, &config, NULL), 0);
-	ck_assert_ptr_null(downgrades);
+	ck_assert_int_lt(slots_messages_open(&messages, &config, NULL), 0);
+	ck_assert_ptr_null(messages);
 	slots_messages_close(NULL);
 }
 

@@ -255,7 +255,7 @@ static void take_shard(struct store *store, uint32_t rank, unsigned rounds)
 	}
 }
 
-static void *take_shard_in_thread(void *opaque)
+static void *take_part_in_thread(void *opaque)
 {
 	struct poster *poster = opaque;
 
@@ -272,7 +272,7 @@ START_TEST(test_threads_with_a_store_each)
 	/* Rank 0 comes last. */
 	for (uint32_t i = MOST; i-- > 0;) {
 		posters[i] = (struct poster){ .rank = i };
-		ck_assert(!pthread_create(&posters[i].thread, NULL, take_shard_in_thread,
+		ck_assert(!pthread_create(&posters[i].thread, NULL, take_part_in_thread,
 					  &posters[i]));
 	}
 	for (uint32_t i = 0; i < MOST; i++) {

@@ -81,17 +81,17 @@ END_TEST
 static void send_fds(int fd, const void *data, size_t bytes, unsigned count)
 {
 	const int passed[2] = { 0, 1 };
-	struct iovec shard = { NULL, bytes };
+	struct iovec piece = { NULL, bytes };
 	union {
 		char room[CMSG_SPACE(sizeof(passed))];
 		struct cmsghdr head;
 	} control = { { 0 } };
-	struct msghdr message = { .msg_iov = &shard,
+	struct msghdr message = { .msg_iov = &piece,
 				  .msg_iovlen = 1,
 				  .msg_control = control.room,
 				  .msg_controllen = CMSG_SPACE(count * sizeof(int)) };
 
-	memcpy(&shard.iov_base, &data, sizeof(data));
+	memcpy(&piece.iov_base, &data, sizeof(data));
 	control.head.cmsg_level = SOL_SOCKET;
 	control.head.cmsg_type = SCM_RIGHTS;
 	control.head.cmsg_len = CMSG_LEN(count * sizeof(int));

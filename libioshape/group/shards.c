@@ -798,7 +798,7 @@ static int begin_file(struct writing *writing, struct io_file_options *options,
 	options->files = group_count_files(shard, shard->plan.mode);
 	writing->written->shards = calloc(count, sizeof(*writing->written->shards));
 	if (!writing->written->shards)
-		return base_no_memory(error, "parts", count * sizeof(*writing->written->shards));
+		return base_no_memory(error, "shards", count * sizeof(*writing->written->shards));
 	if (!senders)
 		return 0;
 	/* Listen before waiting for a slot, so that other ranks can connect meanwhile. */
