@@ -207,8 +207,9 @@ int io_writer_room(struct io_writer *writer, uint8_t **to, size_t *room, struct 
 
 /*
  * Lends memory to the writer. The caller promises that bytes put from there stay unchanged until
- * io_writer_settled() has passed them. The writer need not copy them where memory and file have the
- * same offset within a page. Replaces what was lent before; NULL ends the lending.
+ * io_writer_settled() has passed them. The writer does not copy long ranges of them if direct I/O
+ * accepts their alignment, or if the file is written through the page cache. Replaces what was lent
+ * before; NULL ends the lending.
  */
 void io_writer_lend(struct io_writer *writer, const void *memory, size_t bytes);
 /*

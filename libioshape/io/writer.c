@@ -266,7 +266,8 @@ static int reserve(struct io_writer *writer, struct base_error *error)
 /*
  * A block can borrow ranges from lent memory. The buffer holds the bytes between them, and the
  * request lists buffer and borrowed ranges in file order. So requests have the same boundaries as
- * if all bytes had been copied. Direct I/O needs whole units of memory as well as of the file.
+ * if all bytes had been copied. Direct I/O demands whole units of the file, and an alignment of the
+ * memory that depends on the device: NVMe accepts multiples of 4 bytes.
  */
 
 void io_writer_lend(struct io_writer *writer, const void *memory, size_t bytes)
@@ -275,9 +276,22 @@ void io_writer_lend(struct io_writer *writer, const void *memory, size_t bytes)
 	writer->lent_bytes = memory ? bytes : 0;
 }
 
-static size_t unit_of_loans(const struct io_writer *writer)
+/* Alignments that a request demands of a borrowed range. */
+struct loan_rule {
+	size_t unit;   /* its offset in the file and its length are multiples of this */
+	size_t memory; /* its address is a multiple of this */
+};
+
+/* Until the first block is sent, the writer does not know yet whether it writes directly. */
+static struct loan_rule rule_of_loans(const struct io_writer *writer)
 {
-	return MAX(writer->unit, (size_t)sysconf(_SC_PAGESIZE));
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	const uint32_t told = writer->file.fs.memory_alignment;
+
+	if (writer->through_engine && !writer->queue->direct)
+		return (struct loan_rule){ 1, 1 };
+	return (struct loan_rule){ MAX(writer->unit, page),
+				   writer->through_engine && told ? told : page };
 }
 
 static bool is_lent(const struct io_writer *writer, const uint8_t *data, size_t bytes)
@@ -305,17 +319,17 @@ static struct io_loan *loan_before(const struct io_writer *writer, const uint8_t
 /* Returns how many of the next bytes must be copied; 0 if bytes from `data` on can be borrowed. */
 static size_t must_copy(const struct io_writer *writer, const uint8_t *data, size_t bytes)
 {
-	const size_t unit = unit_of_loans(writer);
-	const size_t past = (size_t)(io_writer_offset(writer) % unit);
-	const size_t head = past ? unit - past : 0;
-	size_t least = MAX(LEAST_LOAN_BYTES, unit);
+	const struct loan_rule rule = rule_of_loans(writer);
+	const size_t past = (size_t)(io_writer_offset(writer) % rule.unit);
+	const size_t head = past ? rule.unit - past : 0;
+	size_t least = MAX(LEAST_LOAN_BYTES, rule.unit);
 
 	/* Pipes are not written through a queue. */
 	if (base_without("lending") || writer->file.stream || !is_lent(writer, data, bytes) ||
-	    ((uintptr_t)data + head) % unit)
+	    ((uintptr_t)data + head) % rule.memory)
 		return bytes;
 	if (!head && loan_before(writer, data))
-		least = unit;
+		least = rule.unit;
 	else if (writer->buffer->loan_count == IO_MOST_LOANS)
 		return bytes;
 	return bytes < head + least ? bytes : head;
@@ -327,7 +341,7 @@ static size_t borrow(struct io_writer *writer, const uint8_t *data, size_t bytes
 	struct io_buffer *buffer = writer->buffer;
 	struct io_loan *loan = loan_before(writer, data);
 
-	bytes -= bytes % unit_of_loans(writer);
+	bytes -= bytes % rule_of_loans(writer).unit;
 	if (!loan) {
 		loan = &buffer->loans[buffer->loan_count++];
 		*loan = (struct io_loan){ .at = writer->used, .from = data };

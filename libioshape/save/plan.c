@@ -720,6 +720,8 @@ int save_direct_next(void *user, size_t i, uint64_t offset, const void **data, s
 	int ret;
 
 	if (!record->fetch) {
+		if (direct->file)
+			io_writer_lend(direct->file, record->data, record->bytes);
 		*data = (const char *)record->data + offset;
 		return 0;
 	}

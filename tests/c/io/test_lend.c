@@ -8,6 +8,7 @@
 #include "support/scratch.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -190,6 +191,62 @@ LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
 					  "continued with buffered I/O"));
 	file_write_close(&test.write);
 	compare(bytes);
+}
+
+/* Opens a file and fills a block with own memory. From then on the file's engine is at work. */
+static void open_and_start(enum ioshape_direct direct)
+{
+	test.write.config.direct = direct;
+	must(file_write_open(&test.write, scratch_path("file")));
+	fill(test.own, CHUNK);
+	put(test.own, CHUNK);
+}
+
+/* Lends a whole chunk but its first `shift` bytes. Returns whether any of it was borrowed. */
+static bool is_borrowed(size_t shift)
+{
+	struct io_writer *writer = test.write.writer;
+
+	fill(test.chunks[0] + shift, CHUNK - PAGE);
+	io_writer_lend(writer, test.chunks[0], CHUNK);
+	put(test.chunks[0] + shift, CHUNK - PAGE);
+	return io_writer_settled(writer) < io_writer_offset(writer);
+}
+
+static void end_and_compare(void)
+{
+	const uint64_t bytes = io_writer_offset(test.write.writer);
+
+	must(file_write_end(&test.write));
+	file_write_close(&test.write);
+	compare(bytes);
+}
+
+/* The kernel copies what goes through the page cache, so any address will do. */
+TEST(tests, the_page_cache_borrows_memory_at_any_address)
+{
+	open_and_start(IOSHAPE_DIRECT_OFF);
+	ck_assert(is_borrowed(1));
+	end_and_compare();
+}
+
+/* Direct I/O borrows memory with the alignment that the filesystem demands: a few bytes on NVMe,
+ * 512 on other disks. If the filesystem does not tell, it borrows whole pages. */
+LOOP_TEST(tests, direct_io_borrows_memory_with_the_alignment_of_the_device, 0, 3)
+{
+	const int fd = open(scratch_directory(), O_TMPFILE | O_RDWR, 0600);
+	struct fs_memory memory = { 0 };
+	struct fs_info info;
+	uint32_t alignment;
+	size_t shift;
+
+	must(fs_describe(fd, scratch_directory(), &memory, &info, &test.write.error));
+	close(fd);
+	open_and_start(IOSHAPE_DIRECT_REQUIRE);
+	alignment = info.memory_alignment ? info.memory_alignment : PAGE;
+	shift = _i == 0 ? 0 : _i == 1 ? alignment % PAGE : alignment / 2;
+	ck_assert_int_eq(is_borrowed(shift), shift % alignment == 0);
+	end_and_compare();
 }
 
 /* After io_writer_settle(), a failed file no longer uses lent memory. */
