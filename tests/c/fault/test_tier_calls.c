@@ -154,13 +154,17 @@ static int save_on_tier(unsigned which)
 /* Returns the version in a file: 0 if there is none, UINT32_MAX if it is torn. */
 static uint32_t version_of_file(const char *path, size_t bytes)
 {
+	/* Another process may remove the file, but not the open one. */
+	const int fd = open(path, O_RDONLY | O_CLOEXEC);
 	uint32_t *words, version;
-	struct stat status;
+	char opened[32];
 	size_t length;
 
-	if (stat(path, &status))
+	if (fd < 0)
 		return 0;
-	words = (uint32_t *)(void *)scratch_read(path, &length);
+	snprintf(opened, sizeof(opened), "/proc/self/fd/%d", fd);
+	words = (uint32_t *)(void *)scratch_read(opened, &length);
+	close(fd);
 	version = length == bytes ? words[0] : UINT32_MAX;
 	for (size_t i = 0; i < length / sizeof(*words); i++)
 		if (words[i] != version)
