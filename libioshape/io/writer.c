@@ -18,6 +18,9 @@
 /* Smallest range to borrow: less is copied faster than the kernel pins its pages. */
 #define LEAST_LOAN_BYTES (64 * KIB)
 
+/* First length of a file that is written directly and whose length is not known. */
+#define LEAST_LENGTH (64 * MIB)
+
 /* Most interrupted calls in a row. */
 #define MAX_INTERRUPTIONS 100
 
@@ -44,6 +47,7 @@ struct io_writer {
 	 * once, when the space is reserved. Neither blocks nor padding go beyond it.
 	 */
 	bool keeps_length;
+	uint64_t length; /* that the file was given ahead of its blocks; 0: none */
 	/* Most bytes that this process may write into a file (ulimit -f). */
 	uint64_t most_bytes;
 	uint64_t first_block_ns; /* when the engine got its first block */
@@ -258,7 +262,24 @@ static int reserve(struct io_writer *writer, struct base_error *error)
 	if (bytes <= IO_SMALL_FILE_BYTES || writer->file.stream)
 		return 0;
 	ret = check_limit(writer, bytes, error);
-	return ret ? ret : io_destination_reserve(&writer->file, length_meanwhile(writer), error);
+	if (ret)
+		return ret;
+	writer->length = length_meanwhile(writer);
+	return io_destination_reserve(&writer->file, writer->length, error);
+}
+
+/*
+ * Sets the length of the file before a direct write would extend it. Such a write waits for all
+ * others. The length doubles, because setting it waits for them, too. Files of known length have it
+ * since reserve(). This is an optimisation, so a filesystem that refuses is not asked again.
+ */
+static void grow(struct io_writer *writer, uint64_t end)
+{
+	const uint64_t length = MIN(MAX(2 * end, LEAST_LENGTH), writer->most_bytes);
+
+	if (!writer->queue->direct || writer->file.shared || end <= writer->length)
+		return;
+	writer->length = ftruncate(writer->file.fd, (off_t)length) ? UINT64_MAX : length;
 }
 
 /* ---- Borrowed memory ------------------------------------------------------------------------- */
@@ -546,6 +567,7 @@ static int send_block(struct io_writer *writer, struct base_error *error)
 					base_round_up(bytes, writer->queue->alignment) :
 					bytes;
 		memset(buffer->data + bytes, 0, buffer->bytes - bytes);
+		grow(writer, buffer->offset + buffer->bytes);
 		writer->buffer = NULL; /* owned by the queue now, even after a failure */
 		ret = io_queue_submit(writer->queue, buffer, error);
 		if (!ret && prove)

@@ -9,6 +9,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -297,6 +299,43 @@ START_TEST(required_direct_io_is_used_for_files_of_any_length)
 }
 END_TEST
 
+/* Returns the size of the only file in the scratch directory. */
+static uint64_t size_meanwhile(void)
+{
+	char pattern[PATH_MAX];
+	struct stat status;
+	glob_t found;
+
+	snprintf(pattern, sizeof(pattern), "%s/.*ioshape-tmp-*", scratch_directory());
+	REQUIRE(!glob(pattern, 0, NULL, &found));
+	REQUIRE(found.gl_pathc == 1);
+	REQUIRE(!stat(found.gl_pathv[0], &status));
+	globfree(&found);
+	return (uint64_t)status.st_size;
+}
+
+/* A direct write that extends a file waits for all others of the file. So the file has a length
+ * beyond them before they leave, also if the length that the caller expected was too small. */
+START_TEST(direct_writes_never_extend_the_file)
+{
+	struct file_write write = file_write_defaults();
+	const char *path = scratch_path("file");
+
+	write.config.direct = IOSHAPE_DIRECT_REQUIRE;
+	write.options.no_sync = true;
+	write.options.expected_bytes = _i ? 2 * MIB : 0;
+	ck_assert_msg(!file_write_open(&write, path), "%s", write.error.text);
+	for (size_t done = 0; done < ROOM; done += BLOCK) {
+		REQUIRE(!io_writer_put(write.writer, data + done, BLOCK, NULL, &write.error));
+		ck_assert_uint_ge(size_meanwhile(), done + BLOCK);
+	}
+	ck_assert_uint_ge(size_meanwhile(), 2 * ROOM);
+	ck_assert_msg(!file_write_end(&write), "%s", write.error.text);
+	file_write_close(&write);
+	ck_assert(scratch_same(path, data, ROOM));
+}
+END_TEST
+
 START_TEST(direct_io_leaves_nothing_in_the_page_cache)
 {
 	struct file_write write = file_write_defaults();
@@ -563,6 +602,7 @@ int main(void)
 	if (scratch_direct()) {
 		tcase_add_loop_test(direct, required_direct_io_is_used_for_files_of_any_length, 0,
 				    2);
+		tcase_add_loop_test(direct, direct_writes_never_extend_the_file, 0, 2);
 		tcase_add_loop_test(direct, direct_io_leaves_nothing_in_the_page_cache, 0, 2);
 	}
 
