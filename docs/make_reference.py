@@ -184,7 +184,7 @@ def overview(headers: list[tuple[str, str, list[Item]]], version: str) -> str:
 
 
 def command_page(reference: str, version: str) -> str:
-    """Convert docs/cli-reference.md: paragraphs, lines of code, tables of options."""
+    """Convert docs/cli-reference.md: paragraphs, lines of code, lists of options."""
     lines = [
         f'.TH ioshape 1 "" "libioshape {version}" "libioshape"',
         ".SH NAME",
@@ -197,9 +197,9 @@ def command_page(reference: str, version: str) -> str:
         lines.append(f".SS {roff(name.strip())}")
         for block in blocks:
             text = block.strip("\n").replace("`", "")
-            if text.startswith("| "):
-                rows = [line.strip("| ").split(" | ", 1) for line in text.splitlines()[2:]]
-                lines += [f".TP\n.B {roff(option)}\n{roff(what)}" for option, what in rows]
+            if text.startswith("- "):
+                options = [joined(item).split(": ", 1) for item in f"\n{text}".split("\n- ")[1:]]
+                lines += [f".TP\n.B {roff(option)}\n{roff(what)}" for option, what in options]
             else:
                 lines += [".PP", paragraphs(text.replace("\\|", "|"))]
     lines += [".SH SEE ALSO", ".BR ioshape (7)"]

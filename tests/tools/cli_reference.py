@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 from ioshape._cli.app import commands
+from page_text import fill
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli-reference.md"
 
@@ -43,25 +44,24 @@ def prose(text: str) -> str:
             lines = paragraph.removeprefix("\b\n").splitlines()
             out.append("\n".join(f"    {line}" for line in lines))
         else:
-            out.append(paragraph.replace("|", "\\|"))
+            out.append(fill(paragraph.replace("|", "\\|")))
     return "\n\n".join(out)
 
 
-def option_row(option: click.Option) -> str:
+def option_item(option: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
     metavar = "" if option.is_flag else f" {option.metavar or option.type.name.upper()}"
     default = f" Default: `{option.default}`." if option.show_default else ""
-    return f"| {names}{metavar} | {option.help or ''}{default} |"
+    return fill(f"{names}{metavar}: {option.help or ''}{default}", "- ", "  ")
 
 
 def section(name: str, command: click.Command) -> str:
     context = click.Context(command, info_name=name)
     usage = " ".join([name, *command.collect_usage_pieces(context)])
-    parts = [f"## {name}", f"    {usage}", prose(command.help or "")]
+    parts = [f"## {name}\n\n    {usage}", prose(command.help or "")]
     options = [one for one in command.params if isinstance(one, click.Option)]
     if options:
-        rows = ["| option | meaning |", "|---|---|", *map(option_row, options)]
-        parts.append("\n".join(rows))
+        parts.append("\n".join(map(option_item, options)))
     return "\n\n".join(parts)
 
 

@@ -14,17 +14,22 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from types import FunctionType, ModuleType
+from typing import Any
 
 import cli_reference
 import ioshape
 import ioshape.dcp
 import ioshape.safetensors
 from ioshape._core.setting import SETTINGS
+from page_text import CODE_COLUMNS, fill, paragraphs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "python.md"
@@ -40,25 +45,64 @@ MODULES = [ioshape.types, ioshape.errors, ioshape.staging, ioshape.dcp, ioshape.
 SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 
 
-def prose(doc: str | None) -> str:
-    """Convert a docstring to Markdown; its sections become lists."""
-    lines = inspect.cleandoc(doc or "").splitlines()
-    out: list[str] = []
+def sections_of(doc: str | None) -> dict[str, str]:
+    """Split a docstring into its description "", its sections, and "after" for what follows."""
+    found = {"": ""}
     section = ""
-    for line in lines:
+    for line in inspect.cleandoc(doc or "").splitlines():
         heading = SECTION.match(line)
         if heading:
-            section = heading.group(1)
-            out.append(f"**{'Arguments' if section == 'Args' else section}**\n")
-        elif section and line.startswith("    ") and section != "Returns":
-            item = re.match(r"    (\w+): (.*)", line)
-            out.append(f"- `{item.group(1)}`: {item.group(2)}" if item else "  " + line.strip())
-        elif section and line.startswith("    "):
-            out.append(line.strip())
+            section = heading[1]
+        elif section and line and not line.startswith("    "):
+            section = "after"
+        found[section] = found.get(section, "") + ("" if heading else line + "\n")
+    return found
+
+
+def items_of(section: str) -> list[str]:
+    """Return the items of a section as "`name`: text". Names with equal texts share an item."""
+    items: dict[str, str] = {}
+    name = ""
+    for line in textwrap.dedent(section).splitlines():
+        if found := re.match(r"(\w+): (.*)", line):
+            name = found[1]
+            items[name] = found[2]
+        elif line:
+            items[name] += " " + line.strip()
+    names: dict[str, list[str]] = {}
+    for name, text in items.items():
+        names.setdefault(text, []).append(f"`{name}`")
+    return [f"{', '.join(some)}: {text}" for text, some in names.items()]
+
+
+def prose(doc: str | None) -> str:
+    """Convert a docstring to Markdown; its sections become lists."""
+    found = sections_of(doc)
+    parts = [paragraphs(found.pop(""))]
+    for section, text in found.items():
+        if section == "after":
+            parts.append(paragraphs(text))
+        elif section == "Returns":
+            parts.append(fill(text, "**Returns** "))
         else:
-            section = "" if line else section
-            out.append(line)
-    return "\n".join(out).strip()
+            title = "Arguments" if section == "Args" else section
+            parts.append(
+                "\n".join([f"**{title}**", *(fill(x, "- ", "  ") for x in items_of(text))])
+            )
+    return "\n\n".join(parts)
+
+
+def prose_in_list(first: str, doc: str | None) -> str:
+    """Convert the docstring of a method to an item of a list."""
+    parts = [f"{first}:"]
+    for section, text in sections_of(doc).items():
+        if section in ("", "after"):
+            parts.append(text)
+        elif section == "Returns":
+            parts.append(f"**Returns** {text}")
+        else:
+            parts += [f"**{'Arguments' if section == 'Args' else section}**", *items_of(text)]
+    return fill(" ".join(parts), "- ", "  ")
 
 
 def source_of(cls: type) -> str:
@@ -75,43 +119,99 @@ def source_of(cls: type) -> str:
     raise LookupError(cls)
 
 
-def fields(cls: type) -> str:
+def fields(cls: type) -> list[str]:
     """Return what a class says about its attributes in comments that begin with "#:"."""
-    out = []
+    out: list[str] = []
+    plain: list[str] = []  # attributes without a comment share a line
     comment: list[str] = []
     for line in textwrap.dedent(source_of(cls)).splitlines():
         text = line.strip()
         if text.startswith("#:"):
             comment.append(text.removeprefix("#:").strip())
         elif match := re.match(r"    (\w+): ([^=#]+?)( = .*)?$", line):
-            about = f": {' '.join(comment)}" if comment else ""
-            out.append(f"- `{match.group(1)}` (`{match.group(2)}`){about}")
+            name = f"`{match[1]}` (`{match[2]}`)"
+            if comment:
+                out.append(fill(f"{name}: {' '.join(comment)}", "- ", "  "))
+            else:
+                plain.append(name)
             comment = []
         elif text and not text.startswith('"""'):
             comment = []
-    return "\n".join(out)
+    return ["- " + ", ".join(plain)] * bool(plain) + out
+
+
+def methods(handle: str, cls: type) -> list[str]:
+    """Return what a class says about its methods, except for those that torch calls."""
+    of_torch = {
+        name for base in cls.__mro__ if base.__module__.startswith("torch.") for name in vars(base)
+    }
+    return [
+        method(handle, name, member)
+        for name, member in vars(cls).items()
+        if not name.startswith("_") and isinstance(member, (FunctionType, property))
+        if name not in of_torch
+    ]
+
+
+@dataclass
+class Source:
+    """A part of a signature that prints as this text."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def default_of(value: object) -> Source:
+    """Return a default as the source has it."""
+    if isinstance(value, ModuleType):
+        return Source(value.__name__)
+    if isinstance(value, tuple):
+        return Source(f"({', '.join(map(str, map(default_of, value)))})")
+    if isinstance(value, Signals):
+        return Source(f"signal.{value.name}")
+    return Source(json.dumps(value) if isinstance(value, str) else repr(value))
+
+
+def annotation_of(text: object) -> Any:
+    """Return an annotation, which the modules keep as text, with its quotes as in the source."""
+    return Source(text.replace("'", '"')) if isinstance(text, str) else text
+
+
+def text_of(function: object) -> str:
+    """Return the parameters and the result of a function or method, without self."""
+    found = inspect.signature(function)  # type: ignore[arg-type]
+    empty = inspect.Parameter.empty
+    parameters = [
+        one.replace(
+            annotation=annotation_of(one.annotation),
+            default=one.default if one.default is empty else default_of(one.default),
+        )
+        for one in found.parameters.values()
+        if one.name != "self"
+    ]
+    result = annotation_of(found.return_annotation)
+    return str(inspect.Signature(parameters, return_annotation=result))
 
 
 def signature(name: str, function: object) -> str:
-    """Return a signature as a code block, on one line if it fits."""
-    text = str(inspect.signature(function))  # type: ignore[arg-type]
-    # Defaults that are modules print with their path on this machine.
-    text = re.sub(r"<module '(\w+)' from [^>]*>", r"\1", text).replace("'", "")
-    if len(name + text) > 100:
-        arguments, _, result = text.rpartition(" -> ")
-        arguments = re.sub(r", (?=[*\w])(?![^\[]*\])", ",\n    ", arguments[1:-1])
-        text = f"(\n    {arguments},\n) -> {result}"
-    return f"```python\n{name}{text}\n```"
+    """Return a signature as a code block whose lines hold whole parameters."""
+    text = name + text_of(function)
+    if len(text) > CODE_COLUMNS:
+        inner, _, result = text.rpartition(") -> ")
+        # A parameter begins where the brackets of the one before it are closed.
+        whole = re.sub(r", (?=\*|\w+(?::|=|,|$))", ",\n", inner.partition("(")[2])
+        lines = fill(whole.replace(" ", "\0"), "    ", "    ", CODE_COLUMNS).replace("\0", " ")
+        text = f"{name}(\n{lines},\n) -> {result}"
+    return f"```python\n{text}\n```"
 
 
 def method(owner: str, name: str, member: object) -> str:
     """Describe a public method or property of a class."""
     if isinstance(member, property):
-        return f"- `{owner}.{name}`: {' '.join(prose(member.__doc__).split())}"
-    text = str(inspect.signature(member)).replace("'", "").replace("(self, ", "(")  # type: ignore[arg-type]
-    text = text.replace("(self)", "()")
-    about = prose(inspect.getdoc(member)).replace("\n", " ")
-    return f"- `{owner}.{name}{text}`: {about}"
+        return prose_in_list(f"`{owner}.{name}`", member.__doc__)
+    return prose_in_list(f"`{owner}.{name}{text_of(member)}`", inspect.getdoc(member))
 
 
 def describe(name: str, module: ModuleType = ioshape) -> str:
@@ -123,16 +223,10 @@ def describe(name: str, module: ModuleType = ioshape) -> str:
         parts += [signature(full, value), prose(value.__doc__)]
     elif isinstance(value, type):
         parts.append(prose(value.__doc__))
-        parts.append(fields(value))
         handle = name[0].lower() if name != "SaveHandle" else "handle"
-        parts.append(
-            "\n".join(
-                method(handle, key, member)
-                for key, member in vars(value).items()
-                if not key.startswith("_") and isinstance(member, (FunctionType, property))
-            )
-        )
-    return "\n\n".join(part for part in parts if part)
+        parts.append("\n".join([*fields(value), *methods(handle, value)]))
+    title, *rest = (part for part in parts if part)
+    return title + "\n" + "\n\n".join(rest)
 
 
 def reference() -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documentation's Python programs, commands and reference agree with the package."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -44,6 +45,16 @@ def test_settings_and_reference_are_up_to_date() -> None:
     for path, text in reference.files().items():
         same = path.read_text(encoding="utf-8") == text
         assert same, f"{path}: run tests/tools/reference.py --write"
+
+
+def test_signatures_of_the_reference_parse() -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", reference.REFERENCE.read_text(encoding="utf-8"), re.M | re.S
+    )
+    assert len(blocks) > 20
+    for block in blocks:
+        name, _, rest = block.strip().partition("(")
+        ast.parse(f"def {name.replace('.', '_')}({rest}: ...")
 
 
 def test_public_names_are_the_same_for_people_and_for_type_checkers() -> None:
