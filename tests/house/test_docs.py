@@ -44,8 +44,9 @@ def variables() -> set[str]:
 
 
 def described() -> str:
-    """Return the page's text and tables without its programs."""
-    return BLOCK.sub("", API.read_text(encoding="utf-8"))
+    """Return what the headers and the C page say, without the page's programs."""
+    comments = "\n".join(path.read_text(encoding="utf-8") for path in HEADERS.glob("*.h"))
+    return comments + BLOCK.sub("", API.read_text(encoding="utf-8"))
 
 
 def names(text: str) -> set[str]:
