@@ -4,16 +4,15 @@
 import re
 import textwrap
 
-#: columns of a page, and of its code, which the site shows without a scroll bar
-PAGE_COLUMNS = 160
-CODE_COLUMNS = 100
+#: columns of a page
+COLUMNS = 160
 
 
-def fill(text: str, first: str = "", others: str = "", columns: int = PAGE_COLUMNS) -> str:
+def fill(text: str, first: str = "", others: str = "") -> str:
     """Break a paragraph, and begin its first line and the others with these texts."""
     return textwrap.fill(
         " ".join(text.split()),
-        columns,
+        COLUMNS,
         initial_indent=first,
         subsequent_indent=others,
         break_long_words=False,

@@ -29,7 +29,7 @@ import ioshape
 import ioshape.dcp
 import ioshape.safetensors
 from ioshape._core.setting import SETTINGS
-from page_text import CODE_COLUMNS, fill, paragraphs
+from page_text import fill, paragraphs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "python.md"
@@ -42,6 +42,7 @@ FIRST = ["save", "save_async", "SaveHandle", "wait_all", "load", "Report"]
 #: modules that users import directly; those for large frameworks have only pages
 MODULES = [ioshape.types, ioshape.errors, ioshape.staging, ioshape.dcp, ioshape.safetensors]
 
+NO_BREAK = "\0"
 SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 
 
@@ -85,10 +86,12 @@ def prose(doc: str | None) -> str:
         elif section == "Returns":
             parts.append(fill(text, "**Returns** "))
         else:
-            title = "Arguments" if section == "Args" else section
-            parts.append(
-                "\n".join([f"**{title}**", *(fill(x, "- ", "  ") for x in items_of(text))])
-            )
+            title = f"**{'Arguments' if section == 'Args' else section}**"
+            items = items_of(text)
+            if len(items) == 1:
+                parts.append(fill(items[0], f"{title} "))
+            else:
+                parts.append("\n".join([title, *(fill(one, "- ", "  ") for one in items)]))
     return "\n\n".join(parts)
 
 
@@ -196,15 +199,9 @@ def text_of(function: object) -> str:
 
 
 def signature(name: str, function: object) -> str:
-    """Return a signature as a code block whose lines hold whole parameters."""
-    text = name + text_of(function)
-    if len(text) > CODE_COLUMNS:
-        inner, _, result = text.rpartition(") -> ")
-        # A parameter begins where the brackets of the one before it are closed.
-        whole = re.sub(r", (?=\*|\w+(?::|=|,|$))", ",\n", inner.partition("(")[2])
-        lines = fill(whole.replace(" ", "\0"), "    ", "    ", CODE_COLUMNS).replace("\0", " ")
-        text = f"{name}(\n{lines},\n) -> {result}"
-    return f"```python\n{text}\n```"
+    """Return a signature in lines that hold whole parameters."""
+    parameters = re.sub(r", (?=\*|/|\w+(?::|=|,|$))", ",\n", text_of(function))
+    return fill(f"`{name}{parameters.replace(' ', NO_BREAK)}`").replace(NO_BREAK, " ")
 
 
 def method(owner: str, name: str, member: object) -> str:
