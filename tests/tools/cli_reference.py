@@ -36,14 +36,14 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
 def prose(text: str) -> str:
     """Return the paragraphs of a help text as Markdown.
 
-    Those that click does not wrap become code.
+    Those that click does not wrap become code, which needs no title.
     """
     out = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("\b\n"):
             lines = paragraph.removeprefix("\b\n").splitlines()
             out.append("\n".join(f"    {line}" for line in lines))
-        else:
+        elif paragraph != "Examples:":
             out.append(fill(paragraph.replace("|", "\\|")))
     return "\n\n".join(out)
 

@@ -76,35 +76,25 @@ def items_of(section: str) -> list[str]:
     return [f"{', '.join(some)}: {text}" for text, some in names.items()]
 
 
+def items_of_all(found: dict[str, str]) -> list[str]:
+    """Return the arguments, the result and the exceptions of a docstring, one item for each."""
+    items = items_of(found.get("Args", ""))
+    items += [f"**Returns** {found['Returns']}"] if "Returns" in found else []
+    return items + [f"**Raises** {one}" for one in items_of(found.get("Raises", ""))]
+
+
 def prose(doc: str | None) -> str:
-    """Convert a docstring to Markdown; its sections become lists."""
+    """Convert a docstring to Markdown; its sections become one list."""
     found = sections_of(doc)
-    parts = [paragraphs(found.pop(""))]
-    for section, text in found.items():
-        if section == "after":
-            parts.append(paragraphs(text))
-        elif section == "Returns":
-            parts.append(fill(text, "**Returns** "))
-        else:
-            title = f"**{'Arguments' if section == 'Args' else section}**"
-            items = items_of(text)
-            if len(items) == 1:
-                parts.append(fill(items[0], f"{title} "))
-            else:
-                parts.append("\n".join([title, *(fill(one, "- ", "  ") for one in items)]))
-    return "\n\n".join(parts)
+    items = [fill(one, "- ", "  ") for one in items_of_all(found)]
+    parts = [paragraphs(found[""]), "\n".join(items), paragraphs(found.get("after", ""))]
+    return "\n\n".join(part for part in parts if part)
 
 
 def prose_in_list(first: str, doc: str | None) -> str:
     """Convert the docstring of a method to an item of a list."""
-    parts = [f"{first}:"]
-    for section, text in sections_of(doc).items():
-        if section in ("", "after"):
-            parts.append(text)
-        elif section == "Returns":
-            parts.append(f"**Returns** {text}")
-        else:
-            parts += [f"**{'Arguments' if section == 'Args' else section}**", *items_of(text)]
+    found = sections_of(doc)
+    parts = [f"{first}:", found[""], *items_of_all(found), found.get("after", "")]
     return fill(" ".join(parts), "- ", "  ")
 
 
