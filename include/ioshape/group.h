@@ -7,9 +7,9 @@
  * "manifest.json". The manifest lists the files with their sizes and checksums, and it is written
  * last. A directory without a valid manifest is no checkpoint.
  *
- * What one rank saves is its shard. Each shard is an ordinary file of
- * torch.save(). It is a file of its own (mode "each"), a member of one zip per node ("node"), or a
- * member of a single zip ("rank0"). The report of a save names the mode.
+ * What one rank saves is its shard. Each shard is an ordinary file of torch.save(). It is a file of
+ * its own (mode "each"), a member of one zip per node ("node"), or a member of a single zip
+ * ("rank0"). The report of a save names the mode.
  *
  * The page docs/groups.md describes how ranks find each other, how the mode is chosen, and what
  * happens when something fails.
@@ -29,8 +29,9 @@ extern "C" {
  * Transport between nodes, which a single writer for all ranks needs.
  *
  * MPI provides one (ioshape/mpi.h), or the program provides its own functions. The library calls
- * them from its own threads, and in a blocking save also from the thread of the caller. For each
- * pair of ranks, it calls at most one at a time in each direction.
+ * them on threads of the library and of the caller, several at a time. For each pair of ranks, it
+ * calls at most one at a time in each direction. `tag` is a number that both ranks pass for one
+ * message.
  */
 struct ioshape_comm {
 	size_t size; /**< sizeof(struct ioshape_comm) */
@@ -51,8 +52,8 @@ struct ioshape_comm {
 	 */
 	int (*receive)(void *user, uint32_t from, uint32_t tag, void *into, size_t bytes,
 		       uint32_t timeout_ms);
-	/** Called now and then while the library waits for something else, so that the transport
-	 * can make progress. NULL if the transport does not need it. */
+	/** Called at intervals while the library waits for a rank's message in the store, so that
+	 * the transport can make progress. NULL if the transport does not need it. */
 	void (*progress)(void *user);
 };
 
@@ -92,17 +93,21 @@ struct ioshape_group_options {
 	uint32_t local_ranks;
 	enum ioshape_mode mode;   /**< which ranks write files (IOSHAPE_MODE) */
 	enum ioshape_store store; /**< store for the messages between ranks */
-	/** Name that all ranks of this job share and that no other job uses. NULL: the context's
-	 * job. */
+	/** Name that all ranks of this job share and that no other job uses. Ranks meet if they
+	 * open one directory with one token. NULL: the `job` of the context. */
 	const char *token;
-	/** Name of this rank's node. Ranks of one host with the same name share memory. NULL: the
-	 * host. */
+	/** Name of this rank's node. Ranks of one host that give one name share memory. NULL: the
+	 * name of the host. */
 	const char *node;
-	/** Transport between nodes; borrowed until the group is freed. NULL for none. On several
-	 * nodes, IOSHAPE_MODE_NODE then replaces IOSHAPE_MODE_RANK0. */
+	/** Transport between nodes; borrowed until the group is freed. NULL for none. Without one,
+	 * a group on several nodes uses IOSHAPE_MODE_NODE in place of IOSHAPE_MODE_RANK0. */
 	const struct ioshape_comm *comm;
-	/** Time in ms after which a rank without a heartbeat counts as lost (IOSHAPE_DEADLINE_MS):
-	 * 1000 to 3600000. Default: 120000. */
+	/**
+	 * Longest wait for another rank in milliseconds (IOSHAPE_DEADLINE_MS): 1000 to 3600000. A
+	 * rank that does not come, or sends no heartbeat, for this time counts as lost, and the
+	 * call fails with -ETIMEDOUT. The library sends heartbeats by itself, but not during a
+	 * system call such as fsync(). Default: 120000. This is not the `deadline_ms` of a save.
+	 */
 	uint32_t deadline_ms;
 	/** number of newest complete checkpoints to keep after each save; 0 keeps all */
 	uint32_t keep_last;
@@ -130,7 +135,7 @@ struct ioshape_group_options {
  * All ranks of a job call this function with the same directory, and each call waits until all
  * ranks have called. The directory is created if it does not exist.
  *
- * @param context    context. It must be open and outlive the group
+ * @param context    an open context, which must outlive the group
  * @param directory  directory of the checkpoints
  * @param options    options of the group. NULL for all defaults, which is a group of one rank
  * @param out        receives the group, to be freed with ioshape_group_free(). NULL if the call
@@ -150,11 +155,14 @@ int ioshape_group_open(struct ioshape_context *context, const char *directory,
  * error names the rank and its failure. A complete checkpoint of the same step is replaced
  * atomically.
  *
- * If `out` is NULL, the call returns when the save has ended. With `out` the save goes on in the
- * background, as ioshape_save_tensors() describes it. It ends when the whole checkpoint is
- * complete. The functions of the caller (`fetch`, `progress`) are called on a thread of the
- * library. If options->replace is off and the step has a complete checkpoint, the save fails with
- * -EEXIST. `sync` has no effect. Saves of one group are written one after the other.
+ * If `out` is NULL, the call returns when the save has ended, and borrows everything that is passed
+ * until then. It calls options->progress on a thread of the library. With `out` the save goes on in
+ * the background, as ioshape_save_tensors() describes it. It ends when the whole checkpoint is
+ * complete. Saves of one group are written one after the other.
+ *
+ * If options->replace is off and the step has a complete checkpoint, the save fails with -EEXIST. A
+ * checkpoint is always on stable storage when its save succeeds: options->sync has no effect. Give
+ * options->deadline_ms on all ranks or on none.
  *
  * @param group    the group
  * @param step     number of the checkpoint. IOSHAPE_LATEST is invalid
@@ -179,13 +187,17 @@ int ioshape_group_save_tensors(struct ioshape_group *group, uint64_t step,
  * All ranks call this function or ioshape_group_save_tensors(), in the same order of steps. The
  * checkpoint appears when all shards are on stable storage, and the save then succeeds on all
  * ranks. If a rank fails or dies, the save fails on all ranks, and the directory is as before. The
- * error names the rank and its failure.
+ * error names the rank and its failure. A complete checkpoint of the same step is replaced
+ * atomically.
  *
- * If `out` is NULL, the call returns when the save has ended. With `out` the save goes on in the
- * background, as ioshape_save_records() describes it. It ends when the whole checkpoint is
- * complete. The functions of the caller (`fetch`, `progress`) are called on a thread of the
- * library. If options->replace is off and the step has a complete checkpoint, the save fails with
- * -EEXIST. `sync` has no effect.
+ * If `out` is NULL, the call returns when the save has ended, and borrows everything that is passed
+ * until then. It calls options->progress and `fetch` on a thread of the library. With `out` the
+ * save goes on in the background, as ioshape_save_records() describes it. It ends when the whole
+ * checkpoint is complete. Saves of one group are written one after the other.
+ *
+ * If options->replace is off and the step has a complete checkpoint, the save fails with -EEXIST. A
+ * checkpoint is always on stable storage when its save succeeds: options->sync has no effect. Give
+ * options->deadline_ms on all ranks or on none.
  *
  * @param group    the group
  * @param step     number of the checkpoint. IOSHAPE_LATEST is invalid
@@ -254,7 +266,7 @@ struct ioshape_search_options {
  *
  * @param group    the group
  * @param options  options of the search. NULL finds the newest complete checkpoint
- * @param step     number. It receives that of the checkpoint
+ * @param step     receives the number of the checkpoint
  * @return 0; -ENOENT if there is no checkpoint at all, which means that the job starts for the
  *         first time; IOSHAPE_E_UNUSABLE if there are checkpoints but none can be used; -ETIMEDOUT
  *         if a rank did not come or answer in time; another negative code
@@ -330,7 +342,7 @@ struct ioshape_shard_info {
  * not read the files. With IOSHAPE_LATEST it passes over newer checkpoints that are not valid, and
  * logs a warning for each.
  *
- * @param context    context. It must be open and outlive the checkpoint
+ * @param context    an open context, which must outlive the checkpoint
  * @param directory  directory of the checkpoints
  * @param step       number of the checkpoint. IOSHAPE_LATEST opens the newest
  * @param out        receives the checkpoint, to be freed with ioshape_checkpoint_free(). NULL if
@@ -347,7 +359,7 @@ int ioshape_checkpoint_open(struct ioshape_context *context, const char *directo
  * Returns the description of a checkpoint.
  *
  * @param checkpoint  the checkpoint
- * @param info        filled. Its size must be set before the call
+ * @param info        filled; set its `size` before the call
  * @return 0; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked child
  */
 int ioshape_checkpoint_get_info(struct ioshape_checkpoint *checkpoint,
@@ -358,7 +370,7 @@ int ioshape_checkpoint_get_info(struct ioshape_checkpoint *checkpoint,
  *
  * @param checkpoint  the checkpoint
  * @param rank        rank that saved the shard
- * @param info        filled. Its size must be set before the call
+ * @param info        filled; set its `size` before the call
  * @return 0; -ENOENT if the checkpoint has no such rank; -EINVAL if an argument is NULL or the size
  *         is invalid; -EPERM in a forked child
  */
@@ -412,7 +424,7 @@ void ioshape_checkpoint_free(struct ioshape_checkpoint *checkpoint);
  * The oldest is the one that was saved first. The call reads names and manifests, but not the files
  * of the checkpoints.
  *
- * @param context    context. It must be open
+ * @param context    an open context
  * @param directory  directory of the checkpoints
  * @param steps      receives an array of their numbers, to be freed with ioshape_free(). NULL if
  *                   the call fails
@@ -447,7 +459,7 @@ struct ioshape_prune_options {
  * Several processes may prune at a time. If a checkpoint cannot be removed, the call goes on with
  * the others and returns the first failure.
  *
- * @param context    context. It must be open
+ * @param context    an open context
  * @param directory  directory of the checkpoints
  * @param options    which checkpoints stay. NULL keeps all
  * @param removed    receives the number of removed checkpoints. NULL if not needed

@@ -13,17 +13,18 @@
  * Results: functions that return int return 0 on success and a negative code on failure.
  * ioshape_last_error() then describes the failure.
  *
- * Fork: a context belongs to the process that opened it. In a forked child, every call on the
- * context or on its handles returns -EPERM and changes nothing. In a child, ioshape_context_free(),
- * ioshape_save_free(), ioshape_file_free() and ioshape_group_free() do nothing.
+ * Fork: a context and its handles belong to the process that opened the context. In a child of
+ * fork(), functions that return int return -EPERM and change nothing. Functions that free a handle
+ * may be called. They leave the parent's saves, files and slots as they are. To save in a child,
+ * open a context there.
  *
  * Option structs: set `size` to sizeof the struct and all other members to zero, then set the
  * members that should differ. The struct's INIT macro does the first part. Zero always means the
  * default. A NULL pointer to options means all defaults. A struct from a newer header is accepted
  * if the members that this library does not know are zero. Otherwise the call fails with -EINVAL.
  *
- * Structs that a call fills: set `size` before the call. Members that a newer header has and this
- * library does not know become zero.
+ * Structs that a call fills: set `size` to sizeof the struct before the call. If your header is
+ * newer than the library, members that the library does not know become zero.
  *
  * Pointers: the library borrows memory that you pass until the call returns, unless the function
  * says otherwise. Strings end with a zero byte, and names are UTF-8.
@@ -52,12 +53,12 @@ extern "C" {
 #define IOSHAPE_VERSION "0.2.0"
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
-/* A function that can fail returns 0 (or a count) on success and a negative code on failure. The
- * code is a negative errno (-ENOSPC, -EACCES, ...) where the operating system has one that fits.
- * Otherwise it is a member of enum ioshape_code. ioshape_last_error() returns the details. */
+/* A function that can fail returns 0 on success and a negative code on failure. The code is a
+ * negative errno (-ENOSPC, -EACCES, ...) where Linux has one that fits. Otherwise it is a member of
+ * enum ioshape_code. ioshape_last_error() returns the details. */
 
-/** Error codes of this library. They lie below -5000, and every errno of Linux is at most 4095, so
- * the two ranges never overlap. */
+/** Error codes of this library. They are below -5000. Every errno of Linux is at most 4095, so a
+ * code is never a negative errno as well. */
 enum ioshape_code {
 	/** The file is not a torch zip, or it uses a feature that the library cannot read, such as
 	 * compression or encryption. */
@@ -75,12 +76,11 @@ enum ioshape_code {
 	/** The save did not fit into the free space and wrote nothing, because the context has
 	 * IOSHAPE_FULL_SKIP. */
 	IOSHAPE_E_SKIPPED = -5006,
-	/** All large tensors are byte for byte those of the save before, and the context has
-	 * IOSHAPE_UNCHANGED_FAIL. */
+	/** The large tensors are byte for byte those of the previous save, and the context has
+	 * IOSHAPE_UNCHANGED_FAIL. See enum ioshape_unchanged. */
 	IOSHAPE_E_UNCHANGED = -5007,
-	/**
-	 * The program changed memory before the Python package had copied it.
-	 */
+	/** The program changed memory that a save still read: in a save of a group that borrows, or
+	 * in a save of the Python package that copies after the call. */
 	IOSHAPE_E_CHANGED = -5008,
 	/**
 	 * There are checkpoints, but none of them can be used: each is damaged or of another kind.
@@ -134,16 +134,16 @@ struct ioshape_error {
  * ioshape_save_wait() for that save gets its details.
  *
  * @return details of the error. NULL is never returned. The struct and its texts belong to the
- *         library and are valid until this thread calls it again
+ *         library, and are valid until the next call of this thread that fails
  */
 const struct ioshape_error *ioshape_last_error(void);
 
 /* ---- Contexts -------------------------------------------------------------------------------- */
-/* A context holds the settings, cached memory, I/O engines and background saves of one user of the
- * library. A process may open several contexts, but usually opens one. Any thread may use a context
- * at any time, several threads at once. ioshape_context_free() must be the last call on it. */
+/* Every save, load, file and slot belongs to a context. It holds settings, cached memory, I/O
+ * engines and background saves. One context is enough for a process. Any number of threads may use
+ * it at the same time. ioshape_context_free() must be the last call on it. */
 
-/** Settings, cached memory, I/O engines and background saves of one user of the library. */
+/** Settings, cached memory, I/O engines and background saves of a program. */
 struct ioshape_context;
 
 /* Initializes an option struct: sets its size and zeroes all other members. */
@@ -174,7 +174,7 @@ enum ioshape_engine {
 	/** The library chooses: URING on local filesystems, URING_ASYNC on network filesystems and
 	 * FUSE. If the kernel refuses io_uring, it takes THREADS, and if that fails, BUFFERED. */
 	IOSHAPE_ENGINE_AUTO = 0,
-	IOSHAPE_ENGINE_URING, /**< io_uring; an error if io_uring does not work here */
+	IOSHAPE_ENGINE_URING, /**< io_uring; saves fail where the kernel refuses io_uring */
 	/**
 	 * io_uring with IOSQE_ASYNC: kernel threads serve every request. Filesystems that serve the
 	 * writes of a file in the submitting thread, one after the other, are faster with it.
@@ -199,7 +199,8 @@ enum ioshape_direct {
 
 /** What a save does while the coordinator that orders the writers is unreachable. */
 enum ioshape_unreachable {
-	/** Wait for a time slice that is computed from the rank, then write without a slot. */
+	/** Wait for a time that depends on the rank, 2 minutes at most, then write without a slot.
+	 * So the ranks of a job do not all write at once. */
 	IOSHAPE_UNREACHABLE_STAGGER = 0,
 	IOSHAPE_UNREACHABLE_WAIT, /**< wait until the coordinator is reachable again */
 	IOSHAPE_UNREACHABLE_FAIL  /**< fail with IOSHAPE_E_COORDINATOR */
@@ -213,9 +214,17 @@ enum ioshape_full {
 	IOSHAPE_FULL_SKIP
 };
 
-/** What a save does if all its large tensors are byte for byte those of the save before. */
+/**
+ * What a save does if it repeats the previous one.
+ *
+ * A save repeats the previous one if its large tensors are byte for byte those of the previous one.
+ * The program may then save a stale copy of its tensors. Tensors of 1 MiB or more are large; if
+ * there are none, those of at least 16 KiB and half the size of the largest. The previous save is
+ * the last one of this context to this path, or to a path that differs in numbers only, such as
+ * "step-100.pt" and "step-200.pt". A load from such a path counts as a save.
+ */
 enum ioshape_unchanged {
-	/** save, and write a line to the log; the report always has `unchanged` */
+	/** save, write a line to the log, and set `unchanged` in the report */
 	IOSHAPE_UNCHANGED_WARN = 0,
 	/** fail with IOSHAPE_E_UNCHANGED; the old file stays at the path */
 	IOSHAPE_UNCHANGED_FAIL,
@@ -241,7 +250,7 @@ enum ioshape_log_level {
  * the same time. The function must not call the library with the same context. It should return
  * quickly, because heartbeats of slots may wait for it.
  *
- * @param user     pointer. The `log_user` of the context's options
+ * @param user     `log_user` of the context's options
  * @param level    severity of the line
  * @param message  text without a newline; valid only during the call
  */
@@ -263,9 +272,9 @@ struct ioshape_context_options {
 	 */
 	enum ioshape_log_level log_level;
 	/**
-	 * Largest memory in bytes that background saves may hold (IOSHAPE_STAGING_BYTES): 16 MiB or
-	 * more. Default: a quarter of the memory, divided by the ranks of this host, but at least
-	 * 64 MiB.
+	 * Most bytes of memory that background saves may hold (IOSHAPE_STAGING_BYTES): 16 MiB or
+	 * more. Default: a quarter of the memory, divided by the ranks that the launcher started on
+	 * this host, but at least 64 MiB. In a container, its memory limit counts as the memory.
 	 */
 	uint64_t staging_bytes;
 	ioshape_log_fn log; /**< function that receives log lines; NULL for no log */
@@ -287,14 +296,16 @@ struct ioshape_context_options {
 	 */
 	const char *coordinator;
 	/**
-	 * File whose first line is the coordinator's password, if the address has none
-	 * (IOSHAPE_PASSWORD_FILE). The library reads it before each connection. While it cannot be
-	 * read, the coordinator counts as unreachable. If there is no file, the variable
-	 * IOSHAPE_PASSWORD has the password.
+	 * Path of a file whose first line is the coordinator's password (IOSHAPE_PASSWORD_FILE). A
+	 * password in the address takes precedence. The library reads the file before each
+	 * connection. While the file cannot be read, the coordinator counts as unreachable. NULL:
+	 * the environment variable IOSHAPE_PASSWORD has the password, if there is one.
 	 */
 	const char *password_file;
-	/** Pool of all saves (IOSHAPE_POOL): letters, digits and ._:@+/- only. Default: one pool
-	 * for each filesystem, named after it. */
+	/**
+	 * Name of the pool of slots in which all saves of this context queue (IOSHAPE_POOL):
+	 * letters, digits and ._:@+/- only. Default: one pool for each filesystem, named after it.
+	 */
 	const char *pool;
 	const char *job; /**< name of the job (IOSHAPE_JOB); default: the launcher's */
 	/** Weight of this job in the pool against other jobs, with a Redis (IOSHAPE_SHARE): 1 to
@@ -491,8 +502,8 @@ struct ioshape_place {
 /**
  * Receives the position of a request while it waits for a slot.
  *
- * The library calls this function about ten times a second, in the thread that waits. The function
- * must not call the library.
+ * The library calls this function about ten times a second, on the thread that waits: the caller's
+ * thread, or in a background save a thread of the library. The function must not call the library.
  *
  * @param user   pointer that the caller gave together with the function
  * @param place  position in the queue. It is valid only during the call
@@ -519,17 +530,19 @@ enum ioshape_phase {
  * Receives the progress of an operation.
  *
  * The library calls this function when a phase begins, about once for each block, and ten times a
- * second while the operation waits for a slot. The thread that does the work calls it. A background
- * save that is larger than the staging memory stages and writes at the same time. It may then call
- * the function from two threads at once. The function must not call the library with the same
- * handle.
+ * second while the operation waits. The function must not call the library with the same handle.
  *
- * @param user         pointer. It was given together with the function
+ * Blocking calls call it on the caller's thread. A background save calls it on the caller's thread
+ * in IOSHAPE_PHASE_STAGE, and on a thread of the library in all other phases. If the save is larger
+ * than the staging memory, it stages and writes at the same time, and may call the function from
+ * both threads at once. A blocking save of a group calls it on a thread of the library.
+ *
+ * @param user         pointer that the caller gave together with the function
  * @param phase        current phase
  * @param done_bytes   bytes done in this phase. They are never more than `total_bytes` if that is
  *                     known
- * @param total_bytes  bytes of the whole operation; 0 if unknown, as for a file without
- *                     `expected_bytes`
+ * @param total_bytes  bytes of the whole operation, without the file's index; 0 if unknown, as for
+ *                     a file without `expected_bytes`
  * @return 0 to continue; another value to stop the operation, which then fails with -ECANCELED. In
  *         IOSHAPE_PHASE_COMMIT and IOSHAPE_PHASE_DONE the library ignores the value, because it is
  *         too late to stop.
@@ -595,15 +608,13 @@ struct ioshape_report {
 	/** Time between the end of the save and its deadline. Negative if the save was late; 0 if
 	 * it had no deadline. */
 	double deadline_left_s;
-	uint32_t downgrade_count; /**< number of downgrades, including those that `steps` cannot
-				     hold */
-	/** The downgrades in the order in which they happened: as many of `downgrade_count` as fit.
-	 */
+	/** number of downgrades, including those that `downgrades` has no room for */
+	uint32_t downgrade_count;
+	/** the first IOSHAPE_REPORT_DOWNGRADES downgrades, in the order in which they happened */
 	struct ioshape_downgrade downgrades[IOSHAPE_REPORT_DOWNGRADES];
 	char engine[16]; /**< engine: "uring", "uring-async", "threads" or "buffered" */
 	uint32_t direct; /**< 1 if all blocks but possibly the last bypassed the page cache */
-	/** 1 if all large tensors or records are byte for byte those of an earlier save or load
-	 * whose path differs in numbers at most. The program may then save a stale copy. */
+	/** 1 if the save repeats the previous one, as enum ioshape_unchanged describes it */
 	uint32_t unchanged;
 	char filesystem[32]; /**< filesystem: "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
 	char stripes[96];    /**< layout of the file, for people; "" if it is not striped */
@@ -665,8 +676,12 @@ struct ioshape_save_options {
 	/** IOSHAPE_OFF: fail with -EEXIST if the path exists when the file is committed. Default:
 	 * replace it. */
 	enum ioshape_switch replace;
-	/** IOSHAPE_OFF: do not wait for stable storage. The save is still atomic for readers.
-	 * Default: wait. */
+	/**
+	 * IOSHAPE_ON, the default: the save succeeds when the file and its name are on stable
+	 * storage (fsync), so they survive a power failure. IOSHAPE_OFF: it succeeds when the file
+	 * is complete and in place. Readers still see the old file or the new one. After a power
+	 * failure, the new file may be missing or damaged, and the old one may be gone.
+	 */
 	enum ioshape_switch sync;
 	/**
 	 * 1: the background save copies nothing. The memory of `data` and `fetch_user` must stay
@@ -678,11 +693,12 @@ struct ioshape_save_options {
 	ioshape_queue_fn queue;
 	void *queue_user; /**< passed to `queue`; borrowed until the save has ended */
 	/**
-	 * Time from the call on by which the file must be in place, because the process will end.
-	 * 0: no deadline. Negative: the deadline has passed already. A save with a deadline goes
-	 * ahead of saves without one, as struct ioshape_slot_options describes. It skips cleaning
-	 * up and the removal of old checkpoints. After the deadline it goes on, and the report says
-	 * whether it was in time.
+	 * Milliseconds from the call until the process will end, for a save that must be in place
+	 * before that. 0: no deadline. Negative: the deadline has passed already. Such a save gets
+	 * its slot before saves without a deadline, and waits for it for half of the time at most,
+	 * as struct ioshape_slot_options describes. It removes no temporary files of dead processes
+	 * and no old checkpoints. After the deadline the save goes on, and `deadline_left_s` in the
+	 * report is negative.
 	 */
 	int64_t deadline_ms;
 	/**
@@ -716,15 +732,15 @@ struct ioshape_save;
  * The call then returns when the last piece is staged.
  *
  * Saves of a context to one path are put in place in the order of the calls. A save with a deadline
- * does not wait for earlier saves. Those then succeed without a file, as if the later save had
- * replaced it at once. A relative path is resolved during the call. Any thread may call this
- * function.
+ * does not wait for earlier saves to its path. Such an earlier save ends later, finds the newer
+ * file in place, and drops its own. It succeeds with IOSHAPE_DOWNGRADE_OVERTAKEN in its report. A
+ * relative path is resolved during the call. Any thread may call this function.
  *
  * If the save fails, the old file is unchanged and no temporary file is left. There is one
  * exception: if only the sync of the directory fails, at the very end, the new file is in place and
  * the error says so.
  *
- * @param context  context. It must be open
+ * @param context  an open context
  * @param path     path of the new file. An existing file is replaced
  * @param tensors  tensors to save. Their names must differ
  * @param count    number of tensors; may be 0
@@ -747,8 +763,9 @@ int ioshape_save_tensors(struct ioshape_context *context, const char *path,
  *
  * @param save        the save
  * @param timeout_ms  longest wait in ms: 0 returns at once, a negative value waits without a limit
- * @return 0 if the file is durable and in place; -EINPROGRESS if the save has not ended, and only
- *         then; -EPERM in a forked child; otherwise the code with which the save failed
+ * @return 0 if the file is in place and, unless options->sync is off, on stable storage;
+ *         -EINPROGRESS if the save has not ended, and only then; -EPERM in a forked child;
+ *         otherwise the code with which the save failed
  */
 int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
 
@@ -784,7 +801,7 @@ struct ioshape_save_status {
  * Any thread may call this function.
  *
  * @param save    the save
- * @param status  filled. Its size must be set before the call
+ * @param status  filled; set its `size` before the call
  * @param place   filled with the position in the queue for a slot. Its size must be set before the
  *                call. All other members are zero unless the save waits for a slot. NULL if not
  *                needed
@@ -844,10 +861,10 @@ void ioshape_save_free(struct ioshape_save *save);
  * The function must not save with the same context, because it could wait for memory that its own
  * save holds.
  *
- * @param user    pointer. The `fetch_user` of the record
+ * @param user    `fetch_user` of the record
  * @param offset  offset in the record
  * @param into    receives the bytes
- * @param bytes   number of bytes. It is at most 16 MiB
+ * @param bytes   number of bytes, at most 16 MiB
  * @return 0. Another value fails the save, with that value if it is a negative errno and with -EIO
  *         otherwise
  */
@@ -880,16 +897,26 @@ struct ioshape_record {
  * created.
  *
  * If `out` is NULL, the call returns when the records are on stable storage and the file is in
- * place. Otherwise the save goes on in the background. The call then returns when the records are
- * copied into staging memory, or at once with options->borrow. Replacement, the order of saves to
- * one path, threads and failures are as ioshape_save_tensors() describes them.
+ * place. It borrows everything that is passed until then.
  *
- * `fetch` is called in the order of records and offsets, once for each byte; a large record is
- * fetched in pieces. The calling thread calls it and copies the other records, too, without helping
- * threads. When the call returns, `fetch` has been called for everything. A background save with
- * options->borrow calls `fetch` on the saving thread instead, until the save has ended.
+ * With `out` the save goes on in the background, on a thread of the library. The call returns when
+ * the records are copied into staging memory. From then on the caller may change or free everything
+ * that was passed, except options->progress_user and options->queue_user. With options->borrow the
+ * call copies no record and returns at once. While earlier saves hold the staging memory, the call
+ * waits for it. A file that is larger than the staging memory passes through it in pieces.
  *
- * @param context  context. It must be open
+ * The library calls `fetch` in the order of records and offsets, once for each byte, with pieces of
+ * at most 16 MiB. It calls `fetch` on the caller's thread, and has called it for everything when
+ * the call returns. A background save with options->borrow calls `fetch` on a thread of the library
+ * instead, until the save has ended.
+ *
+ * Saves of a context to one path are put in place in the order of the calls. A save with a deadline
+ * does not wait for earlier saves to its path. A relative path is resolved during the call. Any
+ * thread may call this function. If the save fails, the old file is unchanged and no temporary file
+ * is left. There is one exception: if only the sync of the directory fails, at the very end, the
+ * new file is in place and the error says so.
+ *
+ * @param context  an open context
  * @param path     path of the new file. An existing file is replaced
  * @param records  records to save. Their names must differ
  * @param count    number of records; 0 is allowed
@@ -899,7 +926,8 @@ struct ioshape_record {
  * @return 0; -EEXIST if two records have the same name, or if options->replace is off and the path
  *         exists; -EINVAL for an invalid argument; IOSHAPE_E_LIMIT; -ENOSPC, -EDQUOT or
  *         IOSHAPE_E_SKIPPED for lack of space; IOSHAPE_E_UNCHANGED; IOSHAPE_E_COORDINATOR;
- *         -ECANCELED if a callback stopped the save; another negative code
+ *         -ECANCELED if a callback stopped the save; another negative code. In the background,
+ *         errors after the copy are returned by ioshape_save_wait()
  */
 int ioshape_save_records(struct ioshape_context *context, const char *path,
 			 const struct ioshape_record *records, size_t count,
@@ -928,12 +956,13 @@ struct ioshape_file_options {
 	void *progress_user;          /**< passed to `progress`; borrowed until the file is freed */
 	/** IOSHAPE_OFF: fail with -EEXIST if the path exists at the commit. Default: replace it. */
 	enum ioshape_switch replace;
-	/** IOSHAPE_OFF: do not wait for stable storage. Default: wait. */
+	/** IOSHAPE_OFF: the commit does not wait for stable storage, as struct ioshape_save_options
+	 * describes it. Default: wait. */
 	enum ioshape_switch sync;
 	/**
-	 * Time from ioshape_file_open() on by which the commit must have ended, because the process
-	 * will end. 0: no deadline. Negative: the deadline has passed already. A file with a
-	 * deadline goes ahead of others, as struct ioshape_slot_options describes.
+	 * Milliseconds from ioshape_file_open() until the process will end, for a file that must be
+	 * committed before that. 0: no deadline. Negative: the deadline has passed already. Such a
+	 * file gets its slot before others, as struct ioshape_slot_options describes.
 	 */
 	int64_t deadline_ms;
 	/**
@@ -970,7 +999,7 @@ struct ioshape_file_options {
  * The call takes a slot of the file's pool and may wait for it. Open files of a context in one pool
  * share a slot. A relative path is resolved during the call.
  *
- * @param context  context. It must be open and outlive the file
+ * @param context  an open context, which must outlive the file
  * @param path     path of the new file. An existing file is replaced
  * @param options  options of the file. NULL for all defaults
  * @param out      receives the file, to be freed with ioshape_file_free(). NULL if the call fails
@@ -1036,10 +1065,9 @@ struct ioshape_reader_options {
 	size_t size;                /**< sizeof(struct ioshape_reader_options) */
 	enum ioshape_switch verify; /**< compare checksums while reading; default: on */
 	/**
-	 * 1: the memory that calls read into was just allocated and never written to. If it is
-	 * large, or if many pieces lie side by side, the kernel then fills it with huge pages,
-	 * which is several times as fast. Without effect where huge pages cost the kernel more than
-	 * small ones.
+	 * 1: you promise that the memory that calls read into was just allocated and never written
+	 * to. The library then asks the kernel for huge pages in large pieces of it, which makes a
+	 * load several times as fast. It stops asking where huge pages cost more than small ones.
 	 */
 	uint32_t fresh_memory;
 	ioshape_progress_fn progress; /**< receives the progress; NULL for none */
@@ -1134,7 +1162,7 @@ struct ioshape_tensor_info {
  * against the file's size, in bounded time and memory. If the file is replaced later, the reader
  * goes on with the file that it opened.
  *
- * @param context  context. It must be open and outlive the reader
+ * @param context  an open context, which must outlive the reader
  * @param path     path of the file
  * @param options  options of the reader. NULL for all defaults
  * @param out      receives the reader, to be freed with ioshape_reader_free(). NULL if the call
@@ -1150,7 +1178,7 @@ int ioshape_reader_open(struct ioshape_context *context, const char *path,
  * Returns what an open file consists of.
  *
  * @param reader  the reader
- * @param info    filled. Its size must be set before the call
+ * @param info    filled; set its `size` before the call
  * @return 0; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked child
  */
 int ioshape_reader_get_info(struct ioshape_reader *reader, struct ioshape_reader_info *info);
@@ -1160,7 +1188,7 @@ int ioshape_reader_get_info(struct ioshape_reader *reader, struct ioshape_reader
  *
  * @param reader  the reader
  * @param index   index of the record
- * @param info    filled. Its size must be set before the call
+ * @param info    filled; set its `size` before the call
  * @return 0; -ENOENT if there is no record with this index; -EINVAL if an argument is NULL or the
  *         size is invalid; -EPERM in a forked child
  */
@@ -1195,7 +1223,7 @@ int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name, 
  * @param record  index. 0 is the first record, or the whole file if it is read in another format
  *                (`any_format`)
  * @param offset  offset in the record
- * @param into    memory. It receives the bytes
+ * @param into    receives the bytes
  * @param bytes   number of bytes
  * @return 0; -ENOENT if there is no record with this index; -ERANGE if the range exceeds the
  *         record; IOSHAPE_E_DAMAGED if the bytes do not match a checksum; -ECANCELED if the
@@ -1223,7 +1251,7 @@ int ioshape_reader_verify(struct ioshape_reader *reader, int data);
  *
  * @param reader  the reader
  * @param index   index of the tensor
- * @param info    filled. Its size must be set before the call
+ * @param info    filled; set its `size` before the call
  * @return 0; -ENOENT if there is no tensor with this index; IOSHAPE_E_NO_TABLE if the file has no
  *         tensor table; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked
  *         child

@@ -16,10 +16,13 @@
  * this host, without a server. The address of a Redis orders all hosts that use it. "open" means no
  * coordination: no process waits.
  *
- * A lease protects each slot. A thread of the library renews it as long as bytes are written. If a
- * holder dies, the next request in the queue gets its slot. With "local" the kernel frees it at
- * once, and with Redis it is free when the lease ends. Slots make saves faster and protect other
- * jobs. Correctness never depends on them: a save whose slot is lost goes on and is still atomic.
+ * A slot has a lease of 15 seconds. A thread of the library renews the lease as long as the holder
+ * writes: a program shows that by calling ioshape_slot_pace(). A holder that does not write for two
+ * minutes loses its slot. If a holder dies, the next request in the queue gets its slot: with
+ * "local" at once, with a Redis when the lease ends.
+ *
+ * Slots make saves faster and protect other jobs. Correctness never depends on them: a save whose
+ * slot is lost goes on and is still atomic.
  */
 #ifndef IOSHAPE_SLOTS_H
 #define IOSHAPE_SLOTS_H
@@ -33,10 +36,11 @@ extern "C" {
 /**
  * Receives the news that a slot was lost.
  *
- * The library calls this function at most once for each slot, on a thread of its own. A slot is
- * lost if its lease ends: the process was stopped, no bytes were written for too long, or the
- * coordinator was unreachable. It is also lost if an operator takes it away (with a Redis), or if
- * the coordinator loses its data. The function must not call the library.
+ * The library calls this function at most once for each slot, on a thread of the library. A slot is
+ * lost if the process was stopped for longer than the lease, or if the coordinator was unreachable
+ * for that time. It is also lost if the program did not call ioshape_slot_pace() for two minutes.
+ * With a Redis it is lost, too, if an operator takes it away, or if the Redis loses its data. The
+ * program may go on writing without the slot. The function must not call the library.
  *
  * @param user  `lost_user` of the slot's options
  * @param why   reason, for people; valid only during the call
@@ -49,17 +53,26 @@ struct ioshape_slot;
 /** Options of a request for a slot. */
 struct ioshape_slot_options {
 	size_t size; /**< sizeof(struct ioshape_slot_options) */
-	/** Name of the pool. NULL: the context's pool, or if that is not set, the pool of the
-	 * filesystem of `path`. */
+	/** Name of the pool. NULL: the `pool` of the context's options. If that is not set, either,
+	 * the pool of the filesystem of `path`. */
 	const char *pool;
-	const char *path; /**< path of a file or directory; its last name need not exist */
-	/** Number of slots that the writer takes; 0 means 1. A request for more slots than the pool
-	 * has writes alone. */
+	/**
+	 * Path of a file or directory on the filesystem that will be written. The last name in it
+	 * need not exist. It has no effect if a pool is named. If neither `pool` nor `path` is
+	 * given and the context names no pool, the request fails with -EINVAL.
+	 */
+	const char *path;
+	/** Number of slots that the writer takes, at most 65536; 0 means 1. A request for more
+	 * slots than the pool has waits until no other writes, and writes alone. */
 	uint32_t weight;
-	/** Number of bytes that will be written; 0 if unknown. The coordinator uses it for fair
-	 * shares, and small writes wait less. */
+	/**
+	 * Number of bytes that will be written; 0 if unknown. The coordinator uses it for fair
+	 * shares. A request for one slot and 1 byte to 16 MiB is small: one small request at a time
+	 * may write in addition to the pool's slots. With a Redis, an operator can set other
+	 * limits.
+	 */
 	uint64_t expected_bytes;
-	/** longest wait; 0 waits without a limit, a negative value does not wait */
+	/** longest wait in milliseconds; 0 waits without a limit, a negative value does not wait */
 	int64_t timeout_ms;
 	/** receives the position in the queue while the call waits; NULL for none */
 	ioshape_queue_fn waiting;
@@ -67,13 +80,15 @@ struct ioshape_slot_options {
 	ioshape_lost_fn lost; /**< receives the news that the slot was lost; NULL for none */
 	void *lost_user;      /**< passed to `lost`; borrowed until the slot is freed */
 	/**
-	 * Time from the call on by which the writing must be done, because the process will end. 0:
-	 * no deadline. Negative: the deadline has passed already. A request with a deadline goes
-	 * ahead of requests without one. One of them at a time gets a slot in addition to the
-	 * pool's slots. The call stops waiting when half of the time has passed, or when only as
-	 * much time is left as the latest writes took. It then returns a handle without a slot, and
-	 * the program should write. The call also does so if the coordinator is unreachable,
-	 * whatever `unreachable` is. Writers with a deadline are exempt from bandwidth limits.
+	 * Milliseconds from the call until the process will end, for a program that must have
+	 * written before that. 0: no deadline. Negative: the deadline has passed already.
+	 *
+	 * A request with a deadline goes ahead of requests without one, and no bandwidth limit
+	 * applies to it. One such request at a time may write in addition to the pool's slots. The
+	 * call waits for half of the time at most. If recent writes of this process took longer
+	 * than that, it waits less, so that as much time is left. If it has no slot then, or if the
+	 * coordinator is unreachable, it returns 0 and a handle without a slot, and the program
+	 * should write without one.
 	 */
 	int64_t deadline_ms;
 };
@@ -86,7 +101,7 @@ struct ioshape_slot_options {
  *
  * Any thread may call this function.
  *
- * @param context  context. It must be open and outlive the slot
+ * @param context  an open context, which must outlive the slot
  * @param options  options of the request. NULL for all defaults
  * @param out      receives the slot, to be freed with ioshape_slot_free(). NULL if the call fails
  * @return 0; -ETIMEDOUT if no slot was free within `timeout_ms`; -EAGAIN if no slot is free and
@@ -100,9 +115,10 @@ int ioshape_slot_acquire(struct ioshape_context *context,
 /**
  * Waits until the bandwidth limits of the job and the pool allow the next bytes.
  *
- * Call this function before each piece that you write. It also shows that the writer makes
- * progress: if a slot sees no call for two minutes, the next request gets it. One thread at a time
- * may call this function for a slot.
+ * Call this function before each piece that you write. Without a bandwidth limit it returns at
+ * once. Each call also shows that the writer makes progress. If you do not call it for two minutes,
+ * you lose the slot, and the next request in the queue gets it. So write pieces that take less than
+ * that. One thread at a time may call this function for a slot.
  *
  * @param slot   the slot
  * @param bytes  number of bytes that are about to be written
@@ -139,7 +155,7 @@ struct ioshape_slot_info {
  * Any thread may call this function until the slot is freed.
  *
  * @param slot  the slot
- * @param info  filled. Its size must be set before the call
+ * @param info  filled; set its `size` before the call
  * @return 0; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked child
  */
 int ioshape_slot_get_info(struct ioshape_slot *slot, struct ioshape_slot_info *info);

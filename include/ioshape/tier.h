@@ -60,7 +60,7 @@ struct ioshape_tier_options {
  *
  * The call creates the user's own folder, ioshape-UID, in `folder` if it does not exist.
  *
- * @param context  context. It must be open and outlive the tier. Drains use its settings, such as
+ * @param context  an open context, which must outlive the tier. Drains use its settings, such as
  *                 `share` and `rate`
  * @param folder   existing folder on the fast disk. Other users cannot write to the user's folder
  *                 in it

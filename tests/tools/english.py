@@ -162,7 +162,7 @@ def sentences(prose: str) -> Iterator[str]:
     text = re.sub(r"`[^`]*`", "CODE", text)
     text = re.sub(r"\s@(?:param|return)\b", ". @", text)  # each is a sentence of its own
     yield from re.split(
-        r"(?<=[.!?:;])[\s\"')]+(?=[A-Z\"'(`0-9-])|(?<=\))\s(?=[A-Z])|\n\s*\n| - ", text
+        r"(?<=[.!?:;])[\s\"')]+(?=[A-Z\"'(`0-9@-])|(?<=\))\s(?=[A-Z])|\n\s*\n| - ", text
     )
 
 
