@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maintains the table of tried versions in docs/frameworks.md.
+"""Maintains the list of tried versions in docs/frameworks.md.
 
     python tests/tools/tried.py safetensors deepspeed
 
 runs the tests of these frameworks on the installed versions. If none has failed, it writes the
-versions into the table. A framework that is not part of the standard set-up is installed first
+versions into the list. A framework that is not part of the standard set-up is installed first
 (frameworks.py). Without arguments all frameworks are tried.
 """
 
@@ -19,11 +19,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import frameworks
+from page_text import fill
 from tree import ROOT
 
 PAGE = ROOT / "docs" / "frameworks.md"
-TABLE = re.compile(r"(<!-- tried: begin -->\n\n).*?(\n<!-- tried: end -->)", re.DOTALL)
-_HEAD = "| package | tried version | tests |\n|---|---|---|\n"
+LIST = re.compile(r"(<!-- tried: begin -->\n).*?(\n<!-- tried: end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -74,31 +74,19 @@ TRIALS = {
 }
 
 
-def rows() -> dict[str, tuple[str, str]]:
-    """Return the rows of the page: version and tests of each package."""
-    table = TABLE.search(PAGE.read_text(encoding="utf-8"))
-    found = re.findall(r"^\| `([\w-]+)` \| ([\w.]+) \| (.*) \|$", table[0] if table else "", re.M)
-    return {package: (version, tests) for package, version, tests in found}
+def versions() -> dict[str, str]:
+    """Return the versions of the page by package."""
+    found = LIST.search(PAGE.read_text(encoding="utf-8"))
+    return dict(re.findall(r"`([\w-]+)`\s+([\w.]*\w)", found[0] if found else ""))
 
 
-def tests_of(package: str) -> str:
-    """Return the tests as the table names them."""
-    return ", ".join(f"`{name}`" for name in TRIALS[package].tests)
-
-
-def write(versions: dict[str, str]) -> None:
-    """Write versions into the page; keep other rows."""
-    known = {package: version for package, (version, _) in rows().items()} | versions
-    lines = [
-        f"| `{package}` | {known[package]} | {tests_of(package)} |\n"
-        for package in TRIALS
-        if package in known
-    ]
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(
-        TABLE.sub(lambda found: found[1] + _HEAD + "".join(lines) + found[2], text),
-        encoding="utf-8",
-    )
+def write(renewed: dict[str, str]) -> None:
+    """Write versions into the page; keep the others."""
+    known = versions() | renewed
+    text = ", ".join(f"`{package}` {known[package]}" for package in TRIALS if package in known)
+    page = PAGE.read_text(encoding="utf-8")
+    page = LIST.sub(lambda found: found[1] + fill(f"{text}.") + found[2], page)
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def main() -> None:
@@ -110,7 +98,7 @@ def main() -> None:
         if trial.tests not in passed:
             passed[trial.tests] = trial.passes()
         if not passed[trial.tests]:
-            sys.exit(f"tried: {name} {version} has failed; its row stays")
+            sys.exit(f"tried: {name} {version} has failed; its version stays")
         write({name: version})
 
 
