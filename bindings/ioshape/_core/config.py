@@ -10,7 +10,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._core.setting import RETIRED, SETTINGS, shown, switch_argument
 from ioshape._core.text import without_password
 
@@ -23,7 +23,7 @@ __all__ = ["SETTINGS", "configure", "settings", "value_of", "without_password"]
 #: variables with the prefix IOSHAPE_ that are not settings
 _OTHERS = ("IOSHAPE_INTEGRATIONS", "IOSHAPE_PASSWORD", "IOSHAPE_RUN")
 
-_lock = ForkedLock()
+_lock = module_lock()
 _configured: dict[str, Any] = {}
 _warned: set[str] = set()
 _generation = 0

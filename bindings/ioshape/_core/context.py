@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ioshape._core import config
 from ioshape._core import terminal as _terminal
 from ioshape._core.errors import failure, last_failure
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._core.log import imported_logger
 from ioshape._core.structs import called_from_c, owned, said
 from ioshape._native import ffi, lib
@@ -108,7 +108,7 @@ def _debugs() -> bool:
     return logger is not None and bool(logger.isEnabledFor(_LEVELS[lib.IOSHAPE_LOG_DEBUG]))
 
 
-_lock = ForkedLock()
+_lock = module_lock()
 # The context and the generation of the settings that it was made from. The tuple is only ever
 # replaced as a whole, so readers need no lock.
 _current: tuple[Context, int] | None = None

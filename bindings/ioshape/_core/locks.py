@@ -7,8 +7,8 @@ import os
 import threading
 
 
-class ForkedLock:
-    """A reentrant lock for a module, which is free again in a forked child.
+def module_lock() -> threading.RLock:
+    """Return a reentrant lock for a module, which is free again in a forked child.
 
     In a child the lock must be new, because a thread of the parent may have held it.
 
@@ -19,16 +19,7 @@ class ForkedLock:
     Use it for modules only, not for objects that come and go. The interpreter keeps the fork hook,
     and with it the lock, for ever.
     """
-
-    def __init__(self) -> None:
-        self._renew()
-        os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    lock = threading.RLock()
+    # Python's own modules renew their locks so. typeshed does not list the method.
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+    return lock

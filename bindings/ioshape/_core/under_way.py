@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ioshape._core import terminal as _terminal
 from ioshape._core.errors import StorageError
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._native import lib
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: schedulers must see that it failed.
 LOST_STATUS = os.EX_IOERR
 
-_registry_lock = ForkedLock()
+_registry_lock = module_lock()
 _under_way: dict[int, SaveHandle] = {}
 _unheard: list[SaveHandle] = []
 _starting = 0  # saves that have begun to start and are not in _under_way yet

@@ -22,7 +22,7 @@ from ioshape._core.config import tier_folder
 from ioshape._core.context import Context, current, encoded
 from ioshape._core.errors import NoUsableCheckpointError, PassedOver, failure, last_failure
 from ioshape._core.job import Job, job
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._core.structs import called_from_c, keep_failure, owned, said, sized
 from ioshape._core.under_way import after_saves, begun, completed, raise_unheard
 from ioshape._group.tier import GroupTier
@@ -399,7 +399,7 @@ def _key(mode: str | None, keep_last: int | None, keep_every: int | None, tier: 
 
 
 # Held while ranks find each other, because all ranks must open their groups in the same order.
-_lock = ForkedLock()
+_lock = module_lock()
 _groups: dict[str, Group] = {}
 
 

@@ -16,7 +16,7 @@ import gc
 import os
 from typing import TYPE_CHECKING
 
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Threshold in new objects. No load creates so many, and no program sets exactly this value.
 _NEVER = 2_000_000_011
 
-_lock = ForkedLock()
+_lock = module_lock()
 #: one entry for each load in progress
 _loads: list[None] = []
 _usual: tuple[int, ...] = ()

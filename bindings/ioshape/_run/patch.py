@@ -15,7 +15,7 @@ import torch
 import torch.serialization
 
 from ioshape import _torch as original
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._core.replacing import replace
 from ioshape._load.load import load as our_load
 from ioshape._run import opened
@@ -72,7 +72,7 @@ def _is_run() -> bool:
     return os.environ.get("IOSHAPE_RUN", "0") != "0"
 
 
-_lock = ForkedLock()
+_lock = module_lock()
 _loads: list[bool] = []  # for each patch() in force, whether it also replaced torch.load
 _others: list[tuple[str, ...]] = []  # for each, the modules of ioshape that patched other packages
 

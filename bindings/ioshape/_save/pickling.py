@@ -29,7 +29,7 @@ import torch.serialization
 
 from ioshape import _first_use as first_use
 from ioshape import _torch as original
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -163,7 +163,7 @@ def _run(obj: object, notes: _Notes, module: Any, protocol: int) -> None:
 _probed: str | None = None
 # The name of the record that _save() writes last before the storages; None if unknown.
 _last_before_storages: str | None = None
-_probe_lock = ForkedLock()
+_probe_lock = module_lock()
 
 
 def _probe() -> str:

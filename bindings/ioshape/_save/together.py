@@ -14,7 +14,7 @@ import threading
 from ioshape._core import terminal as _terminal
 from ioshape._core import under_way
 from ioshape._core.descriptors import open_file
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._native import ffi, lib
 
 #: seconds that new files are gathered before a sync begins
@@ -40,10 +40,10 @@ class _Waiting:
 
 
 _waiting = _Waiting()
-_adding = ForkedLock()
+_adding = module_lock()
 _has_thread = False
 _ends = threading.Event()  # set when the process ends
-_syncing = ForkedLock()
+_syncing = module_lock()
 
 
 def add(path: str, file: int) -> None:

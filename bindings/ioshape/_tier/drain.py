@@ -13,7 +13,7 @@ from ioshape._core import config, under_way
 from ioshape._core import terminal as _terminal
 from ioshape._core.context import Context, current
 from ioshape._core.errors import CanceledError, StorageError, failure
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._tier.tier import Stop, Tier, is_tier
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class Drain:
         )
 
 
-_lock = ForkedLock()
+_lock = module_lock()
 _drains: dict[str, Drain] = {}
 
 

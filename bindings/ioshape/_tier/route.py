@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from ioshape._core.context import current
 from ioshape._core.errors import CanceledError, StorageError
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._core.log import logger
 from ioshape._core.names import UNDER_WAY
 from ioshape._core.report import Downgrade
@@ -166,7 +166,7 @@ class Passage:
         return (Downgrade("not drained: the destination has a newer save", "tier"),)
 
 
-_lock = ForkedLock()
+_lock = module_lock()
 # The passages that callers can still ask for, with their destinations. Files only.
 _passages: WeakKeyDictionary[Passage, str] = WeakKeyDictionary()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint import filesystem, state_dict_saver
 
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._core.replacing import replace
 from ioshape._integrations.dcp import staging
 from ioshape._integrations.dcp.reader import Reader
@@ -78,7 +78,7 @@ def _let_stage(stager: Any) -> None:
         state_dict_saver.DefaultStager = stager
 
 
-_lock = ForkedLock()
+_lock = module_lock()
 _loads: list[bool] = []  # for each active patch(), whether it also replaced the reader
 
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint import state_dict_saver
 
 from ioshape._core.errors import failure
 from ioshape._core.job import job
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._native import lib
 from ioshape._save import lazy as lazily
 
@@ -48,7 +48,7 @@ _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 # ---- Memory -------------------------------------------------------------------------------------
 
-_lock = ForkedLock()
+_lock = module_lock()
 #: free memory by size in bytes, and for each size the number of copies since it was last used
 _free: dict[int, list[mmap.mmap]] = {}
 _MOST_IDLE = 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from ioshape._core.locks import ForkedLock
+from ioshape._core.locks import module_lock
 from ioshape._core.replacing import replace
 from ioshape._integrations.safetensors import original
 from ioshape._integrations.tested import is_tested
@@ -26,7 +26,7 @@ def _serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> No
     serialize_file(tensor_dict, filename, metadata)
 
 
-_lock = ForkedLock()
+_lock = module_lock()
 _in_force = 0
 
 
