@@ -41,7 +41,7 @@ def _settings_are_of_one_test(tmp_path: Path) -> Iterator[None]:  # noqa: ARG001
     """
     yield
     config = sys.modules.get("ioshape._core.config")  # most tests start without it
-    if config is not None and config.configured():
+    if config is not None and config.given:
         config.reset()
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ioshape._core.context import current, current_if_any
+from ioshape._core import context
 from ioshape._core.errors import last_failure
 from ioshape._native import lib
 
@@ -15,14 +15,13 @@ def reserve(n_bytes: int) -> None:
 
     The first background save is then as fast as later ones.
     """
-    context = current()
-    code = lib.save_reserve(context.pointer, n_bytes)
+    code = lib.save_reserve(context.current().pointer, n_bytes)
     if code:
         raise last_failure("", "reserve")
 
 
 def trim() -> None:
     """Return the staging memory that is kept for the next save to the system."""
-    context = current_if_any()
-    if context is not None:
-        lib.save_reserve(context.pointer, 0)
+    made = context.live
+    if made is not None:
+        lib.save_reserve(made.pointer, 0)

@@ -25,7 +25,7 @@ import torch
 import ioshape
 from ioshape import _torch as original
 from ioshape._cli.bench_crowd import by_the_clock, now_ns
-from ioshape._core import config, context
+from ioshape._core import context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -316,7 +316,7 @@ def rank(place: Place) -> Callable[[Connection], None]:
         connection.send("ready")
         while True:
             order: Order = connection.recv()
-            context.adopt(_context(_COORDINATORS.get(order.way)), config.generation())
+            context.live = _context(_COORDINATORS.get(order.way))
             time.sleep(by_the_clock(max(0, order.at_ns - now_ns()) / 1e9))
             cpu_s = time.process_time()
             saved = _WAYS[order.way](state, place, order)

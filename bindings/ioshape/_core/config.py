@@ -23,10 +23,11 @@ __all__ = ["SETTINGS", "configure", "settings", "value_of", "without_password"]
 #: variables with the prefix IOSHAPE_ that are not settings
 _OTHERS = ("IOSHAPE_INTEGRATIONS", "IOSHAPE_PASSWORD", "IOSHAPE_RUN")
 
-_lock = module_lock()
-_configured: dict[str, Any] = {}
+#: held while settings change, and while a context is made of them
+lock = module_lock()
+#: values that configure() has set, by name; a new object after each change
+given: dict[str, Any] = {}
 _warned: set[str] = set()
-_generation = 0
 
 
 def configure(
@@ -75,9 +76,9 @@ def configure(
             Nothing of this call is set then.
         TypeError: A keyword is not the name of a setting.
     """
-    global _configured, _generation  # noqa: PLW0603
+    global given  # noqa: PLW0603
     _warn_of_retired(retired)
-    given = {
+    arguments = {
         # named from the table: begin
         "engine": engine,
         "direct": direct,
@@ -103,23 +104,22 @@ def configure(
     }
     parsed = {
         name: SETTINGS[name].parse(value, name)
-        for name, value in given.items()
+        for name, value in arguments.items()
         if value is not None
     }
-    # Imported late, because it loads the native library.
+    # Imported late, because it imports this module.
     from ioshape._core import context  # noqa: PLC0415
 
-    with _lock:
+    with lock:
         while True:
-            before = _configured
+            before = given
             wanted = {**before, **parsed}
             made = context.Context(wanted)  # raises ValueError if the combination is invalid
             # A signal handler may have called configure() meanwhile. If it did, merge again.
-            if _configured is before:
+            if given is before:
                 break
-        _configured = wanted
-        _generation += 1
-        context.adopt(made, _generation)
+        given = wanted
+        context.live = made
 
 
 def _warn_of_retired(names: Iterable[str]) -> None:
@@ -135,20 +135,9 @@ def _warn_of_retired(names: Iterable[str]) -> None:
 
 def reset() -> None:
     """Forget everything that configure() has set. Tests call this."""
-    global _configured, _generation  # noqa: PLW0603
-    with _lock:
-        _configured = {}
-        _generation += 1
-
-
-def generation() -> int:
-    """Return a counter that rises with each configure(). A new value means new settings."""
-    return _generation
-
-
-def configured() -> dict[str, Any]:
-    """Return the values that configure() has set, by name."""
-    return _configured
+    global given  # noqa: PLW0603
+    with lock:
+        given = {}
 
 
 def value_of(name: str, among: dict[str, Any] | None = None) -> Any:
@@ -160,7 +149,7 @@ def value_of(name: str, among: dict[str, Any] | None = None) -> Any:
     text = os.environ.get(setting.variable)
     if text:
         return setting.parse(text, setting.variable)
-    return (_configured if among is None else among).get(name)
+    return (given if among is None else among).get(name)
 
 
 def is_durable(keyword: bool | None) -> bool:
@@ -179,8 +168,8 @@ def tier_folder(tier: str | os.PathLike[str] | bool | None) -> str:
         tier = value_of("tier")
     if not tier:
         return ""
-    given: str = SETTINGS["tier"].parse(tier, "tier")
-    return os.path.abspath(given)  # noqa: PTH100
+    folder: str = SETTINGS["tier"].parse(tier, "tier")
+    return os.path.abspath(folder)  # noqa: PTH100
 
 
 def settings() -> dict[str, tuple[Any, str]]:

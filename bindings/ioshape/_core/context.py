@@ -7,12 +7,12 @@ import _thread
 import errno
 import os
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ioshape._core import config
 from ioshape._core import terminal as _terminal
 from ioshape._core.errors import failure, last_failure
-from ioshape._core.locks import module_lock
 from ioshape._core.log import imported_logger
 from ioshape._core.structs import called_from_c, owned, said
 from ioshape._native import ffi, lib
@@ -62,6 +62,11 @@ class Context:
     A context stays alive until its last save and its last reader have ended.
     """
 
+    #: the settings of the package; C does not read them
+    durable: bool
+    tier: str
+    trace: str
+
     def __init__(self, configured: dict[str, Any] | None = None, **preferred: Any) -> None:
         """Open a context. Raise ValueError if a setting is invalid.
 
@@ -73,9 +78,10 @@ class Context:
         options = ffi.cast("struct ioshape_context_options *", given)
         options.size = ffi.sizeof("struct save_test_options")
         self._texts: list[Any] = []
+        self._given = configured = config.given if configured is None else configured
+        self._around = _around()
         options.log = ffi.addressof(lib, "ioshape_py_log")
-        self.debugs: bool = _debugs()
-        options.log_level = lib.IOSHAPE_LOG_DEBUG if self.debugs else lib.IOSHAPE_LOG_INFO
+        options.log_level = lib.IOSHAPE_LOG_DEBUG if _debugs() else lib.IOSHAPE_LOG_INFO
         for setting in config.SETTINGS.values():
             value = preferred.get(setting.name)
             if value is None:
@@ -91,6 +97,13 @@ class Context:
             # as an invalid argument of configure(), so it raises the same exception.
             raise ValueError(str(last_failure("", "open")))
         self.pointer: Any = self._out[0]
+        self.durable = config.value_of("durable", configured) is not False
+        self.tier = config.value_of("tier", configured) or ""
+        self.trace = config.value_of("trace", configured) or ""
+
+    def is_outdated(self) -> bool:
+        """Return whether settings have changed since this context was made."""
+        return self._given is not config.given or self._around != _around()
 
     def _in_c(self, setting: Setting, value: Any) -> Any:
         """Return a value in the form that its field of the C struct takes."""
@@ -104,47 +117,40 @@ class Context:
 
 def _debugs() -> bool:
     """Return whether the program wants debug lines. They cost time: each line takes the GIL."""
-    logger = imported_logger()
-    return logger is not None and bool(logger.isEnabledFor(_LEVELS[lib.IOSHAPE_LOG_DEBUG]))
+    try:
+        logger = sys.modules["logging"].getLogger("ioshape")
+        return bool(logger.isEnabledFor(_LEVELS[lib.IOSHAPE_LOG_DEBUG]))
+    except (KeyError, AttributeError):  # AttributeError: logging is only half imported
+        return False
 
 
-_lock = module_lock()
-# The context and the generation of the settings that it was made from. The tuple is only ever
-# replaced as a whole, so readers need no lock.
-_current: tuple[Context, int] | None = None
+#: variables of the settings that C does not read
+_VARIABLES = ("IOSHAPE_DURABLE", "IOSHAPE_TIER", "IOSHAPE_TRACE")
+
+
+def _around() -> tuple[object, ...]:
+    """Return what a program may change without configure(), and what a context depends on."""
+    return (_debugs(), *map(os.environ.get, _VARIABLES))
+
+
+#: the context for new saves and readers, unless it is outdated; None: none has been made
+live: Context | None = None
 
 
 def current() -> Context:
     """Return the context for a new save or reader. Make a new one if settings have changed."""
-    global _current  # noqa: PLW0603
-    with _lock:
-        generation, made = config.generation(), _current
-        if made is None or made[1] != generation or made[0].debugs != _debugs():
-            made = (Context(), generation)
-            _current = made
-        return made[0]
-
-
-def adopt(context: Context, generation: int) -> None:
-    """Use this context for new saves and readers.
-
-    configure() calls this with the context that it made to check its settings.
-    """
-    global _current  # noqa: PLW0603
-    with _lock:
-        _current = (context, generation)
-
-
-def current_if_any() -> Context | None:
-    """Return the current context, or None if none has been made. Make none."""
-    made = _current
-    return None if made is None else made[0]
+    global live  # noqa: PLW0603
+    with config.lock:
+        made = live
+        if made is None or made.is_outdated():
+            made = live = Context()
+        return made
 
 
 def _forget_in_child() -> None:
     # In a forked child the parent's context answers -EPERM, and freeing it does nothing.
-    global _current  # noqa: PLW0603
-    _current = None
+    global live  # noqa: PLW0603
+    live = None
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

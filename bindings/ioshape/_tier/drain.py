@@ -72,8 +72,9 @@ class Drain:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._made: tuple[Tier, _Folder | None, int] | None = None
-        self._context: tuple[Context, int] | None = None
+        # Each with the values of configure() that it was made with, which change as a whole.
+        self._made: tuple[Tier, _Folder | None, dict[str, Any]] | None = None
+        self._context: tuple[Context, dict[str, Any]] | None = None
         # Reentrant, because a signal handler may save.
         self._changed = threading.Condition()
         self._tickets: dict[str, Ticket] = {}
@@ -90,11 +91,10 @@ class Drain:
         Raises:
             StorageError: The tier cannot be opened.
         """
-        now = (_folder_at(self.folder), config.generation())
-        if self._made is None or self._made[1:] != now:
-            tier = Tier(drain_context(), self.folder)
-            self._made = (tier, *now)
-        return self._made[0]
+        made, folder, given = self._made, _folder_at(self.folder), config.given
+        if made is None or made[1] != folder or made[2] is not given:
+            made = self._made = (Tier(drain_context(), self.folder), folder, given)
+        return made[0]
 
     # ---- Saves ------------------------------------------------------------------------------
 
@@ -114,10 +114,10 @@ class Drain:
             preferred["rate"] = _ANY_RATE
         if not preferred:
             return current()
-        now = config.generation()
-        if self._context is None or self._context[1] != now:
-            self._context = (Context(**preferred), now)
-        return self._context[0]
+        made, given = self._context, config.given
+        if made is None or made[1] is not given:
+            made = self._context = (Context(**preferred), given)
+        return made[0]
 
     def keep(self, place: str, *, keep_last: int = 0, keep_every: int = 0) -> Ticket:
         """Record durably what was saved on the tier, and drain it soon.
