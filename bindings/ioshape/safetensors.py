@@ -59,7 +59,7 @@ _BACKENDS = ("mmap", "pread")
 
 
 def _through(
-    write: Callable[[Any, Any, Any, SaveRequest], Any],
+    write: Callable[[Any, Any, SaveRequest], Any],
     request: SaveRequest,
     function: Any,
     *arguments: Any,
@@ -67,7 +67,7 @@ def _through(
     """Call a function of the package safetensors with write() in place of its file writer.
 
     Args:
-        write: Gets the tensors' specs, the file name, the metadata and the request.
+        write: Gets the tensors' specs, the metadata and the request.
         request: Passed to write().
         function: The function of the package.
         arguments: Its arguments.
@@ -77,8 +77,8 @@ def _through(
     """
     made: list[Any] = []
 
-    def serialize_file(specs: Any, filename: Any, metadata: Any = None) -> None:
-        made.append(write(specs, filename, metadata, request))
+    def serialize_file(specs: Any, _filename: Any, metadata: Any = None) -> None:
+        made.append(write(specs, metadata, request))
 
     if function is not _package.save_file:
         save_file = with_ours(_package.save_file, _package, serialize_file=serialize_file)
@@ -125,7 +125,8 @@ def save_file(
         RuntimeError: Tensors share memory. Use save_model(), which saves shared tensors once.
         ValueError: A tensor is sparse or not contiguous.
     """
-    request = SaveRequest.of(durable, replace, progress, deadline, checksums=checksums)
+    path = os.fsdecode(filename)
+    request = SaveRequest.of(path, durable, replace, progress, deadline, checksums=checksums)
     report: Report = _through(funnel.save, request, _package.save_file, tensors, filename, metadata)
     return report
 
@@ -153,7 +154,8 @@ def save_file_async(
         ValueError: As in save_file(); also for names that only the original can write, which are
             empty or contain a NUL.
     """
-    request = SaveRequest.of(durable, replace, progress, deadline, checksums=checksums)
+    path = os.fsdecode(filename)
+    request = SaveRequest.of(path, durable, replace, progress, deadline, checksums=checksums)
     handle: SaveHandle = _through(
         funnel.begin, request, _package.save_file, tensors, filename, metadata
     )
@@ -190,7 +192,8 @@ def save_model(
     Returns:
         A Report.
     """
-    request = SaveRequest.of(durable, replace, progress, deadline, checksums=checksums)
+    path = os.fsdecode(filename)
+    request = SaveRequest.of(path, durable, replace, progress, deadline, checksums=checksums)
     report: Report = _through(
         funnel.save, request, _package.save_model, model, filename, metadata, force_contiguous
     )

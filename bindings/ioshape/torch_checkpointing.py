@@ -51,7 +51,7 @@ class Storage(filesystem.LocalFileSystemStorage):  # type: ignore[misc] # see py
 
     def stream_write(self, path: Path) -> Any:
         """Return a file that appears under its name when it is closed, and is dropped otherwise."""
-        return AtomicFile(os.fspath(path), SaveRequest.of())
+        return AtomicFile(SaveRequest.of(os.fspath(path)))
 
     def write(self, path: Path, data: Any) -> None:
         """Write a whole file."""

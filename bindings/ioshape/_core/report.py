@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ioshape._core.structs import said, shared_fields, sized
+from ioshape._core.structs import said, sized
 from ioshape._native import ffi, lib
 
-_CODES = {
+#: names of the downgrades of the library, as Downgrade.code has them
+CODES = {
     lib.IOSHAPE_DOWNGRADE_ENGINE: "engine",
     lib.IOSHAPE_DOWNGRADE_DIRECT: "direct",
     lib.IOSHAPE_DOWNGRADE_PREALLOCATE: "preallocate",
@@ -39,7 +40,7 @@ PHASES = {
 }
 
 #: fields that are numbers in C and bool in Python
-_FLAGS = frozenset({"direct", "unchanged"})
+FLAGS = frozenset({"direct", "unchanged"})
 
 #: Attributes of earlier versions, and where to find their values now. A job must not end because
 #: its log line uses one. So until version 0.3 they are empty and give a warning.
@@ -237,37 +238,3 @@ class Report:
         text = ffi.new("char[]", 1 + lib.ioshape_report_text(struct, ffi.NULL, 0))
         lib.ioshape_report_text(struct, text, len(text))
         return said(text)
-
-
-def from_struct(
-    path: str,
-    struct: Any,
-    *,
-    written_by: str = "ioshape",
-    pickle_s: float = 0.0,
-    hook_s: float = 0.0,
-    downgrades: tuple[Downgrade, ...] = (),
-    skipped: bool = False,
-) -> Report:
-    """Make a Report of the library's struct and of what only this package knows.
-
-    The keyword arguments are fields of Report. `pickle_s` is added to the total time, and the start
-    moves back by it, because the library's clock starts after pickling.
-    """
-    told = struct.downgrades[0 : min(struct.downgrade_count, len(struct.downgrades))]
-    values = shared_fields(Report, struct, flags=_FLAGS)
-    del values["downgrades"]  # an array of structs
-    values["total_s"] += pickle_s
-    values["started_s"] = max(0.0, values["started_s"] - pickle_s)
-    return Report(
-        path=path,
-        written_by=written_by,
-        pickle_s=pickle_s,
-        hook_s=hook_s,
-        downgrades=(
-            *downgrades,
-            *(Downgrade(said(one.sentence), _CODES[one.code]) for one in told),
-        ),
-        skipped=skipped,
-        **values,
-    )

@@ -13,7 +13,6 @@ import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ioshape._core import config
 from ioshape._core.descriptors import open_file
 from ioshape._core.job import job
 
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
 _warned = False
 
 
-def record(report: Report, *, background: bool = False, error: BaseException | None = None) -> None:
-    """Append a save's report to the trace, if the setting is on. Never fail the save."""
+def record(
+    folder: str, report: Report, *, background: bool = False, error: BaseException | None = None
+) -> None:
+    """Append a save's report to the trace in a folder; "" for none. Never fail the save."""
     try:
-        folder = config.value_of("trace")
         if folder:
             _append(folder, report, background, error)
     except Exception as problem:  # no problem with the trace may fail a checkpoint

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ioshape._core.context import Context
-    from ioshape._core.report import Report
     from ioshape._save.handle import SaveHandle
 
 #: The exit status of a process that lost a save and would have exited with 0. Launchers and
@@ -124,28 +123,6 @@ def register(handle: SaveHandle, *, background: bool) -> None:
         handle._wait(None)  # at this point nothing later will wait for it
         if _tell_unheard():
             end_nonzero()
-
-
-def begun(begin: Callable[[], SaveHandle]) -> SaveHandle:
-    """Begin a save in the background, register it and return its handle."""
-    with starting():
-        handle = begin()
-        register(handle, background=True)
-    if handle._passage is not None:
-        handle._watch()  # a thread must add the file to the tier's journal when the save ends
-    return handle
-
-
-def completed(begin: Callable[[], SaveHandle]) -> Report:
-    """Begin a save, wait for it and return its report. If the wait is interrupted, abort it."""
-    with starting():
-        handle = begin()
-        register(handle, background=False)
-    try:
-        return handle.result()
-    except BaseException:
-        handle._abort()  # such as Ctrl-C; the caller has no handle
-        raise
 
 
 def all_under_way() -> list[SaveHandle]:

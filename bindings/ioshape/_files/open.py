@@ -84,8 +84,8 @@ def open(  # noqa: A001
     name = os.fspath(path)
     kind = "".join(sorted(mode))
     if kind == "bw":
-        request = SaveRequest.of(durable, replace, deadline=deadline, checksums=checksums)
-        return AtomicFile(name, request, expected_bytes=expected_bytes)
+        request = SaveRequest.of(name, durable, replace, deadline=deadline, checksums=checksums)
+        return AtomicFile(request, expected_bytes=expected_bytes)
     if kind == "br":
         return nearest(name, tier_folder(None), VerifiedFile)
     why = "files can only be read, or written from the beginning"

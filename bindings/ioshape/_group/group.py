@@ -11,7 +11,6 @@ import errno
 import os
 import pickle
 import threading
-import time
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,13 +23,11 @@ from ioshape._core.errors import NoUsableCheckpointError, PassedOver, failure, l
 from ioshape._core.job import Job, job
 from ioshape._core.locks import module_lock
 from ioshape._core.structs import called_from_c, keep_failure, owned, said, sized
-from ioshape._core.under_way import after_saves, begun, completed, raise_unheard
+from ioshape._core.under_way import after_saves, raise_unheard, starting
 from ioshape._group.tier import GroupTier
 from ioshape._native import ffi, lib
 from ioshape._save import pickling
-from ioshape._save.begin import records_of, start
-from ioshape._save.request import SaveRequest
-from ioshape._tier.route import Route
+from ioshape._save.request import SaveRequest, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
 
     from ioshape._core.report import Progress, Report
     from ioshape._save.handle import SaveHandle
+    from ioshape._save.pickling import Pickled
 
     T = TypeVar("T")
 
@@ -114,7 +112,7 @@ def save_group(
     If an object cannot be pickled, its rank raises what torch.save raises. The other ranks raise a
     StorageError that names that rank.
     """
-    request = _request(replace, progress, deadline, durable)
+    request = _request(directory, replace, progress, deadline, durable)
     save = _GroupSave(obj, pickle_module, pickle_protocol, step, request)
     report = save.save(_opened(directory, mode, keep_last, keep_every, tier))
     raise_unheard()
@@ -150,7 +148,7 @@ def save_group_async(
         Exception: What torch.save raises for objects that cannot be pickled. The handle raises all
             other failures.
     """
-    request = _request(replace, progress, deadline, durable)
+    request = _request(directory, replace, progress, deadline, durable)
     save = _GroupSave(obj, pickle_module, pickle_protocol, step, request)
     handle = save.begin(_opened(directory, mode, keep_last, keep_every, tier))
     raise_unheard(but=handle)
@@ -478,16 +476,16 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _request(
+    directory: str | os.PathLike[str],
     replace: bool,
     progress: Callable[[Progress], object] | None,
     deadline: float | None,
-    durable: str | None,
+    durable: Literal["destination"] | None,
 ) -> SaveRequest:
     """Return the request of a group save, which is durable whatever the setting says."""
     if durable not in (None, "destination"):
         raise ValueError(f'durable cannot be {durable!r}; it takes "destination"')
-    request = SaveRequest.of(True, replace, progress, deadline)
-    return changed(request, to_destination=durable == "destination")
+    return SaveRequest.of(os.fspath(directory), durable or True, replace, progress, deadline)
 
 
 @dataclass
@@ -508,61 +506,60 @@ class _GroupSave:
 
     def save(self, group: Group) -> Report:
         """Save, and wait until the checkpoint is complete."""
-        return completed(lambda: self._start(group, borrow=True))
+        return self._start(group, background=False)._complete()
 
     def begin(self, group: Group) -> SaveHandle:
         """Save in the background."""
-        return begun(lambda: self._start(group, borrow=False))
+        return self._start(group, background=True)
 
-    def _start(self, group: Group, *, borrow: bool) -> SaveHandle:
-        path = group.path_of(self.step)
-        begin = time.perf_counter()
-        try:
-            pickled, notes = self._pickle(path)
-        except BaseException as error:
-            # The other ranks must not wait until this rank seems dead.
-            group.fail(self.step, error)
-            raise
-        pickle_s = time.perf_counter() - begin
-
+    def _start(self, group: Group, *, background: bool) -> SaveHandle:
         has_begun = False
-        name = os.path.basename(path)  # noqa: PTH119
-        passage = group.tier.passage(name, to_the_end=self.request.to_destination)
 
-        def begin_in_c(records: Any, count: int, options: Any, out: Any) -> int:
+        def begin_in_c(*arguments: Any) -> int:
             nonlocal has_begun
             has_begun = True
-            if passage is not None:
-                passage.save = out
-            return lib.ioshape_group_save_records(  # type: ignore[no-any-return]
-                group.pointer, self.step, records, count, options, out
-            )
+            return lib.ioshape_group_save_records(*arguments)  # type: ignore[no-any-return]
 
-        causes = (group.comm,) if group.comm is not None else ()
-        try:
-            handle = start(
-                begin_in_c,
-                group.context,
-                Route(path, path, passage, group.tier.downgrades),
-                records_of(pickled),
-                self.request,
-                borrow=borrow,
-                pickle_s=pickle_s,
-                notes=notes,
-                owner=group,
-                causes=causes,
-            )
-        except BaseException as error:
-            if not has_begun:  # otherwise the library has told the other ranks
-                group.fail(self.step, error)
-            raise
+        with starting():
+            try:
+                request = self._request_for(group)
+                payload = pickling.records_of(self._pickle(request.path))
+                handle = start(
+                    request,
+                    group.context,
+                    payload,
+                    begin_in_c,
+                    group.pointer,
+                    self.step,
+                    payload.array,
+                    payload.length,
+                    background=background,
+                    owner=group,
+                    causes=() if group.comm is None else (group.comm,),
+                )
+            except BaseException as error:
+                # The other ranks must not wait until this rank seems dead.
+                if not has_begun:  # otherwise the library has told the other ranks
+                    group.fail(self.step, error)
+                raise
         group.add(handle)
         return handle
 
-    def _pickle(self, path: str) -> tuple[pickling.Pickled, tuple[str, ...]]:
+    def _request_for(self, group: Group) -> SaveRequest:
+        """Return the request with the way of this group's checkpoint."""
+        path = group.path_of(self.step)
+        name = os.path.basename(path)  # noqa: PTH119
+        return changed(
+            self.request,
+            path=path,
+            place=path,
+            passage=group.tier.passage(name, to_the_end=self.request.to_destination),
+            downgrades=group.tier.downgrades,
+        )
+
+    def _pickle(self, path: str) -> Pickled:
         pickling.check_arguments(path, self.pickle_module)
         try:
-            return pickling.collect(self.obj, self.pickle_module, self.protocol), ()
+            return pickling.collect(self.obj, self.pickle_module, self.protocol)
         except pickling.Unsupported as reason:
-            pickled = pickling.by_torch(self.obj, self.pickle_module, self.protocol)
-            return pickled, (f"pickled by torch itself, to memory: {reason}",)
+            return pickling.by_torch(self.obj, self.pickle_module, self.protocol, reason)

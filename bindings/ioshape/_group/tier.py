@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ioshape._core.errors import StorageError
 from ioshape._core.structs import sized
 from ioshape._native import lib
 from ioshape._tier.drain import drain_of
 from ioshape._tier.nearest import tier_at
-from ioshape._tier.route import Passage, directly
+from ioshape._tier.route import Passage, past_the_tier
 
 if TYPE_CHECKING:
     from ioshape._core.report import Downgrade
@@ -41,15 +41,13 @@ class GroupTier:
             return
         disk = os.path.realpath(folder)
         if os.path.commonpath((os.path.realpath(directory), disk)) == disk:
-            self.downgrades = directly(
-                directory, "its destination is on the tier's disk"
-            ).downgrades
+            self.downgrades = (past_the_tier("its destination is on the tier's disk"),)
             return
         try:
             self._drain = drain_of(folder)
             self.tier = self._drain.tier
         except StorageError as error:
-            self.downgrades = directly(directory, str(error)).downgrades
+            self.downgrades = (past_the_tier(str(error)),)
 
     def passage(self, name: str, *, to_the_end: bool) -> GroupPassage | None:
         """Return the passage of a save of the checkpoint with this name; None without a tier.
@@ -72,8 +70,6 @@ class GroupPassage(Passage):
 
     def __init__(self, drain: Drain, place: str, *, to_the_end: bool) -> None:
         super().__init__(drain, place, to_the_end=to_the_end)
-        #: pointer to the C handle of the save, which C fills in
-        self.save: Any = None
         self._is_direct = False
 
     @property

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._core import trace
 from ioshape._core.callbacks import Teller
-from ioshape._core.context import current, encoded
+from ioshape._core.context import encoded
 from ioshape._core.errors import last_failure, warn_skipped
-from ioshape._core.report import Downgrade, Report, from_struct
+from ioshape._core.report import Downgrade, Report
 from ioshape._core.structs import owned, sized
-from ioshape._core.under_way import context_of_saves_to
 from ioshape._native import ffi, lib
+from ioshape._save.handle import report_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from ioshape._core.errors import StorageError
-    from ioshape._save.begin import Payload
-    from ioshape._save.request import SaveRequest
+    from ioshape._save.request import Payload, SaveRequest
 
 # Smaller writes are gathered into blocks of this size. A call of the library costs as much as
 # copying a few KiB.
@@ -54,19 +53,18 @@ class _Sink(io.RawIOBase):
 
     def __init__(
         self,
-        path: str,
         request: SaveRequest,
         begun: Report,
         expected_bytes: int,
         part: Part | None,
     ) -> None:
-        self.name = path
+        self.name = request.path
         self.mode = "wb"
         self._begun = begun
         self._begin = time.perf_counter()
         self._report: Report | None = None
-        # Saves to one path must share a context, because the context keeps their order.
-        context = context_of_saves_to(path) or current()
+        self._trace = request.context.trace
+        context = request.ordered_context()
         self._position = part.offset if part else 0
         options = sized("ioshape_file_options")
         request.set_in(options)
@@ -84,7 +82,7 @@ class _Sink(io.RawIOBase):
         self.skipped: StorageError | None = None
         self._out = owned("file", context)
         self._pointer: Any = ffi.NULL
-        code = lib.ioshape_file_open(context.pointer, encoded(path), options, self._out)
+        code = lib.ioshape_file_open(context.pointer, encoded(self.name), options, self._out)
         self._pointer = self._out[0]
         try:
             self._check(code)
@@ -156,7 +154,7 @@ class _Sink(io.RawIOBase):
         if self.skipped is not None:
             return
         begun = self._begun
-        self._report = from_struct(
+        self._report = report_of(
             begun.path, struct, written_by=begun.written_by, downgrades=begun.downgrades
         )
 
@@ -180,7 +178,7 @@ class _Sink(io.RawIOBase):
                 begun, total_s=took_s, downgrades=downgrades, skipped=skipped is not None
             )
         if self._report is not None:
-            trace.record(self._report, error=self.failure)
+            trace.record(self._trace, self._report, error=self.failure)
         return self._report
 
 
@@ -207,31 +205,32 @@ class AtomicFile(io.BufferedWriter):
 
     def __init__(
         self,
-        path: str,
         request: SaveRequest,
         *,
         expected_bytes: int = 0,
         part: Part | None = None,
         known_as: str = "",
         written_by: str = "caller",
-        downgrades: tuple[Downgrade, ...] = (),
     ) -> None:
         """Open the file.
 
         Args:
-            path: The path of the file.
-            request: The options of the caller.
+            request: The path and the options of the caller.
             expected_bytes: The approximate size of the file, to reserve its space; 0 if unknown.
             part: The range that this process writes of a shared file. The file has its final name
                 at once then.
             known_as: The path for the report, if the file will be moved to it later.
             written_by: The writer of the bytes, for the report.
-            downgrades: Downgrades so far, for the report.
         """
         self._sink: _Sink | None = None  # __del__ may run before the file is open
         self.report = None
-        begun = Report(known_as or path, written_by, downgrades=downgrades, started_s=time.time())
-        sink = _Sink(path, request, begun, expected_bytes, part)
+        begun = Report(
+            known_as or request.path,
+            written_by,
+            downgrades=request.downgrades,
+            started_s=time.time(),
+        )
+        sink = _Sink(request, begun, expected_bytes, part)
         super().__init__(sink, _GATHERED_BYTES)
         self._sink = sink
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ioshape._core import terminal as _terminal
 from ioshape._core import trace, under_way
 from ioshape._core.errors import SkippedWarning, StorageError, failure, last_failure, warn_skipped
-from ioshape._core.report import PHASES, Downgrade, Progress, Report, from_struct
-from ioshape._core.structs import said, sized
+from ioshape._core.report import CODES, FLAGS, PHASES, Downgrade, Progress, Report
+from ioshape._core.structs import said, shared_fields, sized
 from ioshape._native import ffi, lib
-from ioshape._tier.route import directly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from ioshape._core.context import Context
     from ioshape._save.lazy import Steps
-    from ioshape._tier.route import Route
+    from ioshape._save.request import SaveRequest
 
     class Cause(Protocol):
         """An object that knows more about a failure than its code."""
@@ -59,14 +58,14 @@ class SaveHandle:
 
     def __init__(
         self,
-        save: Any,
-        context: Context | None,
-        route: Route,
+        request: SaveRequest,
+        save: Any = None,
+        context: Context | None = None,
         *,
         pickle_s: float = 0.0,
         keep: Iterable[object] = (),
         failures: Iterable[Any] = (),
-        notes: tuple[str, ...] = (),
+        downgrades: tuple[Downgrade, ...] = (),
         causes: Iterable[Cause] = (),
     ) -> None:
         # A pointer to the C pointer. When it is garbage-collected, the save is freed, which aborts
@@ -78,7 +77,8 @@ class SaveHandle:
         self._pickle_s = pickle_s
         self._keep: tuple[object, ...] = tuple(keep)
         self._failures = tuple(failures)  # callbacks; the save raises what they raised
-        self._downgrades = (*route.downgrades, *(Downgrade(note, "torch") for note in notes))
+        self._downgrades = (*request.downgrades, *downgrades)
+        self._trace = request.context.trace
         self._causes = tuple(causes)  # for failures of which the library knows only a code
         # There is no lock, because a signal handler may use the handle while its thread does. The
         # fields below are consistent between any two bytecodes. What must happen once is decided by
@@ -93,15 +93,17 @@ class SaveHandle:
         #: the outcome once it is known, under the key "how": (report, error)
         self._end: dict[str, tuple[Report | None, BaseException | None]] = {}
         #: the destination, as the caller gave it
-        self.path: str = route.path
+        self.path: str = request.path
         #: the canonical path to which the save writes, which may be on a tier
-        self._place = under_way.place_of(route.place)
-        self._passage = route.passage
+        self._place = under_way.place_of(request.place)
+        self._passage = request.passage
 
     @classmethod
-    def ended(cls, path: str, report: Report | None, error: BaseException | None) -> SaveHandle:
+    def ended(
+        cls, request: SaveRequest, report: Report | None, error: BaseException | None
+    ) -> SaveHandle:
         """Return a handle for a save that has already ended."""
-        handle = cls(None, None, directly(path))
+        handle = cls(request)
         handle._end["how"] = (report, error)
         return handle
 
@@ -296,7 +298,7 @@ class SaveHandle:
             return True
         self._check_owner()
         end = None if timeout is None else time.monotonic() + timeout
-        shows = not under_way.is_ending() and _terminal.can_show()
+        shows = False
         try:
             while True:
                 left_ms = _SLICE_MS
@@ -307,8 +309,7 @@ class SaveHandle:
                     break
                 if end is not None and time.monotonic() >= end:
                     return False
-                if shows:
-                    self._show_waiting()
+                shows = self._shows_waiting() or shows
         finally:
             if shows:
                 _terminal.set_waiting(False)
@@ -336,8 +337,10 @@ class SaveHandle:
         lib.save_wait_copied(self._pointer)
         self._hook_s += time.perf_counter() - begin
 
-    def _show_waiting(self) -> None:
-        """Show a long wait for a slot on the terminal."""
+    def _shows_waiting(self) -> bool:
+        """Show a long wait for a slot on the terminal. Return whether this thread may show it."""
+        if under_way.is_ending() or not _terminal.can_show():
+            return False
         now = self.progress
         _terminal.set_waiting(now.phase == "wait")
         if now.phase == "wait" and now.waited_s >= _LONG_S:
@@ -345,6 +348,7 @@ class SaveHandle:
             _terminal.show(
                 "waiting for a slot to write ", self.path, f": {place}, {now.waited_s:.0f} s"
             )
+        return True
 
     def _settle(self) -> None:
         """Record how the save ended, once. The caller makes sure that it has ended."""
@@ -354,7 +358,7 @@ class SaveHandle:
         code = lib.ioshape_save_wait(self._pointer, 0)
         struct = sized("ioshape_report")
         lib.ioshape_save_get_report(self._pointer, struct)
-        report = from_struct(
+        report = report_of(
             self.path,
             struct,
             pickle_s=self._pickle_s,
@@ -387,7 +391,8 @@ class SaveHandle:
         self._context = None
         # The process may end only after forget(), so callbacks come before it.
         try:
-            trace.record(report, background=self._background, error=error)
+            if self._trace:
+                trace.record(self._trace, report, background=self._background, error=error)
             self._call_all()
         finally:
             under_way.forget(self)
@@ -456,10 +461,48 @@ class SaveHandle:
             time.sleep(_SLICE_MS / 1000)
         self._wait(None)
 
-    def _abort(self) -> None:
-        """Cancel a save after Ctrl-C has interrupted the wait for it.
+    def _complete(self) -> Report:
+        """Wait for the save and return its report. If the wait is interrupted, cancel the save.
 
-        Mark the outcome as known, because the program has no handle to ask for it.
+        The outcome counts as known, because the program has no handle to ask for it.
         """
-        self._asked = True
-        self.cancel()
+        try:
+            return self.result()
+        except BaseException:  # such as Ctrl-C
+            self._asked = True
+            self.cancel()
+            raise
+
+
+def report_of(
+    path: str,
+    struct: Any,
+    *,
+    written_by: str = "ioshape",
+    pickle_s: float = 0.0,
+    hook_s: float = 0.0,
+    downgrades: tuple[Downgrade, ...] = (),
+    skipped: bool = False,
+) -> Report:
+    """Make a Report of the library's struct and of what only this package knows.
+
+    The keyword arguments are fields of Report. `pickle_s` is added to the total time, and the start
+    moves back by it, because the library's clock starts after pickling.
+    """
+    told = struct.downgrades[0 : min(struct.downgrade_count, len(struct.downgrades))]
+    values = shared_fields(Report, struct, flags=FLAGS)
+    del values["downgrades"]  # an array of structs
+    values["total_s"] += pickle_s
+    values["started_s"] = max(0.0, values["started_s"] - pickle_s)
+    return Report(
+        path=path,
+        written_by=written_by,
+        pickle_s=pickle_s,
+        hook_s=hook_s,
+        downgrades=(
+            *downgrades,
+            *(Downgrade(said(one.sentence), CODES[one.code]) for one in told),
+        ),
+        skipped=skipped,
+        **values,
+    )

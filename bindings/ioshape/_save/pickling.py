@@ -13,6 +13,8 @@ For a storage of a GPU, _save() makes a copy on the host before it passes it on.
 to fetch such a storage in pieces into staging memory instead, so it must act before that copy. When
 the last small record arrives, _save() has all storages in a local variable. If a storage is not on
 the CPU, the storages are taken from that variable, and an exception leaves _save().
+
+At the end, records_of() gives the records the form that C takes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import time
 import zipfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,8 +33,13 @@ import torch.serialization
 from ioshape import _first_use as first_use
 from ioshape import _torch as original
 from ioshape._core.locks import module_lock
+from ioshape._core.report import Downgrade
+from ioshape._device.outgoing import FETCH, Fetched, couriers_for
+from ioshape._native import ffi
+from ioshape._save.request import Payload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 # torch uses these two records only to compute offsets by the layout of its own writer. In ioshape's
@@ -76,6 +84,10 @@ class Pickled:
     records: list[Record] = field(default_factory=list)
     #: whether a storage is on a device other than the CPU
     has_device_storages: bool = False
+    #: seconds that it took
+    seconds: float = 0.0
+    #: downgrades of the pickling
+    downgrades: tuple[Downgrade, ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -211,6 +223,8 @@ def _probe() -> str:
 def problem() -> str:
     """Return why torch's pickling cannot be used without its writer; "" if it can."""
     global _probed  # noqa: PLW0603
+    if _probed is not None:
+        return _probed
     with _probe_lock, first_use:  # torch may import modules for it
         if _probed is None:
             try:
@@ -236,6 +250,7 @@ def collect(obj: object, module: Any, protocol: int) -> Pickled:
     Storages are not copied: the records refer to the object's own. Raise Unsupported if torch must
     save the object itself.
     """
+    begin = time.perf_counter()
     if getattr(_private("_serialization_tls", None), "skip_data", False):
         raise Unsupported("the storages' data is skipped")
     reason = problem()
@@ -258,6 +273,7 @@ def collect(obj: object, module: Any, protocol: int) -> Pickled:
                 )
             )
     notes.pickled.records.append(Record(*_VERSION_RECORD))
+    notes.pickled.seconds = time.perf_counter() - begin
     return notes.pickled
 
 
@@ -265,11 +281,12 @@ _LOCAL_HEADER_BYTES = 30
 _SERIALIZATION_ID = ".data/serialization_id"  # identifies the file that torch would have written
 
 
-def by_torch(obj: object, module: Any, protocol: int) -> Pickled:
-    """Return the records of an object that collect() does not support.
+def by_torch(obj: object, module: Any, protocol: int, why: Unsupported) -> Pickled:
+    """Return the records of an object that collect() does not support, and `why` as a downgrade.
 
     The public torch.save writes it into memory, and the records are cut out of that.
     """
+    begin = time.perf_counter()
     file = io.BytesIO()
     original.save(obj, file, module, protocol, True)
     view = file.getbuffer()
@@ -285,4 +302,63 @@ def by_torch(obj: object, module: Any, protocol: int) -> Pickled:
             data = view[begin : begin + member.file_size]
             alignment = alignment_for(data.nbytes, 64) if name.startswith(_DATA) else 0
             pickled.records.append(Record(name, data, alignment=alignment))
+    pickled.downgrades = (Downgrade(f"pickled by torch itself, to memory: {why}", "torch"),)
+    pickled.seconds = time.perf_counter() - begin
     return pickled
+
+
+def records_of(
+    pickled: Pickled,
+    is_steady: Callable[[torch.UntypedStorage], bool] | None = None,
+    path: str = "",
+) -> Payload:
+    """Return the records of an object for C.
+
+    Storages for which is_steady() returns True may be copied after the call. `path` appears in the
+    error message if such a storage changes too early.
+    """
+    records = ffi.new("struct ioshape_record[]", len(pickled.records))
+    keep: list[Any] = [records]
+    fetched: list[tuple[Any, Any, bool]] = []
+    later = [
+        is_steady is not None and record.storage is not None and is_steady(record.storage)
+        for record in pickled.records
+    ]
+    for record, to, is_later in zip(pickled.records, records, later, strict=True):
+        to.name = name = ffi.new("char[]", record.name.encode())
+        keep.append(name)
+        to.bytes = record.n_bytes
+        to.alignment = record.alignment
+        if not record.n_bytes:
+            continue
+        if record.storage is None:
+            to.data = data = ffi.from_buffer(record.data)
+            keep.append(data)
+        elif pickled.has_device_storages and record.storage.device.type != "cpu":
+            fetched.append((to, record, is_later))
+        else:
+            to.data = ffi.cast("void *", record.storage.data_ptr())
+            keep.append(record.storage)
+    payload = Payload(
+        records,
+        len(pickled.records),
+        keep,
+        later=ffi.new("uint8_t[]", later) if any(later) else ffi.NULL,
+        pickle_s=pickled.seconds,
+        downgrades=pickled.downgrades,
+    )
+    if fetched:
+        _fetch(fetched, path, payload)
+    return payload
+
+
+def _fetch(fetched: list[tuple[Any, Any, bool]], path: str, payload: Payload) -> None:
+    """Let C fetch the records that lie on devices."""
+    payload.couriers, notes = couriers_for(
+        [Fetched(one.name, one.storage, is_later) for _to, one, is_later in fetched], path
+    )
+    payload.downgrades += tuple(Downgrade(note, "torch") for note in notes)
+    for (to, _record, _later), courier in zip(fetched, payload.couriers, strict=True):
+        to.fetch = FETCH
+        to.fetch_user = handle = ffi.new_handle(courier)
+        payload.keep += [handle, courier]

@@ -21,6 +21,7 @@ from ioshape._load.reader import Reader
 
 if TYPE_CHECKING:
     from ioshape._core.family import Numbered
+    from ioshape._core.report import Report
 
 _log = logging.getLogger("ioshape")
 
@@ -58,27 +59,31 @@ def family_of(path: str) -> Numbered:
     return found
 
 
-def check(path: str, keep_last: int) -> None:
+def check(path: str | None, keep_last: int) -> None:
     """Check, before anything is saved, that retention is possible.
 
     Raises:
-        ValueError: `keep_last` is less than 1, or the path belongs to no family.
+        ValueError: `keep_last` is less than 1, or the path belongs to no family, or there is none.
     """
+    if path is None:
+        raise ValueError("keep_last takes a path, not a file object")
     if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
         raise ValueError(f"keep_last is {keep_last!r}; give at least 1")
     family_of(path)
 
 
-def after_save(path: str, keep_last: int, *, is_there: bool) -> None:
-    """Remove the older files of a family after `path` was saved.
+def after_save(report: Report, keep_last: int) -> None:
+    """Remove the older files of a family after a save.
 
     Best effort: failures are logged as warnings.
 
     Args:
-        path: The file that was saved. It always stays.
+        report: The report of the save. Its file always stays.
         keep_last: The number of files to keep.
-        is_there: Whether the file is at `path` yet; False while it is on a tier.
     """
+    if report.skipped:
+        return
+    path, is_there = report.path, not report.tier
     try:
         directory, name = os.path.split(place_of(path))
         with _Family(directory, family_of(path)) as family:

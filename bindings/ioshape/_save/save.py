@@ -11,24 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from ioshape import _torch as original
 from ioshape._core import trace
-from ioshape._core.context import encoded
+from ioshape._core.context import current, encoded
 from ioshape._core.descriptors import is_pythons
 from ioshape._core.errors import StorageError
 from ioshape._core.report import Downgrade, Report
-from ioshape._core.under_way import (
-    begun,
-    raise_unheard,
-    register,
-)
-from ioshape._device import outgoing as _outgoing  # noqa: F401 - begin.py wants it complete
-from ioshape._native import ffi, lib
+from ioshape._core.under_way import raise_unheard, register
+from ioshape._native import lib
 from ioshape._save import lazy as lazily
 from ioshape._save import pickling, retention
 from ioshape._save.atomic import AtomicFile
-from ioshape._save.begin import records_of, start
 from ioshape._save.handle import SaveHandle
-from ioshape._save.request import SaveRequest
-from ioshape._tier.route import completed_over, directly, route_of
+from ioshape._save.request import SaveRequest, start
+from ioshape._tier.route import after_failure, directly, passages, routed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
     from ioshape._core.report import Progress
-    from ioshape._tier.route import Route
 
 _PROTOCOL = 2  # torch's default
 _MOST_PADDING = 8 << 10  # most bytes in the file between the data of two records
@@ -69,6 +62,17 @@ def _no_target(*arguments: object) -> _NoTargetError:
 # Tracebacks show it as a plain TypeError.
 _NoTargetError.__module__, _NoTargetError.__name__ = "builtins", "TypeError"
 _NoTargetError.__qualname__ = "TypeError"
+
+
+def _path_of(f: Any) -> str | None:
+    """Return the path that save() writes; None if torch writes to a file object."""
+    if isinstance(f, (str, os.PathLike)):
+        return os.fspath(f)
+    if hasattr(f, "write"):
+        return None
+    raise _NoTargetError(
+        f"save() takes a path or a file object with write(), not {type(f).__name__}"
+    )
 
 
 def save(
@@ -146,28 +150,20 @@ def save(
 
     Exceptions of torch.save for objects that cannot be pickled are passed on.
     """
-    if not isinstance(f, (str, os.PathLike)) and not hasattr(f, "write"):
-        raise _NoTargetError(
-            f"save() takes a path or a file object with write(), not {type(f).__name__}"
-        )
+    path = _path_of(f)
     if keep_last is not None:
-        if not isinstance(f, (str, os.PathLike)):
-            raise ValueError("keep_last takes a path, not a file object")
-        retention.check(os.fspath(f), keep_last)
+        retention.check(path, keep_last)
+    request = SaveRequest.of(path or "", durable, replace, progress, deadline, tier=tier)
     save = _TorchSave(
         obj,
         pickle_module,
         pickle_protocol,
         _use_new_zipfile_serialization,
         _disable_byteorder_record,
-        SaveRequest.of(durable, replace, progress, deadline, tier=tier),
     )
-    if isinstance(f, (str, os.PathLike)):
-        report = save.to_path(os.fspath(f))
-        if keep_last is not None and not report.skipped:
-            retention.after_save(os.fspath(f), keep_last, is_there=not report.tier)
-    else:
-        report = save.to_file_object(f)
+    report = save.to_file_object(f) if path is None else save.to_path(request)
+    if keep_last is not None:
+        retention.after_save(report, keep_last)
     # Only now that the new file is safe: an earlier failure must not cost this checkpoint.
     raise_unheard()
     return report
@@ -250,42 +246,33 @@ def save_async(
             f"save_async() takes a path, not {type(f).__name__}; torch writes to file objects in "
             "the foreground: use save()"
         )
+    path = os.fspath(f)
     if keep_last is not None:
-        retention.check(os.fspath(f), keep_last)
+        retention.check(path, keep_last)
+    request = SaveRequest.of(path, durable, replace, progress, deadline, tier=tier)
     save = _TorchSave(
         obj,
         pickle_module,
         pickle_protocol,
         _use_new_zipfile_serialization,
         _disable_byteorder_record,
-        SaveRequest.of(durable, replace, progress, deadline, tier=tier),
     )
     if optimizer is None and not lazy:
-        handle = save.begin(os.fspath(f))
+        handle = save.begin(request)
     else:
         waiters = lazily.waiters_of(optimizer)
-        handle = save.begin(os.fspath(f), lazily.steady(optimizer))
+        handle = save.begin(request, lazily.steady(optimizer))
         lazily.watch(handle, waiters)
     if keep_last is not None:
-        _remove_older_after(handle, keep_last)
+        handle.add_done_callback(lambda handle: _remove_older(handle, keep_last))
     raise_unheard(but=handle)
     return handle
 
 
-def _remove_older_after(handle: SaveHandle, keep_last: int) -> None:
-    def ended(handle: SaveHandle) -> None:
-        report = handle._report
-        if handle._error is None and report is not None and not report.skipped:
-            retention.after_save(handle.path, keep_last, is_there=not report.tier)
-
-    handle.add_done_callback(ended)
-
-
-def _begun(path: str, note: str) -> Report:
-    """Return the initial report of a save whose bytes torch itself writes."""
-    return Report(
-        path=path, written_by="torch", downgrades=(Downgrade(note, "torch"),), started_s=time.time()
-    )
+def _remove_older(handle: SaveHandle, keep_last: int) -> None:
+    """Remove older files after a background save."""
+    if handle._error is None and handle._report is not None:
+        retention.after_save(handle._report, keep_last)
 
 
 @dataclass
@@ -297,42 +284,44 @@ class _TorchSave:
     protocol: int
     new_format: bool
     no_byteorder: bool
-    request: SaveRequest
 
     # ---- Kinds of saves ---------------------------------------------------------------------
 
-    def to_path(self, path: str) -> Report:
+    def to_path(self, request: SaveRequest) -> Report:
         """Save to a path and wait for it."""
         try:
-            pickled, pickle_s = self._pickle(path)
+            pickled = self._pickle(request.path)
         except pickling.Unsupported as reason:
-            return self._by_torch(path, str(reason))
+            return self._by_torch(request, str(reason))
         # The owner waits here, so the object does not change and need not be copied. Data on a GPU
         # is fetched while the disk writes.
-        route = self._route(pickled, path)
-        return completed_over(
-            route, lambda route: self._start(pickled, route, pickle_s, borrow=True)
-        )
+        chosen = _on_its_way(request, pickled)
+        try:
+            return _start(pickled, chosen, background=False)._complete()
+        except StorageError as error:
+            direct = after_failure(request, chosen, error)
+        return _start(pickled, direct, background=False)._complete()
 
     def begin(
-        self, path: str, is_steady: Callable[[torch.UntypedStorage], bool] | None = None
+        self,
+        request: SaveRequest,
+        is_steady: Callable[[torch.UntypedStorage], bool] | None = None,
     ) -> SaveHandle:
         """Start a save in the background. Storages that is_steady() accepts are copied later."""
         try:
-            pickled, pickle_s = self._pickle(path)
+            pickled = self._pickle(request.path)
         except pickling.Unsupported as reason:
             # torch's own writer copies nothing and holds the GIL, so the save is complete when
             # begin() returns.
             try:
-                report = self._by_torch(path, f"{reason}; not in the background")
+                report = self._by_torch(request, f"{reason}; not in the background")
             except StorageError as error:
-                handle = SaveHandle.ended(path, None, error)
+                handle = SaveHandle.ended(request, None, error)
             else:
-                handle = SaveHandle.ended(path, report, None)
+                handle = SaveHandle.ended(request, report, None)
             register(handle, background=True)
             return handle
-        route = self._route(pickled, path)
-        return begun(lambda: self._start(pickled, route, pickle_s, is_steady, borrow=False))
+        return _start(pickled, _on_its_way(request, pickled), is_steady, background=True)
 
     def to_file_object(self, f: Any) -> Report:
         """Let torch write to a file object.
@@ -342,25 +331,30 @@ class _TorchSave:
         if is_ours(f):
             self._torch_save(f)  # the report of the AtomicFile describes the save
             return Report(str(f.raw.name), written_by="torch")
-        report = _begun(
-            str(_attribute(f, "name") or ""),
-            "torch wrote to the file object itself: neither atomic nor durable",
+        why = "torch wrote to the file object itself: neither atomic nor durable"
+        report = Report(
+            path=str(_attribute(f, "name") or ""),
+            written_by="torch",
+            downgrades=(Downgrade(why, "torch"),),
+            started_s=time.time(),
         )
-        begin = time.perf_counter()
+        begin, folder = time.perf_counter(), current().trace
         try:
             self._torch_save(f)
         except (OSError, RuntimeError) as error:  # torch's writer raises both
-            trace.record(replace(report, total_s=time.perf_counter() - begin), error=error)
+            trace.record(folder, replace(report, total_s=time.perf_counter() - begin), error=error)
             raise
         report = replace(report, total_s=time.perf_counter() - begin)
-        trace.record(report)
+        trace.record(folder, report)
         return report
 
-    def _by_torch(self, path: str, reason: str) -> Report:
+    def _by_torch(self, request: SaveRequest, reason: str) -> Report:
         """Let torch write into an AtomicFile, which is still atomic and durable."""
-        past = directly(path, "its size is not known in advance" if self.request.tier else "")
-        downgrades = (Downgrade(f"written by torch itself: {reason}", "torch"), *past.downgrades)
-        with AtomicFile(path, self.request, written_by="torch", downgrades=downgrades) as file:
+        why = Downgrade(f"written by torch itself: {reason}", "torch")
+        request = replace(request, downgrades=(*request.downgrades, why))
+        if request.tier:
+            request = directly(request, "its size is not known in advance")
+        with AtomicFile(request, written_by="torch") as file:
             self._torch_save(file)
         assert file.report is not None
         return file.report
@@ -370,44 +364,42 @@ class _TorchSave:
             self.obj, f, self.pickle_module, self.protocol, self.new_format, self.no_byteorder
         )
 
-    # ---- Parts of a save --------------------------------------------------------------------
-
-    def _pickle(self, path: str) -> tuple[pickling.Pickled, float]:
+    def _pickle(self, path: str) -> pickling.Pickled:
         if not self.new_format:
             raise pickling.Unsupported("the format from before torch 1.6 was requested")
-        begin = time.perf_counter()
         pickling.check_arguments(path, self.pickle_module)
-        pickled = pickling.collect(self.obj, self.pickle_module, self.protocol)
-        return pickled, time.perf_counter() - begin
+        return pickling.collect(self.obj, self.pickle_module, self.protocol)
 
-    def _route(self, pickled: pickling.Pickled, path: str) -> Route:
-        records = pickled.records
-        # The data of each record begins after a header, at most _MOST_PADDING behind the record
-        # before.
-        n_bytes = sum(record.n_bytes for record in records) + (len(records) + 1) * _MOST_PADDING
-        return route_of(path, n_bytes, self.request)
 
-    def _start(
-        self,
-        pickled: pickling.Pickled,
-        route: Route,
-        pickle_s: float,
-        is_steady: Callable[[torch.UntypedStorage], bool] | None = None,
-        *,
-        borrow: bool,
-    ) -> SaveHandle:
-        context = route.context()
-        payload = records_of(pickled, is_steady, route.place)
+# ---- Steps of a save ----------------------------------------------------------------------------
 
-        def begin(records: Any, count: int, options: Any, out: Any) -> int:
-            return lib.save_records_lazily(  # type: ignore[no-any-return]
-                context.pointer,
-                encoded(route.place),
-                records,
-                ffi.NULL if payload.later is None else payload.later,
-                count,
-                options,
-                out,
-            )
 
-        return start(begin, context, route, payload, self.request, borrow=borrow, pickle_s=pickle_s)
+def _on_its_way(request: SaveRequest, pickled: pickling.Pickled) -> SaveRequest:
+    """Return the request with the way of the save: over the tier, or directly."""
+    if not request.tier and not passages:
+        return request
+    # The data of each record begins after a header, at most _MOST_PADDING behind the record before.
+    return routed(request, pickled.n_bytes + (len(pickled.records) + 1) * _MOST_PADDING)
+
+
+def _start(
+    pickled: pickling.Pickled,
+    request: SaveRequest,
+    is_steady: Callable[[torch.UntypedStorage], bool] | None = None,
+    *,
+    background: bool,
+) -> SaveHandle:
+    context = request.ordered_context()
+    payload = pickling.records_of(pickled, is_steady, request.place)
+    return start(
+        request,
+        context,
+        payload,
+        lib.save_records_lazily,
+        context.pointer,
+        encoded(request.place),
+        payload.array,
+        payload.later,
+        payload.length,
+        background=background,
+    )

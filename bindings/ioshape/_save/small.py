@@ -48,19 +48,20 @@ def save(obj: object, path: str, how: tuple[Any, ...], *, replaces: bool = False
     with suppress(OSError):
         is_synced = is_durable(None)
         _create(path, content.getbuffer(), replaces=replaces, is_synced=is_synced)
-        if value_of("trace"):
-            _record(path, content.tell(), time.perf_counter() - begin, is_synced=is_synced)
+        if folder := value_of("trace"):
+            total_s = time.perf_counter() - begin
+            trace.record(folder, _report(path, content.tell(), total_s, is_synced=is_synced))
         return True
     return False
 
 
-def _record(path: str, n_bytes: int, total_s: float, *, is_synced: bool) -> None:
+def _report(path: str, n_bytes: int, total_s: float, *, is_synced: bool) -> Report:
     downgrades = (
         (Downgrade("small file: synced shortly after, together with others", "sync"),)
         if is_synced
         else ()
     )
-    trace.record(Report(path, "ioshape", n_bytes, total_s=total_s, downgrades=downgrades))
+    return Report(path, "ioshape", n_bytes, total_s=total_s, downgrades=downgrades)
 
 
 def _may_wait(path: str) -> bool:

@@ -8,50 +8,22 @@ import os
 import stat
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ioshape._core.context import current
 from ioshape._core.errors import CanceledError, StorageError
 from ioshape._core.locks import module_lock
 from ioshape._core.log import logger
 from ioshape._core.names import UNDER_WAY
 from ioshape._core.report import Downgrade
-from ioshape._core.under_way import completed, context_of_saves_to, place_of
+from ioshape._core.under_way import context_of_saves_to, place_of
 from ioshape._tier.drain import drain_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ioshape._core.context import Context
-    from ioshape._core.report import Report
-    from ioshape._save.handle import SaveHandle
     from ioshape._save.request import SaveRequest
     from ioshape._tier.drain import Drain, Ticket
-
-
-class Route(NamedTuple):
-    """The way from a save to its destination."""
-
-    #: the destination, as the caller has written it
-    path: str
-    #: path that the save writes
-    place: str
-    #: None if the save writes the destination directly
-    passage: Passage | None = None
-    #: the downgrades of this choice
-    downgrades: tuple[Downgrade, ...] = ()
-
-    def context(self) -> Context:
-        """Return the context for a save on this route.
-
-        Saves to one path share a context, which keeps their order.
-        """
-        under_way = context_of_saves_to(self.place)
-        if under_way is not None:
-            return under_way
-        return current() if self.passage is None else self.passage.context
 
 
 class Passage:
@@ -77,6 +49,8 @@ class Passage:
         self._place = place
         self._to_the_end = to_the_end
         self._retention = (keep_last, keep_every)
+        #: pointer to the C handle of the save; set when the save starts
+        self.save: Any = None
         #: a later save went directly to the destination, so this one must not be drained over it
         self.is_overtaken = False
         #: a later save goes to the same path on the tier
@@ -93,11 +67,6 @@ class Passage:
     def folder(self) -> str:
         """The folder of the tier."""
         return self._drain.folder
-
-    @property
-    def context(self) -> Context:
-        """The context of the save."""
-        return self._drain.context
 
     @property
     def is_kept(self) -> bool:
@@ -167,50 +136,62 @@ class Passage:
 
 
 _lock = module_lock()
-# The passages that callers can still ask for, with their destinations. Files only.
-_passages: WeakKeyDictionary[Passage, str] = WeakKeyDictionary()
+#: The passages that callers can still ask for, with their destinations. Files only.
+passages: WeakKeyDictionary[Passage, str] = WeakKeyDictionary()
 
 
-def directly(path: str, why: str = "") -> Route:
-    """Return the direct route to a path; `why` is the reason for not using the tier, if any."""
-    downgrades = (Downgrade(f"saved directly, not on the tier: {why}", "tier"),) if why else ()
-    return Route(path, path, downgrades=downgrades)
+def past_the_tier(why: str) -> Downgrade:
+    """Return the downgrade of a save that does not use the tier."""
+    return Downgrade(f"saved directly, not on the tier: {why}", "tier")
 
 
-def route_of(
-    path: str,
-    n_bytes: int,
-    request: SaveRequest,
-) -> Route:
-    """Return the route of a save to `path`, which will have at most about `n_bytes` bytes."""
-    route = _choose(path, n_bytes, request)
-    if _passages or route.passage is not None:
-        _tell_earlier(route)
-    return route
+def directly(request: SaveRequest, why: str) -> SaveRequest:
+    """Return the request of a save that does not use the tier."""
+    return replace(request, downgrades=(*request.downgrades, past_the_tier(why)))
 
 
-def _tell_earlier(route: Route) -> None:
+def routed(request: SaveRequest, n_bytes: int) -> SaveRequest:
+    """Choose the way of a save of at most about `n_bytes` bytes. Return its request.
+
+    A save without a tier need not call this while `passages` is empty.
+    """
+    chosen = _choose(request, n_bytes) if request.tier else request
+    _tell_earlier(chosen)
+    return chosen
+
+
+def after_failure(request: SaveRequest, chosen: SaveRequest, error: StorageError) -> SaveRequest:
+    """Return the request that saves directly because the tier failed.
+
+    `chosen` is what routed() made of the request. Raise the error again if the destination failed.
+    """
+    passage = chosen.passage
+    if passage is None or passage.is_kept or isinstance(error, CanceledError):
+        raise error
+    return directly(request, str(error))
+
+
+def _tell_earlier(route: SaveRequest) -> None:
     """Mark earlier saves to this destination as overtaken or replaced.
 
     Saves to one path must end in the order of the calls, on whichever route.
     """
     destination = place_of(route.path)
     with _lock:
-        for passage, other in list(_passages.items()):
+        for passage, other in list(passages.items()):
             if other == destination and route.passage is None:
                 passage.is_overtaken = True
             elif other == destination:
                 passage.is_replaced = True
         if route.passage is not None:
-            _passages[route.passage] = destination
+            passages[route.passage] = destination
 
 
-def _choose(path: str, n_bytes: int, request: SaveRequest) -> Route:
-    if not request.tier:
-        return directly(path)
+def _choose(request: SaveRequest, n_bytes: int) -> SaveRequest:
+    path = request.path
     why = _why_directly(path, request)
     if why:
-        return directly(path, why)
+        return directly(request, why)
     try:
         drain = drain_of(request.tier)
         place = drain.tier.place(path, n_bytes)
@@ -219,8 +200,14 @@ def _choose(path: str, n_bytes: int, request: SaveRequest) -> Route:
         # operator.
         if error.errno != errno.ENOSPC:
             logger().warning('saves "%s" directly: %s', path, error)
-        return directly(path, str(error))
-    return Route(path, place, Passage(drain, place, to_the_end=request.to_destination))
+        return directly(request, str(error))
+    return replace(
+        request,
+        place=place,
+        passage=Passage(drain, place, to_the_end=request.to_destination),
+        context=drain.context,
+        durable=True,  # the file must survive on the tier until it is drained
+    )
 
 
 def _why_directly(path: str, request: SaveRequest) -> str:
@@ -246,18 +233,3 @@ def _why_not_drained(path: str, folder: str) -> str:
         pass
     # Fail at the save, not at the drain, if the directory cannot be written.
     return "" if os.access(above, os.W_OK | os.X_OK) else "its directory is not writable"
-
-
-def completed_over(route: Route, begin: Callable[[Route], SaveHandle]) -> Report:
-    """Save and wait for the result; save directly if the tier fails."""
-    try:
-        return completed(lambda: begin(route))
-    except StorageError as error:
-        if (
-            route.passage is None
-            or route.passage.is_kept  # then it was the destination that failed
-            or isinstance(error, CanceledError)
-        ):
-            raise
-        why = str(error)
-    return completed(lambda: begin(directly(route.path, why)))

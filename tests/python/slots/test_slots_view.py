@@ -22,9 +22,10 @@ import pytest
 from checkpoints import checkpoint, left_clean, number_in
 from coordinators import Writer, await_true, coordinator, node, running_redis, writers
 from ioshape._core import config
-from ioshape._core.report import Report, from_struct
+from ioshape._core.report import Report
 from ioshape._core.structs import sized
 from ioshape._native import ffi
+from ioshape._save.handle import report_of
 from ioshape._slots.pools import Operator
 from processes import run_program, started_program
 
@@ -491,7 +492,7 @@ def test_the_password_may_lie_in_a_file_or_a_variable(
         ioshape.configure(password_file=tmp_path / "none", coordinator=redis.address)
         with pytest.raises(ioshape.errors.CoordinatorError):
             ioshape.slot(pool="shared")
-        config._configured.pop("password_file")
+        config.given.pop("password_file")
         monkeypatch.setenv("IOSHAPE_PASSWORD", SECRET)
         ioshape.configure()
         ioshape.slot(pool="shared").release()
@@ -516,7 +517,7 @@ def test_a_report_takes_all_of_its_numbers_from_the_struct() -> None:
             setattr(struct, name, 1)
         elif member.type.kind == "array" and member.type.item.cname == "char":
             getattr(struct, name)[0:1] = b"x"
-    report = from_struct("a", struct)
+    report = report_of("a", struct)
     own = {"path", "written_by", "pickle_s", "hook_s", "downgrades"}
     own |= {"skipped", "tier", "drain_s"}
     for field in dataclasses.fields(report):

@@ -94,7 +94,7 @@ class Attempt:
     def _write(self, folder: str, metadata: Metadata) -> None:
         path = os.path.join(folder, self._name)  # noqa: PTH118
         known_as = os.path.join(self.path, self._name)  # noqa: PTH118
-        with AtomicFile(path, SaveRequest(self._durable), known_as=known_as) as file:
+        with AtomicFile(SaveRequest.of(path, self._durable), known_as=known_as) as file:
             file.write(pickle.dumps(metadata))
 
     def _check_files(self, metadata: Metadata) -> None:

@@ -51,8 +51,7 @@ class Files(filesystem.FileSystem):
         target = os.path.join(self.folder, os.path.basename(path))  # noqa: PTH118, PTH119
         try:
             with AtomicFile(
-                target,
-                SaveRequest(self.durable),
+                SaveRequest.of(target, self.durable),
                 expected_bytes=self.expected_bytes,
                 known_as=os.fspath(path),
                 part=part,
@@ -89,7 +88,7 @@ class FilesAlone(filesystem.FileSystem):
             with super().create_stream(path, mode) as stream:
                 yield stream
             return
-        with AtomicFile(os.fspath(path), SaveRequest.of()) as file:
+        with AtomicFile(SaveRequest.of(os.fspath(path))) as file:
             if mode == "wb":
                 yield file
                 return

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from ioshape import _torch as original
 from ioshape._integrations.dcp.shares import most_bytes
 from ioshape._save import pickling
-from ioshape._save.begin import records_of
+from ioshape._save.pickling import records_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

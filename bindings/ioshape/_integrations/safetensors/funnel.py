@@ -15,14 +15,12 @@ from ioshape._core import trace
 from ioshape._core.context import encoded
 from ioshape._core.report import Downgrade, Report
 from ioshape._core.structs import sized
-from ioshape._core.under_way import begun, completed, raise_unheard
+from ioshape._core.under_way import raise_unheard
 from ioshape._formats.dtypes import DTYPES
 from ioshape._integrations.safetensors import original
 from ioshape._native import ffi, lib
 from ioshape._save import collected
-from ioshape._save.begin import Payload, start
-from ioshape._save.request import SaveRequest
-from ioshape._tier.route import directly
+from ioshape._save.request import Payload, SaveRequest, start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,7 +96,7 @@ def _tensors_of(specs: Mapping[str, Any]) -> Payload:
         to.shape = shape = ffi.new("int64_t[]", segment.shape)
         to.data = segment.address
         keep += [text, shape, segment.keep]
-    return Payload(tensors, len(specs), keep, [])
+    return Payload(tensors, len(specs), keep)
 
 
 def _metadata_of(metadata: Any) -> tuple[Any, list[Any]]:
@@ -122,73 +120,78 @@ def _metadata_of(metadata: Any) -> tuple[Any, list[Any]]:
     return struct, [*keep, struct]
 
 
-def _start(
-    specs: Any, path: str, metadata: Any, request: SaveRequest, *, borrow: bool
-) -> SaveHandle:
+def _payload_of(specs: Any, metadata: Any, request: SaveRequest) -> Payload:
     begin = time.perf_counter()
     if not isinstance(specs, dict):
         raise _NotOurs("not a dict")
     payload = _tensors_of(specs)
     given, keep = _metadata_of(metadata)
-    payload.keep.extend(keep)
-    route = directly(path)
-    context = route.context()
-
-    def begin_in_c(tensors: Any, count: int, options: Any, out: Any) -> int:
-        options.metadata = given
-        options.format = lib.IOSHAPE_FORMAT_SAFETENSORS
-        if request.checksums:
-            options.checksums = lib.IOSHAPE_CHECKSUMS_BESIDE
-        return lib.ioshape_save_tensors(  # type: ignore[no-any-return]
-            context.pointer, encoded(path), tensors, count, options, out
-        )
-
-    pickle_s = time.perf_counter() - begin
-    return start(begin_in_c, context, route, payload, request, borrow=borrow, pickle_s=pickle_s)
+    payload.keep += keep
+    payload.options = {"metadata": given, "format": lib.IOSHAPE_FORMAT_SAFETENSORS}
+    if request.checksums:
+        payload.options["checksums"] = lib.IOSHAPE_CHECKSUMS_BESIDE
+    payload.pickle_s = time.perf_counter() - begin
+    return payload
 
 
-def _by_original(specs: Any, path: Any, metadata: Any, why: _NotOurs) -> Report:
+def _start(payload: Payload, request: SaveRequest, *, background: bool) -> SaveHandle:
+    context = request.ordered_context()
+    return start(
+        request,
+        context,
+        payload,
+        lib.ioshape_save_tensors,
+        context.pointer,
+        encoded(request.path),
+        payload.array,
+        payload.length,
+        background=background,
+    )
+
+
+def _by_original(specs: Any, metadata: Any, request: SaveRequest, why: _NotOurs) -> Report:
     begin, started = time.perf_counter(), time.time()
     assert original.serialize_file is not None
-    original.serialize_file(specs, path, metadata=metadata)
+    original.serialize_file(specs, request.path, metadata=metadata)
     step = Downgrade(
         f"written by safetensors itself, without fsync and without a slot: {why}", "safetensors"
     )
     report = Report(
-        path=os.fsdecode(path),
+        path=request.path,
         written_by="safetensors",
         downgrades=(step,),
         total_s=time.perf_counter() - begin,
         started_s=started,
     )
-    trace.record(report)
+    trace.record(request.context.trace, report)
     return report
 
 
-def save(specs: Any, filename: Any, metadata: Any, request: SaveRequest) -> Report:
+def save(specs: Any, metadata: Any, request: SaveRequest) -> Report:
     """Save and wait. If ioshape cannot save these tensors, let the original do or reject it."""
     try:
-        path = os.fsdecode(filename)
-        report = completed(lambda: _start(specs, path, metadata, request, borrow=True))
+        payload = _payload_of(specs, metadata, request)
     except _NotOurs as reason:
-        report = _by_original(specs, filename, metadata, reason)
+        report = _by_original(specs, metadata, request, reason)
+    else:
+        report = _start(payload, request, background=False)._complete()
     raise_unheard()
     return report
 
 
-def begin(specs: Any, filename: Any, metadata: Any, request: SaveRequest) -> SaveHandle:
+def begin(specs: Any, metadata: Any, request: SaveRequest) -> SaveHandle:
     """Save in the background."""
     try:
-        path = os.fsdecode(filename)
-        handle = begun(lambda: _start(specs, path, metadata, request, borrow=False))
+        payload = _payload_of(specs, metadata, request)
     except _NotOurs as reason:
-        raise ValueError(f'cannot save "{filename}" in the background: {reason}') from None
+        raise ValueError(f'cannot save "{request.path}" in the background: {reason}') from None
+    handle = _start(payload, request, background=True)
     raise_unheard(but=handle)
     return handle
 
 
 def serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
     """Write a file in place of the original function."""
-    request = SaveRequest.of()
-    if not collected.begins(lambda: begin(tensor_dict, filename, metadata, request)):
-        save(tensor_dict, filename, metadata, request)
+    request = SaveRequest.of(os.fsdecode(filename))
+    if not collected.begins(lambda: begin(tensor_dict, metadata, request)):
+        save(tensor_dict, metadata, request)
