@@ -11,7 +11,11 @@
 
 /* ---- What the caller may do ------------------------------------------------------------------ */
 
-START_TEST(tensors_may_change_as_soon_as_the_call_returns)
+static struct test_case async_tests = { .name = "async",
+					.setup = async_setup,
+					.teardown = async_teardown };
+
+TEST(async_tests, tensors_may_change_as_soon_as_the_call_returns)
 {
 	struct ioshape_save_options options = with_metadata(&sample);
 	struct ioshape_metadata metadata = sample.metadata;
@@ -40,9 +44,8 @@ START_TEST(tensors_may_change_as_soon_as_the_call_returns)
 	ck_assert_int_eq(end(save), 0);
 	must_hold(scratch_path("file"), &sample);
 }
-END_TEST
 
-START_TEST(a_save_under_way_says_so)
+TEST(async_tests, a_save_under_way_says_so)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ioshape_save *save;
@@ -62,9 +65,8 @@ START_TEST(a_save_under_way_says_so)
 	ioshape_save_free(save);
 	must_hold(scratch_path("file"), &sample);
 }
-END_TEST
 
-START_TEST(waiting_ends_when_the_time_is_up)
+TEST(async_tests, waiting_ends_when_the_time_is_up)
 {
 	static const int64_t times[] = { 0, 1, 50, 1100 };
 	struct ioshape_save *save;
@@ -83,14 +85,13 @@ START_TEST(waiting_ends_when_the_time_is_up)
 	ck_assert_int_eq(ioshape_save_wait(save, INT64_MIN), 0);
 	ioshape_save_free(save);
 }
-END_TEST
 
 static void *wait_for_it(void *save)
 {
 	return ioshape_save_wait(save, -1) ? save : NULL;
 }
 
-START_TEST(several_threads_can_wait_for_one_save)
+TEST(async_tests, several_threads_can_wait_for_one_save)
 {
 	pthread_t threads[4];
 	struct ioshape_save *save;
@@ -108,9 +109,8 @@ START_TEST(several_threads_can_wait_for_one_save)
 	}
 	ioshape_save_free(save);
 }
-END_TEST
 
-START_TEST(a_failure_in_the_background_is_told_by_the_handle)
+TEST(async_tests, a_failure_in_the_background_is_told_by_the_handle)
 {
 	struct ioshape_save_options options = with_metadata(&sample);
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -129,7 +129,6 @@ START_TEST(a_failure_in_the_background_is_told_by_the_handle)
 	ck_assert_int_eq(ioshape_save_wait(save, -1), -ENOSPC);
 	ioshape_save_free(save);
 }
-END_TEST
 
 /* ---- Order of saves to one path -------------------------------------------------------------- */
 
@@ -137,7 +136,7 @@ END_TEST
  * The first save stops before its commit. The later ones finish sooner and wait for it. Each holds
  * one of the four chunks of staging memory meanwhile.
  */
-START_TEST(saves_to_one_path_take_their_places_in_the_order_of_the_calls)
+TEST(async_tests, saves_to_one_path_take_their_places_in_the_order_of_the_calls)
 {
 	struct ioshape_save *saves[4];
 	struct sample last;
@@ -164,9 +163,8 @@ START_TEST(saves_to_one_path_take_their_places_in_the_order_of_the_calls)
 		ioshape_save_free(saves[i]);
 	sample_free(&last);
 }
-END_TEST
 
-START_TEST(saves_to_other_paths_do_not_wait)
+TEST(async_tests, saves_to_other_paths_do_not_wait)
 {
 	struct ioshape_save *first, *second;
 	struct gate gate;
@@ -180,9 +178,8 @@ START_TEST(saves_to_other_paths_do_not_wait)
 	ck_assert_int_eq(end(first), 0);
 	ioshape_save_free(second);
 }
-END_TEST
 
-START_TEST(a_save_that_waits_for_its_turn_can_be_dropped)
+TEST(async_tests, a_save_that_waits_for_its_turn_can_be_dropped)
 {
 	struct ioshape_save *first, *second, *third;
 	struct gate gate;
@@ -197,14 +194,13 @@ START_TEST(a_save_that_waits_for_its_turn_can_be_dropped)
 	ck_assert_int_eq(end(first), 0);
 	ck_assert_int_eq(end(third), 0);
 }
-END_TEST
 
 /* ---- How saves end --------------------------------------------------------------------------- */
 
 static const enum ioshape_phase gated_phases[] = { IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE,
 						   IOSHAPE_PHASE_SYNC };
 
-START_TEST(a_save_dropped_on_its_way_leaves_nothing)
+LOOP_TEST(async_tests, a_save_dropped_on_its_way_leaves_nothing, 0, 3)
 {
 	struct ioshape_save *save;
 	pthread_t opener;
@@ -218,9 +214,8 @@ START_TEST(a_save_dropped_on_its_way_leaves_nothing)
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 	pthread_join(opener, NULL);
 }
-END_TEST
 
-START_TEST(a_save_dropped_at_any_time_leaves_the_old_file_or_the_new)
+TEST(async_tests, a_save_dropped_at_any_time_leaves_the_old_file_or_the_new)
 {
 	struct ioshape_save_options options = with_metadata(&sample);
 
@@ -236,9 +231,8 @@ START_TEST(a_save_dropped_at_any_time_leaves_the_old_file_or_the_new)
 			must_hold(scratch_path("file"), &sample);
 	}
 }
-END_TEST
 
-START_TEST(the_end_of_the_context_ends_its_saves)
+LOOP_TEST(async_tests, the_end_of_the_context_ends_its_saves, 0, 3)
 {
 	struct ioshape_save *saves[3];
 	pthread_t opener;
@@ -258,23 +252,8 @@ START_TEST(the_end_of_the_context_ends_its_saves)
 	for (int i = 0; i < 3; i++)
 		ioshape_save_free(saves[i]);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/async");
-	TCase *tests = check_case(suite, "async", async_setup, async_teardown);
-
-	tcase_add_test(tests, tensors_may_change_as_soon_as_the_call_returns);
-	tcase_add_test(tests, a_save_under_way_says_so);
-	tcase_add_test(tests, waiting_ends_when_the_time_is_up);
-	tcase_add_test(tests, several_threads_can_wait_for_one_save);
-	tcase_add_test(tests, a_failure_in_the_background_is_told_by_the_handle);
-	tcase_add_test(tests, saves_to_one_path_take_their_places_in_the_order_of_the_calls);
-	tcase_add_test(tests, saves_to_other_paths_do_not_wait);
-	tcase_add_test(tests, a_save_that_waits_for_its_turn_can_be_dropped);
-	tcase_add_loop_test(tests, a_save_dropped_on_its_way_leaves_nothing, 0, 3);
-	tcase_add_test(tests, a_save_dropped_at_any_time_leaves_the_old_file_or_the_new);
-	tcase_add_loop_test(tests, the_end_of_the_context_ends_its_saves, 0, 3);
-	return check_main(suite);
+	return check_run("api/async");
 }

@@ -75,7 +75,10 @@ int hold(void *user, ioshape_phase phase, std::uint64_t, std::uint64_t)
 
 } // namespace
 
-START_TEST(a_save_can_wait_to_be_assigned)
+static struct test_case classes = { "classes",        nullptr, nullptr, scratch_setup,
+				    scratch_teardown, nullptr, nullptr };
+
+TEST(classes, a_save_can_wait_to_be_assigned)
 {
 	ioshape::context context;
 	const one given(1000, 4);
@@ -97,9 +100,8 @@ START_TEST(a_save_can_wait_to_be_assigned)
 	taken = {};
 	ck_assert(!taken);
 }
-END_TEST
 
-START_TEST(assigning_over_a_save_under_way_aborts_it)
+TEST(classes, assigning_over_a_save_under_way_aborts_it)
 {
 	ioshape::context context;
 	const one old(1000, 1), lost(1000, 2), kept(1000, 3);
@@ -124,9 +126,8 @@ START_TEST(assigning_over_a_save_under_way_aborts_it)
 	ck_assert_uint_eq(first_byte(context, scratch_path("b.pt")), 3);
 	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
 }
-END_TEST
 
-START_TEST(failures_are_exceptions)
+TEST(classes, failures_are_exceptions)
 {
 	ioshape::context context;
 
@@ -147,9 +148,8 @@ START_TEST(failures_are_exceptions)
 		ck_assert_str_eq(error.path().c_str(), scratch_path("text.pt"));
 	}
 }
-END_TEST
 
-START_TEST(metadata_and_records_travel)
+TEST(classes, metadata_and_records_travel)
 {
 	ioshape::context context;
 	ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -178,9 +178,8 @@ START_TEST(metadata_and_records_travel)
 	ck_assert_int_eq(thrown([&] { reader.tensor(0); }), IOSHAPE_E_NO_TABLE);
 	reader.verify();
 }
-END_TEST
 
-START_TEST(records_are_saved_in_one_call)
+TEST(classes, records_are_saved_in_one_call)
 {
 	ioshape::context context;
 	ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -216,9 +215,8 @@ START_TEST(records_are_saved_in_one_call)
 		}),
 		-EEXIST);
 }
-END_TEST
 
-START_TEST(safetensors_are_saved_in_one_call)
+TEST(classes, safetensors_are_saved_in_one_call)
 {
 	ioshape::context context;
 	ioshape_tensor tensor = {};
@@ -252,9 +250,8 @@ START_TEST(safetensors_are_saved_in_one_call)
 		}),
 		-EINVAL);
 }
-END_TEST
 
-START_TEST(a_file_is_there_when_it_is_committed)
+TEST(classes, a_file_is_there_when_it_is_committed)
 {
 	ioshape::context context;
 
@@ -271,9 +268,8 @@ START_TEST(a_file_is_there_when_it_is_committed)
 	ck_assert_int_eq(thrown([&] { file.write("more", 4); }), -EINVAL);
 	ck_assert_int_eq(thrown([&] { ioshape::file(context, scratch_path("no/file")); }), -ENOENT);
 }
-END_TEST
 
-START_TEST(a_slot_is_held_as_long_as_it_lives)
+TEST(classes, a_slot_is_held_as_long_as_it_lives)
 {
 	const std::string address = std::string("local:") + scratch_directory();
 	ioshape_context_options settings = ioshape::context::default_options();
@@ -296,9 +292,8 @@ START_TEST(a_slot_is_held_as_long_as_it_lives)
 	ioshape::slot again(context, options);
 	ck_assert_int_eq(thrown([&] { ioshape::save().place(); }), -EINVAL);
 }
-END_TEST
 
-START_TEST(checkpoints_are_looked_for)
+TEST(classes, checkpoints_are_looked_for)
 {
 	ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
 	const std::string directory = scratch_directory();
@@ -311,7 +306,6 @@ START_TEST(checkpoints_are_looked_for)
 	ck_assert_int_eq(thrown([&] { ioshape::checkpoint(context, directory, 7); }), -ENOENT);
 	ck_assert_int_eq(thrown([&] { ioshape::checkpoint::steps(context, "nowhere"); }), -ENOENT);
 }
-END_TEST
 
 /* What a rank of two has seen. */
 struct seen {
@@ -364,7 +358,7 @@ static std::uint8_t first_byte_of(const ioshape::context &context, const std::st
 	return byte;
 }
 
-START_TEST(ranks_save_together)
+TEST(classes, ranks_save_together)
 {
 	const std::string directory = scratch_path("run");
 	auto other = std::async(std::launch::async, save_as, 1, directory);
@@ -388,9 +382,8 @@ START_TEST(ranks_save_together)
 	ioshape::checkpoint::latest(context, directory).verify();
 	ck_assert_uint_eq(scratch_entries(directory.c_str()), 2);
 }
-END_TEST
 
-START_TEST(a_group_that_nobody_joins_is_an_exception)
+TEST(classes, a_group_that_nobody_joins_is_an_exception)
 {
 	ioshape::context context;
 	ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
@@ -401,23 +394,8 @@ START_TEST(a_group_that_nobody_joins_is_an_exception)
 	ck_assert_int_eq(thrown([&] { ioshape::group(context, scratch_path("run"), options); }),
 			 -ETIMEDOUT);
 }
-END_TEST
 
 int main()
 {
-	Suite *suite = suite_create("cpp");
-	TCase *classes = check_case(suite, "classes", scratch_setup, scratch_teardown);
-
-	tcase_add_test(classes, a_save_can_wait_to_be_assigned);
-	tcase_add_test(classes, assigning_over_a_save_under_way_aborts_it);
-	tcase_add_test(classes, failures_are_exceptions);
-	tcase_add_test(classes, metadata_and_records_travel);
-	tcase_add_test(classes, records_are_saved_in_one_call);
-	tcase_add_test(classes, safetensors_are_saved_in_one_call);
-	tcase_add_test(classes, a_file_is_there_when_it_is_committed);
-	tcase_add_test(classes, a_slot_is_held_as_long_as_it_lives);
-	tcase_add_test(classes, checkpoints_are_looked_for);
-	tcase_add_test(classes, ranks_save_together);
-	tcase_add_test(classes, a_group_that_nobody_joins_is_an_exception);
-	return check_main(suite);
+	return check_run("cpp");
 }

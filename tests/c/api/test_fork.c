@@ -92,7 +92,9 @@ static void end(struct ioshape_save *save, struct gate *gate)
 	ioshape_save_free(save);
 }
 
-START_TEST(a_child_is_refused_everywhere_and_the_parent_goes_on)
+static struct test_case fork_tests = { .name = "fork", .setup = setup, .teardown = teardown };
+
+TEST(fork_tests, a_child_is_refused_everywhere_and_the_parent_goes_on)
 {
 	struct handles all = { .context = context };
 	struct gate gate;
@@ -116,7 +118,6 @@ START_TEST(a_child_is_refused_everywhere_and_the_parent_goes_on)
 	ck_assert_int_eq(ioshape_reader_verify(all.reader, 1), 0);
 	ioshape_reader_free(all.reader);
 }
-END_TEST
 
 static int come_and_go(void *argument)
 {
@@ -125,7 +126,7 @@ static int come_and_go(void *argument)
 	scratch_leave_child(0);
 }
 
-START_TEST(children_that_come_and_go_disturb_no_save)
+TEST(fork_tests, children_that_come_and_go_disturb_no_save)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save *save;
@@ -141,7 +142,6 @@ START_TEST(children_that_come_and_go_disturb_no_save)
 		must_hold("file");
 	}
 }
-END_TEST
 
 /* Returns how many files, rings and shared memory objects of the library a process has open. */
 static unsigned count_ours(pid_t pid)
@@ -168,7 +168,7 @@ static unsigned count_ours(pid_t pid)
 }
 
 /* The child must hold neither locks nor the space of files that are replaced. */
-START_TEST(a_child_that_lives_on_holds_nothing_and_disturbs_no_save)
+TEST(fork_tests, a_child_that_lives_on_holds_nothing_and_disturbs_no_save)
 {
 	struct ioshape_reader *reader;
 	struct ioshape_save *save;
@@ -200,7 +200,6 @@ START_TEST(a_child_that_lives_on_holds_nothing_and_disturbs_no_save)
 	kill(child, SIGKILL);
 	waitpid(child, NULL, 0);
 }
-END_TEST
 
 static int save_with_its_own(void *argument)
 {
@@ -213,28 +212,16 @@ static int save_with_its_own(void *argument)
 	scratch_leave_child(ret ? 1 : 0);
 }
 
-START_TEST(a_child_can_open_a_context_of_its_own)
+/* valgrind crashes here: the test uses memory that a child does not inherit (MADV_DONTFORK). */
+TEST_IF(fork_tests, a_child_can_open_a_context_of_its_own, !scratch_under_valgrind())
 {
 	ck_assert_int_eq(sample_save(context, "file", &sample, NULL), 0);
 	ck_assert_int_eq(scratch_in_child(save_with_its_own, NULL), 0);
 	must_hold("child");
 	must_hold("file");
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/fork");
-	TCase *tests = check_case(suite, "fork", setup, teardown);
-
-	tcase_add_test(tests, a_child_is_refused_everywhere_and_the_parent_goes_on);
-	tcase_add_test(tests, children_that_come_and_go_disturb_no_save);
-	tcase_add_test(tests, a_child_that_lives_on_holds_nothing_and_disturbs_no_save);
-	/*
-	 * valgrind crashes in this test: it uses memory that a child does not inherit
-	 * (MADV_DONTFORK).
-	 */
-	if (!scratch_under_valgrind())
-		tcase_add_test(tests, a_child_can_open_a_context_of_its_own);
-	return check_main(suite);
+	return check_run("api/fork");
 }

@@ -286,7 +286,12 @@ static const struct scene good[] = {
 /* Number of the first large scene. */
 #define LARGE_SCENE 8
 
-START_TEST(saves_and_loads)
+static struct test_case saves = { .name = "saves", .setup = setup, .teardown = scratch_teardown };
+static struct test_case files_tests = {
+	.name = "files", .setup = setup, .teardown = scratch_teardown, .tags = "files"
+};
+
+LOOP_TEST(saves, saves_and_loads, 0, GOOD_SCENES)
 {
 	static const enum ioshape_store stores[] = { IOSHAPE_STORE_AUTO, IOSHAPE_STORE_FILES };
 	struct scene scene = good[_i % GOOD_SCENES];
@@ -300,9 +305,10 @@ START_TEST(saves_and_loads)
 	/* The directory contains nothing else. */
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), scene.steps);
 }
-END_TEST
+/* Scenes that take long do not depend on the store and are tested once. */
+CHECK_ADD(files_tests, saves_and_loads, GOOD_SCENES, GOOD_SCENES + LARGE_SCENE)
 
-START_TEST(keeps_as_many_as_asked)
+TEST(saves, keeps_as_many_as_asked)
 {
 	const struct scene scene = {
 		.ranks = 3,
@@ -318,7 +324,6 @@ START_TEST(keeps_as_many_as_asked)
 	check_checkpoint(&scene, 4);
 	check_checkpoint(&scene, 5);
 }
-END_TEST
 
 /* ---- Saves that fail ------------------------------------------------------------------------- */
 
@@ -580,7 +585,16 @@ static const struct mishap mishaps[] = {
 	{ NODE_OF_4, 1, false, save_as_the_latest, -EINVAL, true, false, NULL },
 };
 
-START_TEST(a_mishap_fails_one_checkpoint)
+static struct test_case mishap_tests = {
+	.name = "mishaps", .setup = setup, .teardown = scratch_teardown, .tags = "mishaps"
+};
+
+/*
+ * valgrind slows each process down: it runs only the first scenes, in which ranks die, and a few
+ * more.
+ */
+LOOP_TEST(mishap_tests, a_mishap_fails_one_checkpoint, 0,
+	  scratch_under_valgrind() ? 9 : sizeof(mishaps) / sizeof(*mishaps))
 {
 	int expected[MOST_RANKS] = { 0 };
 	struct scene again;
@@ -604,7 +618,6 @@ START_TEST(a_mishap_fails_one_checkpoint)
 	check_checkpoint(&again, 2);
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), again.steps);
 }
-END_TEST
 
 static int come_alone(struct member *member)
 {
@@ -626,22 +639,20 @@ static int come_alone(struct member *member)
 }
 
 /* Ranks meet in the directory, and leave nothing there once all share memory. */
-START_TEST(ranks_that_share_memory_leave_nothing_in_the_directory)
+TEST(saves, ranks_that_share_memory_leave_nothing_in_the_directory)
 {
 	static const struct scene scene = { .ranks = 3, .nodes = 1, .bytes = MIB };
 
 	run_all(&scene, look_beside, NULL);
 }
-END_TEST
 
-START_TEST(a_group_that_is_not_complete)
+LOOP_TEST(saves, a_group_that_is_not_complete, 0, 2)
 {
 	const struct scene alone = { .ranks = 1, .nodes = 1 };
 	struct member member = { .scene = &alone, .rank = (uint32_t)_i };
 
 	come_alone(&member);
 }
-END_TEST
 
 static int use_in_child(void *argument)
 {
@@ -656,7 +667,7 @@ static int use_in_child(void *argument)
 	return 0;
 }
 
-START_TEST(a_forked_child_touches_nothing)
+TEST(saves, a_forked_child_touches_nothing)
 {
 	const struct scene scene = { .ranks = 1, .nodes = 1, .bytes = MIB };
 	struct member member = { .scene = &scene };
@@ -667,9 +678,8 @@ START_TEST(a_forked_child_touches_nothing)
 	close_member(&member);
 	check_checkpoint(&scene, 1);
 }
-END_TEST
 
-START_TEST(a_step_is_replaced_or_not)
+TEST(saves, a_step_is_replaced_or_not)
 {
 	const struct scene scene = { .ranks = 1, .nodes = 1, .bytes = MIB };
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -685,10 +695,9 @@ START_TEST(a_step_is_replaced_or_not)
 	check_checkpoint(&scene, 1);
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), 1);
 }
-END_TEST
 
 /* Retention keeps the checkpoint of the lower step, which was saved last. */
-START_TEST(going_back_keeps_what_was_saved_last)
+TEST(saves, going_back_keeps_what_was_saved_last)
 {
 	const struct scene scene = { .ranks = 1, .nodes = 1, .bytes = MIB, .keep_last = 1 };
 	struct member member = { .scene = &scene };
@@ -700,9 +709,8 @@ START_TEST(going_back_keeps_what_was_saved_last)
 	check_checkpoint(&scene, 5);
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), 1);
 }
-END_TEST
 
-START_TEST(who_has_a_file_open_does_not_wait_for_itself)
+TEST(saves, who_has_a_file_open_does_not_wait_for_itself)
 {
 	const struct scene scene = { .ranks = 1, .nodes = 1, .bytes = 20 * MIB };
 	struct member member = { .scene = &scene };
@@ -718,7 +726,6 @@ START_TEST(who_has_a_file_open_does_not_wait_for_itself)
 	close_member(&member);
 	check_checkpoint(&scene, 1);
 }
-END_TEST
 
 static void *save_many(void *argument)
 {
@@ -731,7 +738,7 @@ static void *save_many(void *argument)
 }
 
 /* The staging memory is too small for two saves at a time. */
-START_TEST(threads_of_a_rank_save_one_after_the_other)
+TEST(saves, threads_of_a_rank_save_one_after_the_other)
 {
 	const struct scene scene = {
 		.ranks = 1, .nodes = 1, .bytes = 24 * MIB, .background = true
@@ -748,42 +755,8 @@ START_TEST(threads_of_a_rank_save_one_after_the_other)
 	for (uint64_t step = 10; step < 16; step++)
 		check_checkpoint(&scene, step);
 }
-END_TEST
-
-static TCase *cases(const char *name)
-{
-	TCase *tests = tcase_create(name);
-
-	tcase_add_checked_fixture(tests, setup, scratch_teardown);
-	return tests;
-}
 
 int main(void)
 {
-	TCase *tests = cases("saves"), *files = cases("files"), *mishap_tests = cases("mishaps");
-	Suite *suite = suite_create("group");
-
-	tcase_add_loop_test(tests, saves_and_loads, 0, GOOD_SCENES);
-	tcase_add_test(tests, keeps_as_many_as_asked);
-	tcase_add_test(tests, ranks_that_share_memory_leave_nothing_in_the_directory);
-	tcase_add_loop_test(tests, a_group_that_is_not_complete, 0, 2);
-	tcase_add_test(tests, a_forked_child_touches_nothing);
-	tcase_add_test(tests, a_step_is_replaced_or_not);
-	tcase_add_test(tests, going_back_keeps_what_was_saved_last);
-	tcase_add_test(tests, who_has_a_file_open_does_not_wait_for_itself);
-	tcase_add_test(tests, threads_of_a_rank_save_one_after_the_other);
-	/* Scenes that take long do not depend on the store and are tested once. */
-	tcase_add_loop_test(files, saves_and_loads, GOOD_SCENES, GOOD_SCENES + LARGE_SCENE);
-	tcase_set_tags(files, "files");
-	/*
-	 * valgrind slows each process down: it runs only the first scenes, in which ranks die, and
-	 * a few more.
-	 */
-	tcase_add_loop_test(mishap_tests, a_mishap_fails_one_checkpoint, 0,
-			    scratch_under_valgrind() ? 9 : sizeof(mishaps) / sizeof(*mishaps));
-	tcase_set_tags(mishap_tests, "mishaps");
-	suite_add_tcase(suite, tests);
-	suite_add_tcase(suite, files);
-	suite_add_tcase(suite, mishap_tests);
-	return check_main(suite);
+	return check_run("group");
 }

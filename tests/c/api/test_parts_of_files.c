@@ -17,6 +17,7 @@
 
 #define MIB ((size_t)1 << 20)
 #define PARTS 4u
+#define PAIRS (PARTS * PARTS)
 #define PART_BYTES (2 * MIB)
 
 static struct ioshape_context *context;
@@ -87,7 +88,9 @@ static void check_part(unsigned part, size_t bytes)
 /* Small ranges are buffered and large ones direct, with and without preallocation, in any order. */
 static const size_t lengths[] = { 1, 4097, MIB + 1, PART_BYTES };
 
-START_TEST(each_part_lies_where_it_shall_whoever_comes_first)
+static struct test_case parts_tests = { .name = "parts", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(parts_tests, each_part_lies_where_it_shall_whoever_comes_first, 0, PAIRS)
 {
 	const unsigned first = (unsigned)_i % PARTS;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -104,7 +107,6 @@ START_TEST(each_part_lies_where_it_shall_whoever_comes_first)
 		check_part(part, lengths[(part + (unsigned)_i / PARTS) % PARTS]);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
-END_TEST
 
 static int write_in_child(void *argument)
 {
@@ -116,7 +118,7 @@ static int write_in_child(void *argument)
 	return ret != 0;
 }
 
-START_TEST(processes_write_one_file_at_the_same_time)
+TEST(parts_tests, processes_write_one_file_at_the_same_time)
 {
 	unsigned parts[PARTS];
 	pid_t children[PARTS];
@@ -134,19 +136,17 @@ START_TEST(processes_write_one_file_at_the_same_time)
 	}
 	ck_assert(scratch_same(scratch_path("file"), data, PARTS * PART_BYTES));
 }
-END_TEST
 
-START_TEST(a_part_without_a_commit_leaves_the_others)
+TEST(parts_tests, a_part_without_a_commit_leaves_the_others)
 {
 	ck_assert_int_eq(write_part(context, 1, PART_BYTES, PART_BYTES, true, NULL), 0);
 	ck_assert_int_eq(write_part(context, 0, PART_BYTES - 1, 0, false, NULL), 0);
 	ck_assert_int_eq(write_part(context, 2, PART_BYTES - 1, PART_BYTES, false, NULL), 0);
 	check_part(1, PART_BYTES);
 }
-END_TEST
 
 /* The bytes are in a file that the path no longer names. */
-START_TEST(a_part_of_a_file_that_is_gone_is_not_saved)
+TEST(parts_tests, a_part_of_a_file_that_is_gone_is_not_saved)
 {
 	struct ioshape_file_options options = options_of(0, 0);
 	struct ioshape_file *file;
@@ -162,10 +162,9 @@ START_TEST(a_part_of_a_file_that_is_gone_is_not_saved)
 		ioshape_file_free(file);
 	}
 }
-END_TEST
 
 /* Neither data nor the padding of direct I/O reaches beyond the range. */
-START_TEST(nothing_is_written_outside_a_part)
+TEST(parts_tests, nothing_is_written_outside_a_part)
 {
 	struct ioshape_file_options options = options_of(1, 0);
 	struct ioshape_file *file;
@@ -190,9 +189,8 @@ START_TEST(nothing_is_written_outside_a_part)
 	for (unsigned part = 2; part < PARTS; part++)
 		check_part(part, PART_BYTES);
 }
-END_TEST
 
-START_TEST(parts_are_checked)
+TEST(parts_tests, parts_are_checked)
 {
 	static const struct {
 		uint64_t bytes, offset, of_file;
@@ -224,10 +222,9 @@ START_TEST(parts_are_checked)
 			 -EISDIR);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
-END_TEST
 
 /* The limit applies to offsets from the beginning of the file. */
-START_TEST(a_part_beyond_the_largest_file_is_refused)
+TEST(parts_tests, a_part_beyond_the_largest_file_is_refused)
 {
 	struct rlimit limit, before;
 	int small, large;
@@ -243,22 +240,8 @@ START_TEST(a_part_beyond_the_largest_file_is_refused)
 	ck_assert_int_eq(large, -EFBIG);
 	check_part(0, PART_BYTES);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/parts_of_files");
-	TCase *parts = tcase_create("parts");
-
-	tcase_add_checked_fixture(parts, setup, teardown);
-	suite_add_tcase(suite, parts);
-	tcase_add_loop_test(parts, each_part_lies_where_it_shall_whoever_comes_first, 0,
-			    (int)(PARTS * PARTS));
-	tcase_add_test(parts, processes_write_one_file_at_the_same_time);
-	tcase_add_test(parts, a_part_without_a_commit_leaves_the_others);
-	tcase_add_test(parts, a_part_of_a_file_that_is_gone_is_not_saved);
-	tcase_add_test(parts, nothing_is_written_outside_a_part);
-	tcase_add_test(parts, parts_are_checked);
-	tcase_add_test(parts, a_part_beyond_the_largest_file_is_refused);
-	return check_main(suite);
+	return check_run("api/parts_of_files");
 }

@@ -87,7 +87,10 @@ static void must_commit(struct ioshape_file *file, struct ioshape_report *report
  */
 static const size_t lengths[] = { 0, 1, 65535, 65536, 65537, MIB, MIB + 1, ROOM - 3 };
 
-START_TEST(what_is_written_is_what_is_there)
+static struct test_case bytes_tests = { .name = "bytes", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(bytes_tests, what_is_written_is_what_is_there, 0,
+	  3 * (sizeof(lengths) / sizeof(lengths[0])))
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -117,9 +120,8 @@ START_TEST(what_is_written_is_what_is_there)
 	ck_assert_double_eq(report.stage_s, 0);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
-END_TEST
 
-START_TEST(memory_is_free_again_when_a_write_returns)
+TEST(bytes_tests, memory_is_free_again_when_a_write_returns)
 {
 	struct ioshape_file *file = open_file(scratch_path("file"), NULL);
 	uint8_t *piece = malloc(MIB);
@@ -133,9 +135,8 @@ START_TEST(memory_is_free_again_when_a_write_returns)
 	must_commit(file, NULL);
 	ck_assert(scratch_same(scratch_path("file"), data, 4 * MIB));
 }
-END_TEST
 
-START_TEST(a_file_without_a_commit_leaves_no_trace)
+LOOP_TEST(bytes_tests, a_file_without_a_commit_leaves_no_trace, 0, 2)
 {
 	struct ioshape_file *file;
 
@@ -147,9 +148,8 @@ START_TEST(a_file_without_a_commit_leaves_no_trace)
 	ck_assert(scratch_same(scratch_path("file"), "old", 3));
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
-END_TEST
 
-START_TEST(several_files_are_written_at_the_same_time)
+TEST(bytes_tests, several_files_are_written_at_the_same_time)
 {
 	struct ioshape_file *files[10]; /* more than the io queues that a context keeps */
 	char names[10][16];
@@ -166,11 +166,12 @@ START_TEST(several_files_are_written_at_the_same_time)
 	for (int i = 0; i < 10; i++)
 		ck_assert(scratch_same(scratch_path(names[i]), data + i, 2 * MIB));
 }
-END_TEST
 
 /* ---- Promises shared with saves -------------------------------------------------------------- */
 
-START_TEST(what_is_there_may_have_to_stay)
+static struct test_case promises = { .name = "promises", .setup = setup, .teardown = teardown };
+
+TEST(promises, what_is_there_may_have_to_stay)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -190,9 +191,8 @@ START_TEST(what_is_there_may_have_to_stay)
 	must_commit(file, NULL);
 	ck_assert(scratch_same(scratch_path("other"), data, 10));
 }
-END_TEST
 
-START_TEST(stable_storage_is_waited_for_unless_told_otherwise)
+LOOP_TEST(promises, stable_storage_is_waited_for_unless_told_otherwise, 0, 2)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_file *file;
@@ -206,9 +206,8 @@ START_TEST(stable_storage_is_waited_for_unless_told_otherwise)
 	ck_assert_uint_eq(atomic_load(&syncs), _i ? 0 : 2);
 	ck_assert(scratch_same(scratch_path("file"), data, 2 * MIB));
 }
-END_TEST
 
-START_TEST(a_relative_path_means_what_it_meant_at_the_opening)
+TEST(promises, a_relative_path_means_what_it_meant_at_the_opening)
 {
 	struct ioshape_file *file;
 
@@ -219,7 +218,6 @@ START_TEST(a_relative_path_means_what_it_meant_at_the_opening)
 	must_commit(file, NULL);
 	ck_assert(scratch_same(scratch_path("file"), data, 10));
 }
-END_TEST
 
 /* ---- Order and progress ---------------------------------------------------------------------- */
 
@@ -233,7 +231,9 @@ static int linger(void *user, enum ioshape_phase phase, uint64_t done, uint64_t 
 	return 0;
 }
 
-START_TEST(a_commit_waits_for_earlier_saves_to_the_path)
+static struct test_case order_tests = { .name = "order", .setup = setup, .teardown = teardown };
+
+TEST(order_tests, a_commit_waits_for_earlier_saves_to_the_path)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -250,7 +250,6 @@ START_TEST(a_commit_waits_for_earlier_saves_to_the_path)
 	ioshape_save_free(save);
 	ck_assert(scratch_same(scratch_path("file"), data, 10));
 }
-END_TEST
 
 struct told {
 	enum ioshape_phase phase;
@@ -271,7 +270,7 @@ static int listen(void *user, enum ioshape_phase phase, uint64_t done, uint64_t 
 	return phase == told->stop_in;
 }
 
-START_TEST(progress_is_told_and_can_stop)
+TEST(order_tests, progress_is_told_and_can_stop)
 {
 	static const enum ioshape_phase stops[] = { IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE,
 						    IOSHAPE_PHASE_SYNC };
@@ -300,11 +299,12 @@ START_TEST(progress_is_told_and_can_stop)
 	}
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
-END_TEST
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
-START_TEST(arguments_are_checked)
+static struct test_case failures = { .name = "failures", .setup = setup, .teardown = teardown };
+
+TEST(failures, arguments_are_checked)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_report report = { 0 };
@@ -338,9 +338,8 @@ START_TEST(arguments_are_checked)
 	ioshape_file_free(file);
 	ck_assert(scratch_same(scratch_path("file"), data, 10));
 }
-END_TEST
 
-START_TEST(a_failure_is_final_and_leaves_the_old_file)
+TEST(failures, a_failure_is_final_and_leaves_the_old_file)
 {
 	struct rlimit limit, before;
 	struct ioshape_file *file;
@@ -369,7 +368,6 @@ START_TEST(a_failure_is_final_and_leaves_the_old_file)
 	ck_assert_str_eq(ioshape_last_error()->path, "/dev/full");
 	ioshape_file_free(file);
 }
-END_TEST
 
 /* ---- Checksums ------------------------------------------------------------------------------- */
 
@@ -426,7 +424,9 @@ static void must_verify(const char *path)
 	free(back);
 }
 
-START_TEST(checksums_are_kept_beside_the_file)
+static struct test_case checksums = { .name = "checksums", .setup = setup, .teardown = teardown };
+
+TEST(checksums, checksums_are_kept_beside_the_file)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	const char *path = scratch_path("file");
@@ -445,9 +445,8 @@ START_TEST(checksums_are_kept_beside_the_file)
 	ioshape_reader_free(open_any(path, &info));
 	ck_assert(!info.checksums && !info.file_bytes);
 }
-END_TEST
 
-START_TEST(checksums_are_no_promise_of_pipes)
+TEST(checksums, checksums_are_no_promise_of_pipes)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -462,10 +461,9 @@ START_TEST(checksums_are_no_promise_of_pipes)
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &options, &file),
 			 -EINVAL);
 }
-END_TEST
 
 /* The file is saved nevertheless. */
-START_TEST(checksums_that_have_no_place_beside_it_are_said)
+TEST(checksums, checksums_that_have_no_place_beside_it_are_said)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -481,13 +479,12 @@ START_TEST(checksums_that_have_no_place_beside_it_are_said)
 	ck_assert_int_eq(report.downgrades[0].code, IOSHAPE_DOWNGRADE_CHECKSUMS);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
-END_TEST
 
 /*
  * A reader ignores checksums that belong to another user, who may be able to create files in the
  * directory. Without root the test has only one user.
  */
-START_TEST(checksums_of_another_user_do_not_count)
+TEST(checksums, checksums_of_another_user_do_not_count)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_reader_info info;
@@ -505,9 +502,8 @@ START_TEST(checksums_of_another_user_do_not_count)
 	ioshape_reader_free(open_any(scratch_path("file"), &info));
 	ck_assert_int_eq(info.checksums, !another);
 }
-END_TEST
 
-START_TEST(a_torch_zip_is_read_as_one_in_any_format)
+TEST(checksums, a_torch_zip_is_read_as_one_in_any_format)
 {
 	const struct ioshape_tensor tensor = {
 		.name = "w",
@@ -523,36 +519,8 @@ START_TEST(a_torch_zip_is_read_as_one_in_any_format)
 	ioshape_reader_free(open_any(path, &info));
 	ck_assert(info.torch_zip && info.checksums && info.tensors == 1);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/raw");
-	TCase *bytes = tcase_create("bytes"), *promises = tcase_create("promises");
-	TCase *order = tcase_create("order"), *failures = tcase_create("failures");
-	TCase *checksums = tcase_create("checksums");
-	TCase *all[] = { bytes, promises, order, failures, checksums };
-
-	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-		tcase_add_checked_fixture(all[i], setup, teardown);
-		suite_add_tcase(suite, all[i]);
-	}
-	tcase_add_loop_test(bytes, what_is_written_is_what_is_there, 0,
-			    3 * (int)(sizeof(lengths) / sizeof(lengths[0])));
-	tcase_add_test(bytes, memory_is_free_again_when_a_write_returns);
-	tcase_add_loop_test(bytes, a_file_without_a_commit_leaves_no_trace, 0, 2);
-	tcase_add_test(bytes, several_files_are_written_at_the_same_time);
-	tcase_add_test(promises, what_is_there_may_have_to_stay);
-	tcase_add_loop_test(promises, stable_storage_is_waited_for_unless_told_otherwise, 0, 2);
-	tcase_add_test(promises, a_relative_path_means_what_it_meant_at_the_opening);
-	tcase_add_test(order, a_commit_waits_for_earlier_saves_to_the_path);
-	tcase_add_test(order, progress_is_told_and_can_stop);
-	tcase_add_test(failures, arguments_are_checked);
-	tcase_add_test(failures, a_failure_is_final_and_leaves_the_old_file);
-	tcase_add_test(checksums, checksums_are_kept_beside_the_file);
-	tcase_add_test(checksums, checksums_are_no_promise_of_pipes);
-	tcase_add_test(checksums, checksums_that_have_no_place_beside_it_are_said);
-	tcase_add_test(checksums, checksums_of_another_user_do_not_count);
-	tcase_add_test(checksums, a_torch_zip_is_read_as_one_in_any_format);
-	return check_main(suite);
+	return check_run("api/raw");
 }

@@ -47,7 +47,9 @@ static void teardown(void)
 static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
 					       IOSHAPE_ENGINE_BUFFERED };
 
-START_TEST(what_was_saved_is_loaded_through_every_engine_warm_and_cold)
+static struct test_case reading_tests = { .name = "reading", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(reading_tests, what_was_saved_is_loaded_through_every_engine_warm_and_cold, 0, 6)
 {
 	struct ioshape_context *other = sample_context(engines[_i / 2], IOSHAPE_DIRECT_PREFER);
 	char why[512];
@@ -59,9 +61,8 @@ START_TEST(what_was_saved_is_loaded_through_every_engine_warm_and_cold)
 	ck_assert_msg(!ret, "%s", why);
 	ioshape_context_free(other);
 }
-END_TEST
 
-START_TEST(strides_are_told_and_lead_through_the_bytes)
+TEST(reading_tests, strides_are_told_and_lead_through_the_bytes)
 {
 	for (uint64_t i = 0; i < sample.count; i++) {
 		const struct ioshape_tensor *tensor = &sample.tensors[i];
@@ -83,9 +84,8 @@ START_TEST(strides_are_told_and_lead_through_the_bytes)
 					  info.bytes);
 	}
 }
-END_TEST
 
-START_TEST(any_ranges_in_any_order_are_what_was_saved)
+TEST(reading_tests, any_ranges_in_any_order_are_what_was_saved)
 {
 	struct ioshape_load_request requests[40];
 	uint64_t state = 31;
@@ -122,10 +122,9 @@ START_TEST(any_ranges_in_any_order_are_what_was_saved)
 			ck_assert_uint_eq(*rest, 0x99);
 	}
 }
-END_TEST
 
 /* Loads the first bytes of each tensor that has any, in one call. */
-START_TEST(records_are_loaded_many_at_once)
+TEST(reading_tests, records_are_loaded_many_at_once)
 {
 	struct ioshape_load_request requests[COUNT(sample.tensors)];
 	struct ioshape_reader_info info = { .size = sizeof(info) };
@@ -151,7 +150,6 @@ START_TEST(records_are_loaded_many_at_once)
 	requests[0].offset = UINT64_MAX;
 	ck_assert_int_eq(ioshape_reader_load_records(reader, requests, 1), -ERANGE);
 }
-END_TEST
 
 /* Returns whether huge pages were requested for this memory ("hg" in smaps). */
 static bool expects_huge_pages(const void *memory)
@@ -185,7 +183,8 @@ static bool may_have_huge_pages(void)
 	return !strstr(text, "[never]");
 }
 
-START_TEST(fresh_memory_is_filled_in_huge_pages_if_it_is_said_to_be_fresh)
+TEST_IF(reading_tests, fresh_memory_is_filled_in_huge_pages_if_it_is_said_to_be_fresh,
+	!access("/sys/kernel/mm/transparent_hugepage", F_OK))
 {
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
 	const size_t room = 16u << 20;
@@ -212,9 +211,8 @@ START_TEST(fresh_memory_is_filled_in_huge_pages_if_it_is_said_to_be_fresh)
 	}
 	reader = NULL;
 }
-END_TEST
 
-START_TEST(what_lies_outside_is_refused_by_name)
+TEST(reading_tests, what_lies_outside_is_refused_by_name)
 {
 	static const struct {
 		uint64_t offset, bytes;
@@ -242,9 +240,8 @@ START_TEST(what_lies_outside_is_refused_by_name)
 		ioshape_reader_load(reader, &(struct ioshape_load_request){ 99, 0, 1, into }, 1),
 		-ENOENT);
 }
-END_TEST
 
-START_TEST(what_is_not_there_is_not_found)
+TEST(reading_tests, what_is_not_there_is_not_found)
 {
 	struct ioshape_record_info record = { .size = sizeof(record) };
 	struct ioshape_tensor_info tensor = { .size = sizeof(tensor) };
@@ -260,9 +257,8 @@ START_TEST(what_is_not_there_is_not_found)
 			 -ENOENT);
 	ck_assert_uint_eq(index, 77);
 }
-END_TEST
 
-START_TEST(records_are_listed_in_the_order_of_the_file)
+TEST(reading_tests, records_are_listed_in_the_order_of_the_file)
 {
 	uint64_t end = 0, tensors = 0;
 
@@ -281,9 +277,8 @@ START_TEST(records_are_listed_in_the_order_of_the_file)
 	}
 	ck_assert_uint_eq(tensors, sample.count);
 }
-END_TEST
 
-START_TEST(files_without_a_table_have_records_only)
+TEST(reading_tests, files_without_a_table_have_records_only)
 {
 	struct ioshape_tensor_info tensor = { .size = sizeof(tensor) };
 	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
@@ -306,7 +301,6 @@ START_TEST(files_without_a_table_have_records_only)
 	ck_assert_int_eq(metadata.step, sample.metadata.step);
 	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 }
-END_TEST
 
 /* ---- Damage ---------------------------------------------------------------------------------- */
 
@@ -331,7 +325,7 @@ static uint64_t flip(const char *record, uint64_t offset)
 	return info.file_offset + offset;
 }
 
-START_TEST(damage_is_found_and_named_wherever_it_is)
+TEST(reading_tests, damage_is_found_and_named_wherever_it_is)
 {
 	static const uint64_t places[] = {
 		0, 77, (1 << 20) - 1, 1 << 20, 3 << 20, LARGE_BYTES - 1
@@ -358,7 +352,6 @@ START_TEST(damage_is_found_and_named_wherever_it_is)
 	ck_assert_mem_eq(into, sample.expected[LARGE], LARGE_BYTES);
 	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 }
-END_TEST
 
 /*
  * Changes the checksum of a record in the central directory, where it is 30 bytes before the name.
@@ -382,7 +375,7 @@ static void change_checksum(const char *record)
 	close(fd);
 }
 
-START_TEST(an_empty_record_has_a_checksum_too)
+TEST(reading_tests, an_empty_record_has_a_checksum_too)
 {
 	change_checksum("data/3");
 	ioshape_reader_free(reader);
@@ -390,17 +383,15 @@ START_TEST(an_empty_record_has_a_checksum_too)
 	ck_assert_int_eq(ioshape_reader_verify(reader, 1), IOSHAPE_E_DAMAGED);
 	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->record, "data/3"));
 }
-END_TEST
 
-START_TEST(without_data_the_structure_is_verified)
+TEST(reading_tests, without_data_the_structure_is_verified)
 {
 	flip("data/4", 1 << 20);
 	ck_assert_int_eq(ioshape_reader_verify(reader, 1), IOSHAPE_E_DAMAGED);
 	ck_assert_int_eq(ioshape_reader_verify(reader, 0), 0);
 }
-END_TEST
 
-START_TEST(damage_elsewhere_does_not_keep_from_reading_the_rest)
+TEST(reading_tests, damage_elsewhere_does_not_keep_from_reading_the_rest)
 {
 	struct ioshape_load_request request = { LARGE, 2 << 20, 1 << 20, into };
 
@@ -412,9 +403,8 @@ START_TEST(damage_elsewhere_does_not_keep_from_reading_the_rest)
 	request = (struct ioshape_load_request){ LARGE, 500000, 10, into };
 	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), IOSHAPE_E_DAMAGED);
 }
-END_TEST
 
-START_TEST(who_does_not_want_to_verify_gets_what_is_there)
+TEST(reading_tests, who_does_not_want_to_verify_gets_what_is_there)
 {
 	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
@@ -430,9 +420,8 @@ START_TEST(who_does_not_want_to_verify_gets_what_is_there)
 	ck_assert_int_eq(ioshape_reader_verify(careless, 1), IOSHAPE_E_DAMAGED);
 	ioshape_reader_free(careless);
 }
-END_TEST
 
-START_TEST(a_file_cut_short_while_it_is_open_is_damaged)
+TEST(reading_tests, a_file_cut_short_while_it_is_open_is_damaged)
 {
 	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
 
@@ -444,9 +433,8 @@ START_TEST(a_file_cut_short_while_it_is_open_is_damaged)
 		ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
 	}
 }
-END_TEST
 
-START_TEST(a_reader_keeps_the_file_it_opened)
+TEST(reading_tests, a_reader_keeps_the_file_it_opened)
 {
 	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
 
@@ -456,7 +444,6 @@ START_TEST(a_reader_keeps_the_file_it_opened)
 	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
 	ck_assert_mem_eq(into, sample.expected[LARGE], LARGE_BYTES);
 }
-END_TEST
 
 /* ---- Progress -------------------------------------------------------------------------------- */
 
@@ -476,7 +463,7 @@ static int stop_at_nth(void *user, enum ioshape_phase phase, uint64_t done, uint
 	return ++told->calls == told->stop_at;
 }
 
-START_TEST(the_callback_can_stop_reading_at_every_call)
+TEST(reading_tests, the_callback_can_stop_reading_at_every_call)
 {
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
 	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
@@ -504,32 +491,8 @@ START_TEST(the_callback_can_stop_reading_at_every_call)
 		ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
 	}
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/reading");
-	TCase *reading = check_case(suite, "reading", setup, teardown);
-
-	tcase_add_loop_test(reading, what_was_saved_is_loaded_through_every_engine_warm_and_cold, 0,
-			    6);
-	tcase_add_test(reading, strides_are_told_and_lead_through_the_bytes);
-	tcase_add_test(reading, any_ranges_in_any_order_are_what_was_saved);
-	if (!access("/sys/kernel/mm/transparent_hugepage", F_OK))
-		tcase_add_test(reading,
-			       fresh_memory_is_filled_in_huge_pages_if_it_is_said_to_be_fresh);
-	tcase_add_test(reading, records_are_loaded_many_at_once);
-	tcase_add_test(reading, what_lies_outside_is_refused_by_name);
-	tcase_add_test(reading, what_is_not_there_is_not_found);
-	tcase_add_test(reading, records_are_listed_in_the_order_of_the_file);
-	tcase_add_test(reading, files_without_a_table_have_records_only);
-	tcase_add_test(reading, the_callback_can_stop_reading_at_every_call);
-	tcase_add_test(reading, damage_is_found_and_named_wherever_it_is);
-	tcase_add_test(reading, damage_elsewhere_does_not_keep_from_reading_the_rest);
-	tcase_add_test(reading, an_empty_record_has_a_checksum_too);
-	tcase_add_test(reading, without_data_the_structure_is_verified);
-	tcase_add_test(reading, who_does_not_want_to_verify_gets_what_is_there);
-	tcase_add_test(reading, a_file_cut_short_while_it_is_open_is_damaged);
-	tcase_add_test(reading, a_reader_keeps_the_file_it_opened);
-	return check_main(suite);
+	return check_run("api/reading");
 }

@@ -227,7 +227,9 @@ static void must_be_the_same(const char *path, const char *as)
 	free(wanted);
 }
 
-START_TEST(every_way_makes_the_file)
+static struct test_case records_tests = { .name = "records", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(records_tests, every_way_makes_the_file, 0, (int)COUNT(fetches) * WAYS)
 {
 	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -252,9 +254,8 @@ START_TEST(every_way_makes_the_file)
 	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 	ioshape_reader_free(reader);
 }
-END_TEST
 
-START_TEST(no_records_make_a_file)
+LOOP_TEST(records_tests, no_records_make_a_file, 0, WAYS)
 {
 	struct given none = { .count = 0 };
 
@@ -262,9 +263,8 @@ START_TEST(no_records_make_a_file)
 	ck_assert_int_eq(save_by((enum way)_i, scratch_path("file"), NULL, 0, NULL, NULL), 0);
 	must_be_the_same(scratch_path("file"), scratch_path("expected"));
 }
-END_TEST
 
-START_TEST(many_small_records_are_saved)
+LOOP_TEST(records_tests, many_small_records_are_saved, 0, WAYS)
 {
 	const size_t many = scratch_rounds(20000);
 	struct ioshape_record *records = calloc(many, sizeof(*records));
@@ -290,7 +290,6 @@ START_TEST(many_small_records_are_saved)
 	free(names);
 	free(records);
 }
-END_TEST
 
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
@@ -320,7 +319,8 @@ static const struct {
 	{ { .name = "x", .data = "y", .bytes = (uint64_t)1 << 63 }, IOSHAPE_E_LIMIT },
 };
 
-START_TEST(a_record_that_makes_no_sense_is_refused_before_anything_is_created)
+LOOP_TEST(records_tests, a_record_that_makes_no_sense_is_refused_before_anything_is_created, 0,
+	  WAYS)
 {
 	const char *path = scratch_path("missing/file");
 
@@ -339,18 +339,16 @@ START_TEST(a_record_that_makes_no_sense_is_refused_before_anything_is_created)
 		ck_assert_uint_eq(calls.calls, 0);
 	}
 }
-END_TEST
 
-START_TEST(too_many_records_are_refused)
+LOOP_TEST(records_tests, too_many_records_are_refused, 0, WAYS)
 {
 	ck_assert_int_eq(
 		save_by((enum way)_i, scratch_path("file"), given.records, 4194368, NULL, NULL),
 		IOSHAPE_E_LIMIT);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
-END_TEST
 
-START_TEST(what_is_there_may_have_to_stay)
+LOOP_TEST(records_tests, what_is_there_may_have_to_stay, 0, WAYS)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 
@@ -361,11 +359,10 @@ START_TEST(what_is_there_may_have_to_stay)
 			 -EEXIST);
 	ck_assert(scratch_same(scratch_path("file"), "old", 3));
 }
-END_TEST
 
 /* ---- Fetch functions ------------------------------------------------------------------------- */
 
-START_TEST(each_byte_is_fetched_once_and_in_order)
+LOOP_TEST(records_tests, each_byte_is_fetched_once_and_in_order, 0, 2 * WAYS)
 {
 	enum way way = (enum way)(_i % WAYS);
 	bool large = _i / WAYS;
@@ -389,7 +386,6 @@ START_TEST(each_byte_is_fetched_once_and_in_order)
 	ck_assert_uint_ge(calls.calls, 4);
 	free(all.memory);
 }
-END_TEST
 
 static const struct {
 	int answer, code;
@@ -399,7 +395,7 @@ static const struct {
 };
 
 /* -EINPROGRESS from a fetch function must not be passed on. */
-START_TEST(a_failure_does_not_look_like_a_save_under_way)
+TEST(records_tests, a_failure_does_not_look_like_a_save_under_way)
 {
 	struct given all;
 
@@ -412,9 +408,8 @@ START_TEST(a_failure_does_not_look_like_a_save_under_way)
 		save_by(BORROWED, scratch_path("file"), all.records, all.count, NULL, NULL), -EIO);
 	free(all.memory);
 }
-END_TEST
 
-START_TEST(what_cannot_be_fetched_fails_the_save)
+LOOP_TEST(records_tests, what_cannot_be_fetched_fails_the_save, 0, 2 * WAYS)
 {
 	enum way way = (enum way)(_i % WAYS);
 	bool large = _i / WAYS;
@@ -445,7 +440,6 @@ START_TEST(what_cannot_be_fetched_fails_the_save)
 	ck_assert_int_eq(save_by(way, scratch_path("file"), all.records, all.count, NULL, NULL), 0);
 	free(all.memory);
 }
-END_TEST
 
 struct stop {
 	enum ioshape_phase phase;
@@ -460,7 +454,7 @@ static int stop_there(void *user, enum ioshape_phase phase, uint64_t done, uint6
 	return phase == stop->phase && done >= stop->from;
 }
 
-START_TEST(fetching_can_be_stopped)
+LOOP_TEST(records_tests, fetching_can_be_stopped, 0, WAYS)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct stop stop = { _i == BACKGROUND ? IOSHAPE_PHASE_STAGE : IOSHAPE_PHASE_WRITE,
@@ -479,7 +473,6 @@ START_TEST(fetching_can_be_stopped)
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 	free(all.memory);
 }
-END_TEST
 
 static struct ioshape_save *begin_gated(struct gate *gate, enum ioshape_phase phase, uint64_t from,
 					const char *path, const struct given *of, bool borrow)
@@ -505,7 +498,7 @@ static int end(struct ioshape_save *save)
 
 /* ---- Borrowed memory ------------------------------------------------------------------------- */
 
-START_TEST(what_is_borrowed_is_read_after_the_call)
+TEST(records_tests, what_is_borrowed_is_read_after_the_call)
 {
 	struct ioshape_record records[MOST];
 	char names[MOST][64];
@@ -528,9 +521,8 @@ START_TEST(what_is_borrowed_is_read_after_the_call)
 	save_expected(scratch_path("expected"), &given, NULL);
 	must_be_the_same(scratch_path("file"), scratch_path("expected"));
 }
-END_TEST
 
-START_TEST(tensors_can_be_borrowed_too)
+TEST(records_tests, tensors_can_be_borrowed_too)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -559,9 +551,8 @@ START_TEST(tensors_can_be_borrowed_too)
 	ioshape_save_free(save);
 	must_be_the_same(scratch_path("file"), scratch_path("expected"));
 }
-END_TEST
 
-START_TEST(a_blocking_save_ignores_borrow)
+TEST(records_tests, a_blocking_save_ignores_borrow)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 
@@ -572,7 +563,6 @@ START_TEST(a_blocking_save_ignores_borrow)
 			 0);
 	must_be_the_same(scratch_path("file"), scratch_path("expected"));
 }
-END_TEST
 
 /* Saves in the background. Returns the error of the call. */
 static void *save_copied(void *path)
@@ -580,7 +570,7 @@ static void *save_copied(void *path)
 	return (void *)(intptr_t)save_by(BACKGROUND, path, given.records, given.count, NULL, NULL);
 }
 
-START_TEST(a_borrowed_save_needs_no_staging_memory)
+TEST(records_tests, a_borrowed_save_needs_no_staging_memory)
 {
 	char path[512];
 	struct ioshape_save *first;
@@ -605,10 +595,9 @@ START_TEST(a_borrowed_save_needs_no_staging_memory)
 	ck_assert_int_eq(end(first), 0);
 	must_be_the_same(scratch_path("third"), scratch_path("first"));
 }
-END_TEST
 
 /* After ioshape_save_free() or the end of the context, the library must not read the memory. */
-START_TEST(a_borrowed_save_dropped_on_its_way_lets_go_of_the_memory)
+LOOP_TEST(records_tests, a_borrowed_save_dropped_on_its_way_lets_go_of_the_memory, 0, 2)
 {
 	const size_t bytes = 30 * MIB;
 	uint8_t *memory =
@@ -641,9 +630,8 @@ START_TEST(a_borrowed_save_dropped_on_its_way_lets_go_of_the_memory)
 	ck_assert(scratch_same(scratch_path("file"), "old", 3));
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
-END_TEST
 
-START_TEST(borrowed_and_copied_saves_to_one_path_keep_their_order)
+TEST(records_tests, borrowed_and_copied_saves_to_one_path_keep_their_order)
 {
 	struct ioshape_save *saves[3];
 	struct gate gates[3];
@@ -667,7 +655,6 @@ START_TEST(borrowed_and_copied_saves_to_one_path_keep_their_order)
 	save_expected(scratch_path("expected"), &given, NULL);
 	must_be_the_same(scratch_path("file"), scratch_path("expected"));
 }
-END_TEST
 
 /* ---- Progress -------------------------------------------------------------------------------- */
 
@@ -684,7 +671,7 @@ static struct seen ask(struct ioshape_save *save)
 	return (struct seen){ status.phase, status.done_bytes, status.total_bytes };
 }
 
-START_TEST(a_save_under_way_says_how_far_it_is)
+LOOP_TEST(records_tests, a_save_under_way_says_how_far_it_is, 0, 10)
 {
 	static const enum ioshape_phase phases[] = { IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE,
 						     IOSHAPE_PHASE_SYNC, IOSHAPE_PHASE_COMMIT,
@@ -715,10 +702,9 @@ START_TEST(a_save_under_way_says_how_far_it_is)
 	ck_assert_uint_eq(seen.done, seen.total);
 	ioshape_save_free(save);
 }
-END_TEST
 
 /* Polls the status without a callback. */
-START_TEST(progress_never_goes_back)
+LOOP_TEST(records_tests, progress_never_goes_back, 0, WAYS)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct seen before = { 0 }, seen;
@@ -754,9 +740,8 @@ START_TEST(progress_never_goes_back)
 	ioshape_save_free(save);
 	free(all.memory);
 }
-END_TEST
 
-START_TEST(a_failed_save_is_done_as_far_as_it_came)
+LOOP_TEST(records_tests, a_failed_save_is_done_as_far_as_it_came, 0, 2)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct stop stop = { IOSHAPE_PHASE_WRITE, 2 * MIB };
@@ -785,32 +770,8 @@ START_TEST(a_failed_save_is_done_as_far_as_it_came)
 	ck_assert(seen.done >= 2 * MIB && seen.done < seen.total);
 	ioshape_save_free(save);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/records");
-	TCase *tests = check_case(suite, "records", setup, teardown);
-
-	tcase_add_loop_test(tests, every_way_makes_the_file, 0, WAYS * (int)COUNT(fetches));
-	tcase_add_loop_test(tests, no_records_make_a_file, 0, WAYS);
-	tcase_add_loop_test(tests, many_small_records_are_saved, 0, WAYS);
-	tcase_add_loop_test(
-		tests, a_record_that_makes_no_sense_is_refused_before_anything_is_created, 0, WAYS);
-	tcase_add_loop_test(tests, too_many_records_are_refused, 0, WAYS);
-	tcase_add_loop_test(tests, what_is_there_may_have_to_stay, 0, WAYS);
-	tcase_add_loop_test(tests, each_byte_is_fetched_once_and_in_order, 0, 2 * WAYS);
-	tcase_add_test(tests, a_failure_does_not_look_like_a_save_under_way);
-	tcase_add_loop_test(tests, what_cannot_be_fetched_fails_the_save, 0, 2 * WAYS);
-	tcase_add_loop_test(tests, fetching_can_be_stopped, 0, WAYS);
-	tcase_add_test(tests, what_is_borrowed_is_read_after_the_call);
-	tcase_add_test(tests, tensors_can_be_borrowed_too);
-	tcase_add_test(tests, a_blocking_save_ignores_borrow);
-	tcase_add_test(tests, a_borrowed_save_needs_no_staging_memory);
-	tcase_add_loop_test(tests, a_borrowed_save_dropped_on_its_way_lets_go_of_the_memory, 0, 2);
-	tcase_add_test(tests, borrowed_and_copied_saves_to_one_path_keep_their_order);
-	tcase_add_loop_test(tests, a_save_under_way_says_how_far_it_is, 0, 10);
-	tcase_add_loop_test(tests, progress_never_goes_back, 0, WAYS);
-	tcase_add_loop_test(tests, a_failed_save_is_done_as_far_as_it_came, 0, 2);
-	return check_main(suite);
+	return check_run("api/records");
 }

@@ -30,7 +30,11 @@ static void *save_late(void *argument)
 }
 
 /* Otherwise small saves could delay a large one forever. */
-START_TEST(who_waits_for_room_is_not_overtaken)
+static struct test_case staging = { .name = "staging",
+				    .setup = async_setup,
+				    .teardown = async_teardown };
+
+TEST(staging, who_waits_for_room_is_not_overtaken)
 {
 	struct sample large;
 	struct late late[2] = { { .of = &large }, { .of = &sample } };
@@ -60,7 +64,6 @@ START_TEST(who_waits_for_room_is_not_overtaken)
 	ck_assert_int_eq(end(first), 0);
 	sample_free(&large);
 }
-END_TEST
 
 static int stop_waiting(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
@@ -71,7 +74,7 @@ static int stop_waiting(void *user, enum ioshape_phase phase, uint64_t done, uin
 	return ++*calls == 2;
 }
 
-START_TEST(who_waits_for_room_can_be_told_to_stop)
+TEST(staging, who_waits_for_room_can_be_told_to_stop)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save *first, *second = NULL, *third;
@@ -95,9 +98,8 @@ START_TEST(who_waits_for_room_can_be_told_to_stop)
 	ck_assert_int_eq(end(first), 0);
 	ck_assert(!is_there(scratch_path("second")));
 }
-END_TEST
 
-START_TEST(a_save_that_is_canceled_leaves_the_old_file)
+LOOP_TEST(staging, a_save_that_is_canceled_leaves_the_old_file, 0, 2)
 {
 	struct ioshape_save *save, *next;
 	struct gate gate;
@@ -121,9 +123,8 @@ START_TEST(a_save_that_is_canceled_leaves_the_old_file)
 	ioshape_save_free(next);
 	ck_assert_int_eq(ioshape_save_cancel(NULL), -EINVAL);
 }
-END_TEST
 
-START_TEST(a_checkpoint_larger_than_the_stage_passes_through_it)
+TEST(staging, a_checkpoint_larger_than_the_stage_passes_through_it)
 {
 	struct ioshape_save_options options;
 	struct ioshape_save *save;
@@ -140,9 +141,8 @@ START_TEST(a_checkpoint_larger_than_the_stage_passes_through_it)
 	must_hold(scratch_path("file"), &large);
 	sample_free(&large);
 }
-END_TEST
 
-START_TEST(a_large_save_that_fails_early_does_not_hang)
+TEST(staging, a_large_save_that_fails_early_does_not_hang)
 {
 	struct ioshape_save *save;
 	struct sample large;
@@ -159,7 +159,6 @@ START_TEST(a_large_save_that_fails_early_does_not_hang)
 	ck_assert_int_eq(end(save), 0);
 	sample_free(&large);
 }
-END_TEST
 
 /* ---- Progress -------------------------------------------------------------------------------- */
 
@@ -234,11 +233,10 @@ static void stop_everywhere(const struct sample *of, unsigned step)
 				  1u << IOSHAPE_PHASE_COMMIT | 1u << IOSHAPE_PHASE_DONE);
 }
 
-START_TEST(the_callback_can_stop_a_save_at_every_call)
+TEST(staging, the_callback_can_stop_a_save_at_every_call)
 {
 	stop_everywhere(&sample, 1);
 }
-END_TEST
 
 /* Stops the save at the end of staging, after a pause in which the writer could finish. */
 static int stop_when_all_is_staged(void *user, enum ioshape_phase phase, uint64_t done,
@@ -251,7 +249,7 @@ static int stop_when_all_is_staged(void *user, enum ioshape_phase phase, uint64_
 	return 1;
 }
 
-START_TEST(the_last_word_about_staging_comes_before_the_file_is_in_place)
+TEST(staging, the_last_word_about_staging_comes_before_the_file_is_in_place)
 {
 	struct ioshape_save_options options;
 	struct ioshape_save *save;
@@ -273,9 +271,8 @@ START_TEST(the_last_word_about_staging_comes_before_the_file_is_in_place)
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 	sample_free(&large);
 }
-END_TEST
 
-START_TEST(the_callback_can_stop_a_save_larger_than_the_stage)
+TEST(staging, the_callback_can_stop_a_save_larger_than_the_stage)
 {
 	struct sample large;
 
@@ -285,20 +282,8 @@ START_TEST(the_callback_can_stop_a_save_larger_than_the_stage)
 	stop_everywhere(&large, scratch_long() ? 1 : 29);
 	sample_free(&large);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/staging");
-	TCase *tests = check_case(suite, "staging", async_setup, async_teardown);
-
-	tcase_add_test(tests, who_waits_for_room_is_not_overtaken);
-	tcase_add_test(tests, who_waits_for_room_can_be_told_to_stop);
-	tcase_add_loop_test(tests, a_save_that_is_canceled_leaves_the_old_file, 0, 2);
-	tcase_add_test(tests, a_checkpoint_larger_than_the_stage_passes_through_it);
-	tcase_add_test(tests, a_large_save_that_fails_early_does_not_hang);
-	tcase_add_test(tests, the_callback_can_stop_a_save_at_every_call);
-	tcase_add_test(tests, the_last_word_about_staging_comes_before_the_file_is_in_place);
-	tcase_add_test(tests, the_callback_can_stop_a_save_larger_than_the_stage);
-	return check_main(suite);
+	return check_run("api/staging");
 }

@@ -126,7 +126,9 @@ static void prepare_all(struct base_fresh *fresh)
 }
 
 /* MADV_HUGEPAGE alone has no effect on a stretch that contains a header. */
-START_TEST(small_pieces_side_by_side_are_filled_in_huge_pages)
+static struct test_case fresh_tests = { .name = "fresh" };
+
+TEST(fresh_tests, small_pieces_side_by_side_are_filled_in_huge_pages)
 {
 	const bool expected = has_huge_pages();
 	struct base_fresh *fresh;
@@ -142,7 +144,6 @@ START_TEST(small_pieces_side_by_side_are_filled_in_huge_pages)
 	require_headers();
 	drop_pieces();
 }
-END_TEST
 
 /* Returns whether all stretches of huge pages within the pieces are in memory. */
 static bool is_all_there(void)
@@ -154,7 +155,8 @@ static bool is_all_there(void)
 }
 
 /* With huge or small pages. */
-START_TEST(what_is_prepared_is_there_and_nothing_beside_it)
+LOOP_TEST(fresh_tests, what_is_prepared_is_there_and_nothing_beside_it, 0,
+	  ARRAY_LENGTH(piece_sizes))
 {
 	struct base_fresh *fresh;
 	uint8_t *last;
@@ -182,7 +184,6 @@ START_TEST(what_is_prepared_is_there_and_nothing_beside_it)
 	require_headers();
 	drop_pieces();
 }
-END_TEST
 
 /* Prepares memory in a process without huge pages, as where they cost too much. */
 static int prepare_without_huge_pages(void *argument)
@@ -201,15 +202,14 @@ static int prepare_without_huge_pages(void *argument)
 	return is_all_there() && !huge_bytes(memory, ALL_BYTES) ? 0 : 2;
 }
 
-START_TEST(without_huge_pages_small_ones_come)
+LOOP_TEST(fresh_tests, without_huge_pages_small_ones_come, 0, ARRAY_LENGTH(piece_sizes))
 {
 	make_pieces(piece_sizes[_i]);
 	ck_assert_int_eq(scratch_in_child(prepare_without_huge_pages, NULL), 0);
 	drop_pieces();
 }
-END_TEST
 
-START_TEST(short_stretches_and_more_than_wanted_are_left_alone)
+TEST(fresh_tests, short_stretches_and_more_than_wanted_are_left_alone)
 {
 	make_pieces(MIB);
 	/* These pieces are not adjacent, so each is too short. */
@@ -220,7 +220,6 @@ START_TEST(short_stretches_and_more_than_wanted_are_left_alone)
 	base_fresh_close(NULL);
 	drop_pieces();
 }
-END_TEST
 
 /* Prepares memory on a kernel without these madvise() calls. */
 static int prepare_without_advice(void *argument)
@@ -239,25 +238,14 @@ static int prepare_without_advice(void *argument)
 	return 0;
 }
 
-START_TEST(an_older_kernel_fills_it_all_the_same)
+TEST(fresh_tests, an_older_kernel_fills_it_all_the_same)
 {
 	make_pieces(MIB);
 	ck_assert_int_eq(scratch_in_child(prepare_without_advice, NULL), 0);
 	drop_pieces();
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("base/memory: fresh");
-	TCase *fresh = tcase_create("fresh");
-	const int sizes = (int)ARRAY_LENGTH(piece_sizes);
-
-	tcase_add_test(fresh, small_pieces_side_by_side_are_filled_in_huge_pages);
-	tcase_add_loop_test(fresh, what_is_prepared_is_there_and_nothing_beside_it, 0, sizes);
-	tcase_add_loop_test(fresh, without_huge_pages_small_ones_come, 0, sizes);
-	tcase_add_test(fresh, short_stretches_and_more_than_wanted_are_left_alone);
-	tcase_add_test(fresh, an_older_kernel_fills_it_all_the_same);
-	suite_add_tcase(suite, fresh);
-	return check_main(suite);
+	return check_run("base/memory: fresh");
 }

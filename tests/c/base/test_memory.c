@@ -57,7 +57,9 @@ static size_t mapped_bytes(const void *memory, char *flags, size_t flags_bytes)
 	return found;
 }
 
-START_TEST(maps_begin_on_a_page_and_hold_what_was_asked_for)
+static struct test_case maps_tests = { .name = "maps" };
+
+LOOP_TEST(maps_tests, maps_begin_on_a_page_and_hold_what_was_asked_for, 0, ARRAY_LENGTH(map_sizes))
 {
 	const size_t bytes = map_sizes[_i];
 	uint8_t *memory = base_map(bytes);
@@ -75,14 +77,12 @@ START_TEST(maps_begin_on_a_page_and_hold_what_was_asked_for)
 	base_unmap(memory, bytes);
 	ck_assert_uint_eq(mapped_bytes(memory, flags, sizeof(flags)), 0);
 }
-END_TEST
 
-START_TEST(more_memory_than_there_are_addresses_is_refused)
+TEST(maps_tests, more_memory_than_there_are_addresses_is_refused)
 {
 	ck_assert_ptr_null(base_map((size_t)1 << 62));
 	base_unmap(NULL, 4096);
 }
-END_TEST
 
 /* Runs in a child without MADV_POPULATE_WRITE. */
 static int touch_by_hand(void *argument)
@@ -108,13 +108,12 @@ static int touch_by_hand(void *argument)
 	return 0;
 }
 
-START_TEST(an_older_kernel_touches_pages_all_the_same)
+TEST(maps_tests, an_older_kernel_touches_pages_all_the_same)
 {
 	ck_assert_int_eq(scratch_in_child(touch_by_hand, NULL), 0);
 }
-END_TEST
 
-START_TEST(touched_pages_are_in_memory)
+TEST(maps_tests, touched_pages_are_in_memory)
 {
 	unsigned char resident[1024];
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = 1024 * page;
@@ -126,7 +125,6 @@ START_TEST(touched_pages_are_in_memory)
 		ck_assert(resident[i] & 1);
 	base_unmap(memory, bytes);
 }
-END_TEST
 
 static int look_for(void *argument)
 {
@@ -136,7 +134,7 @@ static int look_for(void *argument)
 	return mincore(argument, (size_t)sysconf(_SC_PAGESIZE), &state) && errno == ENOMEM ? 0 : 1;
 }
 
-START_TEST(maps_are_not_inherited_by_children)
+LOOP_TEST(maps_tests, maps_are_not_inherited_by_children, 0, ARRAY_LENGTH(map_sizes))
 {
 	void *memory = base_map(map_sizes[_i]);
 	int status = scratch_in_child(look_for, memory);
@@ -145,9 +143,10 @@ START_TEST(maps_are_not_inherited_by_children)
 	ck_assert_int_eq(WEXITSTATUS(status), 0);
 	base_unmap(memory, map_sizes[_i]);
 }
-END_TEST
 
-START_TEST(a_buffer_keeps_all_that_was_appended)
+static struct test_case buffers_tests = { .name = "buffers" };
+
+TEST(buffers_tests, a_buffer_keeps_all_that_was_appended)
 {
 	struct base_buffer buffer = { 0 };
 	uint8_t expected[3000];
@@ -169,9 +168,8 @@ START_TEST(a_buffer_keeps_all_that_was_appended)
 	ck_assert_ptr_null(buffer.data);
 	base_buffer_free(&buffer);
 }
-END_TEST
 
-START_TEST(a_buffer_does_not_move_within_what_was_reserved)
+TEST(buffers_tests, a_buffer_does_not_move_within_what_was_reserved)
 {
 	struct base_buffer buffer = { 0 };
 	const uint8_t *before;
@@ -183,9 +181,8 @@ START_TEST(a_buffer_does_not_move_within_what_was_reserved)
 	ck_assert_ptr_eq(buffer.data, before);
 	base_buffer_free(&buffer);
 }
-END_TEST
 
-START_TEST(numbers_are_little_endian)
+TEST(buffers_tests, numbers_are_little_endian)
 {
 	static const uint8_t expected[8] = { 0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01 };
 	uint8_t bytes[9] = { 0 };
@@ -199,7 +196,6 @@ START_TEST(numbers_are_little_endian)
 				  0x0102030405060708ull & (UINT64_MAX >> (64 - 8 * count)));
 	}
 }
-END_TEST
 
 /* ---- Descriptors ----------------------------------------------------------------------------- */
 
@@ -220,7 +216,7 @@ static int have_only_plain_ones(void *unused)
 	return read(plain_fd, &byte, 1) ? 3 : 0;
 }
 
-START_TEST(a_child_of_fork_holds_no_file_of_ours)
+TEST(buffers_tests, a_child_of_fork_holds_no_file_of_ours)
 {
 	char byte;
 
@@ -245,7 +241,6 @@ START_TEST(a_child_of_fork_holds_no_file_of_ours)
 	ck_assert_int_lt(base_close(INT_MAX), 0);
 	close(plain_fd);
 }
-END_TEST
 
 static int own_with_closed_streams(void *nothing)
 {
@@ -273,11 +268,10 @@ static int own_with_closed_streams(void *nothing)
 }
 
 /* Output to a closed stderr must not end up in a checkpoint. */
-START_TEST(no_file_of_ours_takes_the_number_of_a_closed_stream)
+TEST(buffers_tests, no_file_of_ours_takes_the_number_of_a_closed_stream)
 {
 	ck_assert_int_eq(scratch_in_child(own_with_closed_streams, NULL), 0);
 }
-END_TEST
 
 static int have_it_closed(void *limit)
 {
@@ -288,7 +282,7 @@ static int have_it_closed(void *limit)
 }
 
 /* Without a free descriptor, no placeholder can replace the file. */
-START_TEST(a_child_that_may_open_nothing_holds_no_file_of_ours)
+TEST(buffers_tests, a_child_that_may_open_nothing_holds_no_file_of_ours)
 {
 	struct rlimit limit, none;
 
@@ -302,26 +296,8 @@ START_TEST(a_child_that_may_open_nothing_holds_no_file_of_ours)
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	ck_assert_int_eq(base_close(owned_fd), 0);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("base/memory");
-	TCase *maps = tcase_create("maps"), *buffers = tcase_create("buffers");
-	const int sizes = (int)ARRAY_LENGTH(map_sizes);
-
-	tcase_add_loop_test(maps, maps_begin_on_a_page_and_hold_what_was_asked_for, 0, sizes);
-	tcase_add_test(maps, more_memory_than_there_are_addresses_is_refused);
-	tcase_add_test(maps, touched_pages_are_in_memory);
-	tcase_add_test(maps, an_older_kernel_touches_pages_all_the_same);
-	tcase_add_loop_test(maps, maps_are_not_inherited_by_children, 0, sizes);
-	suite_add_tcase(suite, maps);
-	tcase_add_test(buffers, a_buffer_keeps_all_that_was_appended);
-	tcase_add_test(buffers, a_buffer_does_not_move_within_what_was_reserved);
-	tcase_add_test(buffers, numbers_are_little_endian);
-	tcase_add_test(buffers, a_child_of_fork_holds_no_file_of_ours);
-	tcase_add_test(buffers, no_file_of_ours_takes_the_number_of_a_closed_stream);
-	tcase_add_test(buffers, a_child_that_may_open_nothing_holds_no_file_of_ours);
-	suite_add_tcase(suite, buffers);
-	return check_main(suite);
+	return check_run("base/memory");
 }

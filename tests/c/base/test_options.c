@@ -23,7 +23,9 @@ struct newer {
 
 static const struct known nothing = { .size = sizeof(struct known) };
 
-START_TEST(structs_of_older_and_newer_headers_are_taken)
+static struct test_case structs = { .name = "structs" };
+
+TEST(structs, structs_of_older_and_newer_headers_are_taken)
 {
 	const struct known both = { sizeof(both), 7, 8 }, first = { sizeof(first), 7, 0 };
 	struct newer from = { .known = { 0, 7, 8 } };
@@ -49,9 +51,8 @@ START_TEST(structs_of_older_and_newer_headers_are_taken)
 		ck_assert_mem_eq(&into, cases[i].into, sizeof(into));
 	}
 }
-END_TEST
 
-START_TEST(a_field_that_is_not_known_is_refused_wherever_it_lies)
+TEST(structs, a_field_that_is_not_known_is_refused_wherever_it_lies)
 {
 	for (size_t i = sizeof(struct known); i < sizeof(struct newer); i++) {
 		struct newer from = { .known = { sizeof(from), 7, 8 } };
@@ -62,9 +63,8 @@ START_TEST(a_field_that_is_not_known_is_refused_wherever_it_lies)
 				 -EINVAL);
 	}
 }
-END_TEST
 
-START_TEST(a_size_that_cannot_be_is_refused)
+TEST(structs, a_size_that_cannot_be_is_refused)
 {
 	static const size_t sizes[] = { 0, 1, sizeof(size_t) - 1, 4097, SIZE_MAX, (size_t)1 << 63 };
 	struct known into;
@@ -79,9 +79,8 @@ START_TEST(a_size_that_cannot_be_is_refused)
 		ck_assert_uint_eq(from.size, sizes[i]);
 	}
 }
-END_TEST
 
-START_TEST(a_struct_that_is_filled_keeps_to_the_callers_size)
+TEST(structs, a_struct_that_is_filled_keeps_to_the_callers_size)
 {
 	const struct known from = { .size = sizeof(from), .first = 7, .second = 8 };
 
@@ -101,9 +100,26 @@ START_TEST(a_struct_that_is_filled_keeps_to_the_callers_size)
 		}
 	}
 }
-END_TEST
 
-START_TEST(sizes_are_numbers_with_at_most_one_binary_suffix)
+/* ---- The table of settings ------------------------------------------------------------------- */
+
+static struct ioshape_context_options options;
+static struct base_error error;
+
+static int take(void)
+{
+	memset(&error, 0, sizeof(error));
+	return base_settings_take(BASE_SETTINGS_CONTEXT, &options, &error);
+}
+
+static void begin(void)
+{
+	memset(&options, 0, sizeof(options));
+}
+
+static struct test_case environment = { .name = "environment", .setup = begin };
+
+TEST(environment, sizes_are_numbers_with_at_most_one_binary_suffix)
 {
 	static const struct {
 		const char *text;
@@ -138,25 +154,8 @@ START_TEST(sizes_are_numbers_with_at_most_one_binary_suffix)
 		ck_assert_msg(base_parse_bytes(large[i], &value) == -ERANGE, "\"%s\"", large[i]);
 	ck_assert_uint_eq(value, 77);
 }
-END_TEST
 
-/* ---- The table of settings ------------------------------------------------------------------- */
-
-static struct ioshape_context_options options;
-static struct base_error error;
-
-static int take(void)
-{
-	memset(&error, 0, sizeof(error));
-	return base_settings_take(BASE_SETTINGS_CONTEXT, &options, &error);
-}
-
-static void begin(void)
-{
-	memset(&options, 0, sizeof(options));
-}
-
-START_TEST(what_nobody_sets_stays_zero)
+TEST(environment, what_nobody_sets_stays_zero)
 {
 	static const struct ioshape_context_options zeros;
 
@@ -166,9 +165,8 @@ START_TEST(what_nobody_sets_stays_zero)
 	ck_assert_int_eq(take(), 0);
 	ck_assert_mem_eq(&options, &zeros, sizeof(zeros));
 }
-END_TEST
 
-START_TEST(variables_fill_what_the_program_left_open)
+TEST(environment, variables_fill_what_the_program_left_open)
 {
 	setenv("IOSHAPE_ENGINE", "uring-async", 1);
 	setenv("IOSHAPE_DIRECT", "off", 1);
@@ -183,10 +181,9 @@ START_TEST(variables_fill_what_the_program_left_open)
 	ck_assert_uint_eq(options.slots, 65536);
 	ck_assert_str_eq(options.pool, "a");
 }
-END_TEST
 
 /* The words in the table must have the order of the enums. */
-START_TEST(each_word_means_its_constant)
+TEST(environment, each_word_means_its_constant)
 {
 	static const struct {
 		const char *variable, *word;
@@ -219,9 +216,8 @@ START_TEST(each_word_means_its_constant)
 		unsetenv(words[i].variable);
 	}
 }
-END_TEST
 
-START_TEST(a_variable_that_makes_no_sense_is_refused)
+TEST(environment, a_variable_that_makes_no_sense_is_refused)
 {
 	static const char *const bad[][2] = { { "IOSHAPE_ENGINE", "(uring)" },
 					      { "IOSHAPE_ENGINE", "uring " },
@@ -252,24 +248,21 @@ START_TEST(a_variable_that_makes_no_sense_is_refused)
 	ck_assert_int_eq(take(), -EINVAL);
 	ck_assert_uint_lt(strlen(error.sentence), 256);
 }
-END_TEST
 
-START_TEST(a_variable_is_named_wording)
+TEST(environment, a_variable_is_named_wording)
 {
 	setenv("IOSHAPE_SHARE", "1001", 1);
 	ck_assert_int_eq(take(), -EINVAL);
 	ck_assert_str_eq(error.sentence, "IOSHAPE_SHARE cannot be \"1001\"");
 	ck_assert_str_eq(error.remedy, "it takes 1 to 1000");
 }
-END_TEST
 
-START_TEST(a_secret_is_not_repeated)
+TEST(environment, a_secret_is_not_repeated)
 {
 	setenv("IOSHAPE_COORDINATOR", "redis://u:s3cret@h\n", 1);
 	ck_assert_int_eq(take(), -EINVAL);
 	ck_assert_ptr_null(strstr(error.text, "s3cret"));
 }
-END_TEST
 
 static char heard[1024];
 
@@ -279,7 +272,7 @@ static void listen(void *user, enum ioshape_log_level level, const char *line)
 	strcat(strcat(heard, line), "\n");
 }
 
-START_TEST(a_retired_setting_does_nothing_and_warns_once)
+TEST(environment, a_retired_setting_does_nothing_and_warns_once)
 {
 	const struct base_log log = { listen, NULL, IOSHAPE_LOG_WARNING };
 	static const struct ioshape_context_options zeros;
@@ -295,9 +288,8 @@ START_TEST(a_retired_setting_does_nothing_and_warns_once)
 	base_settings_warn(&log);
 	ck_assert_str_eq(heard, "");
 }
-END_TEST
 
-START_TEST(variables_that_are_no_settings_are_told_once)
+TEST(environment, variables_that_are_no_settings_are_told_once)
 {
 	const struct base_log nobody = { 0 }, log = { listen, NULL, IOSHAPE_LOG_WARNING };
 
@@ -319,28 +311,8 @@ START_TEST(variables_that_are_no_settings_are_told_once)
 	base_settings_warn(&log);
 	ck_assert_str_eq(heard, "");
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("base/options");
-	TCase *structs = tcase_create("structs"), *environment = tcase_create("environment");
-
-	tcase_add_test(structs, structs_of_older_and_newer_headers_are_taken);
-	tcase_add_test(structs, a_field_that_is_not_known_is_refused_wherever_it_lies);
-	tcase_add_test(structs, a_size_that_cannot_be_is_refused);
-	tcase_add_test(structs, a_struct_that_is_filled_keeps_to_the_callers_size);
-	suite_add_tcase(suite, structs);
-	tcase_add_test(environment, sizes_are_numbers_with_at_most_one_binary_suffix);
-	tcase_add_checked_fixture(environment, begin, NULL);
-	tcase_add_test(environment, what_nobody_sets_stays_zero);
-	tcase_add_test(environment, variables_fill_what_the_program_left_open);
-	tcase_add_test(environment, each_word_means_its_constant);
-	tcase_add_test(environment, a_variable_that_makes_no_sense_is_refused);
-	tcase_add_test(environment, a_variable_is_named_wording);
-	tcase_add_test(environment, a_secret_is_not_repeated);
-	tcase_add_test(environment, variables_that_are_no_settings_are_told_once);
-	tcase_add_test(environment, a_retired_setting_does_nothing_and_warns_once);
-	suite_add_tcase(suite, environment);
-	return check_main(suite);
+	return check_run("base/options");
 }

@@ -245,7 +245,9 @@ static void teardown(void)
  * After a failed fsync the kernel may mark the lost pages clean, so a second fsync may succeed
  * (Rebello et al., USENIX ATC 2020).
  */
-START_TEST(a_failed_fsync_fails_the_save_and_is_not_tried_again)
+static struct test_case fail = { .name = "failing", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(fail, a_failed_fsync_fails_the_save_and_is_not_tried_again, 0, ARRAY_LENGTH(scenarios))
 {
 	long first;
 
@@ -258,10 +260,9 @@ START_TEST(a_failed_fsync_fails_the_save_and_is_not_tried_again)
 	ck_assert(is_old());
 	ck_assert_uint_eq(scratch_temporaries("."), 0);
 }
-END_TEST
 
 /* The failure of any of these calls fails the save. */
-START_TEST(a_failure_that_matters_fails_the_save)
+LOOP_TEST(fail, a_failure_that_matters_fails_the_save, 0, ARRAY_LENGTH(scenarios))
 {
 	static const char *const names[] = {
 		"fsync",     "fsync directory", "close temporary",    "renameat",
@@ -285,7 +286,6 @@ START_TEST(a_failure_that_matters_fails_the_save)
 	}
 	ck_assert_uint_ge(failed, 5);
 }
-END_TEST
 
 /* Runs in a child, because a denial cannot be undone. */
 static int save_with_denial(void *name)
@@ -294,7 +294,7 @@ static int save_with_denial(void *name)
 	return save_with_trouble(NULL);
 }
 
-START_TEST(what_never_ceases_to_be_interrupted_fails)
+TEST(fail, what_never_ceases_to_be_interrupted_fails)
 {
 	static char name[] = "pwrite64 temporary";
 
@@ -306,7 +306,6 @@ START_TEST(what_never_ceases_to_be_interrupted_fails)
 	ck_assert(is_old());
 	ck_assert_uint_eq(scratch_temporaries("."), 0);
 }
-END_TEST
 
 /* Runs in a child. */
 static int save_with_a_stale_handle(void *nth)
@@ -326,7 +325,7 @@ static int save_with_a_stale_handle(void *nth)
  * The library asks more about a file of another user. Without root the owner cannot be changed, and
  * the test covers less.
  */
-START_TEST(a_look_that_fails_fails_the_save_with_its_code)
+TEST(fail, a_look_that_fails_fails_the_save_with_its_code)
 {
 	unsigned failed = 0;
 	long nth = -1;
@@ -349,9 +348,8 @@ START_TEST(a_look_that_fails_fails_the_save_with_its_code)
 	}
 	ck_assert_uint_ge(failed, 1);
 }
-END_TEST
 
-START_TEST(the_temporary_file_is_created_as_it_must_be)
+LOOP_TEST(fail, the_temporary_file_is_created_as_it_must_be, 0, ARRAY_LENGTH(scenarios))
 {
 	begin_scenario(_i);
 	run(NULL);
@@ -359,13 +357,12 @@ START_TEST(the_temporary_file_is_created_as_it_must_be)
 				 (O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC),
 			 O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC);
 }
-END_TEST
 
 /*
  * A process that opens the temporary file while it is empty can read all that is written later. So
  * its first mode grants no user, in whatever class of the file, more than the old file's mode.
  */
-START_TEST(nobody_opens_the_temporary_file_who_may_not_open_the_old_one)
+TEST(fail, nobody_opens_the_temporary_file_who_may_not_open_the_old_one)
 {
 	static const mode_t modes[][2] = {
 		{ 0644, 0644 }, { 0600, 0600 }, { 0640, 0600 },
@@ -385,13 +382,12 @@ START_TEST(nobody_opens_the_temporary_file_who_may_not_open_the_old_one)
 	if (old_names_a_user)
 		ck_assert_uint_eq(calls_record()->temporary_mode, 0600);
 }
-END_TEST
 
 /*
  * Over NFS a file may disappear between two calls because another host has replaced it. The name
  * then means the new file.
  */
-START_TEST(a_file_that_another_host_replaced_is_looked_for_anew)
+TEST(fail, a_file_that_another_host_replaced_is_looked_for_anew)
 {
 	static const char *const names[] = { "fstat64", "statx", "fstatfs64", "pread64" };
 	struct ioshape_context *context;
@@ -416,7 +412,6 @@ START_TEST(a_file_that_another_host_replaced_is_looked_for_anew)
 	}
 	ioshape_context_free(context);
 }
-END_TEST
 
 /* Returns the number of calls of a context's second save. The first save makes more calls. */
 static unsigned long calls_of_second_save(const char *unchanged)
@@ -434,7 +429,10 @@ static unsigned long calls_of_second_save(const char *unchanged)
 	return atomic_load(&calls_record()->count);
 }
 
-START_TEST(looking_for_stale_bytes_takes_no_call)
+/*
+ * Buffered, because direct requests may complete in any order and take a varying number of calls.
+ */
+LOOP_TEST(fail, looking_for_stale_bytes_takes_no_call, 2, 3)
 {
 	unsigned long wanted;
 
@@ -443,12 +441,11 @@ START_TEST(looking_for_stale_bytes_takes_no_call)
 	ck_assert_uint_gt(wanted, 0);
 	ck_assert_uint_eq(calls_of_second_save("warn"), wanted);
 }
-END_TEST
 
 /*
  * With a relative path, ranks with different working directories would use different directories.
  */
-START_TEST(a_relative_path_is_not_taken_for_an_absolute_one)
+TEST(fail, a_relative_path_is_not_taken_for_an_absolute_one)
 {
 	struct ioshape_context *context;
 	struct ioshape_group *group;
@@ -465,28 +462,8 @@ START_TEST(a_relative_path_is_not_taken_for_an_absolute_one)
 	scratch_remove("not");
 	ioshape_context_free(context);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("fault/calls");
-	TCase *fail = tcase_create("failing");
-	const int count = (int)ARRAY_LENGTH(scenarios);
-
-	tcase_add_checked_fixture(fail, setup, teardown);
-	tcase_add_loop_test(fail, a_failed_fsync_fails_the_save_and_is_not_tried_again, 0, count);
-	tcase_add_loop_test(fail, a_failure_that_matters_fails_the_save, 0, count);
-	tcase_add_loop_test(fail, the_temporary_file_is_created_as_it_must_be, 0, count);
-	tcase_add_test(fail, what_never_ceases_to_be_interrupted_fails);
-	tcase_add_test(fail, a_look_that_fails_fails_the_save_with_its_code);
-	tcase_add_test(fail, nobody_opens_the_temporary_file_who_may_not_open_the_old_one);
-	/*
-	 * Buffered, because direct requests may complete in any order and take a varying number of
-	 * calls.
-	 */
-	tcase_add_loop_test(fail, looking_for_stale_bytes_takes_no_call, 2, 3);
-	tcase_add_test(fail, a_file_that_another_host_replaced_is_looked_for_anew);
-	tcase_add_test(fail, a_relative_path_is_not_taken_for_an_absolute_one);
-	suite_add_tcase(suite, fail);
-	return check_main(suite);
+	return check_run("fault/calls");
 }

@@ -153,7 +153,9 @@ static bool save_under(uint64_t seed, bool hard)
 	return true;
 }
 
-START_TEST(trouble_that_passes_never_fails_a_save)
+static struct test_case by_seed = { .name = "by seed", .setup = setup, .teardown = teardown };
+
+TEST(by_seed, trouble_that_passes_never_fails_a_save)
 {
 	uint64_t first = faulty_seed(1000), count = scratch_long() ? SEEDS_LONG : SEEDS, faults = 0;
 
@@ -169,9 +171,8 @@ START_TEST(trouble_that_passes_never_fails_a_save)
 	/* The test must have injected enough faults. */
 	ck_assert_uint_gt(faults, count);
 }
-END_TEST
 
-START_TEST(trouble_of_all_kinds_leaves_the_old_file_or_the_new)
+TEST(by_seed, trouble_of_all_kinds_leaves_the_old_file_or_the_new)
 {
 	uint64_t first = faulty_seed(500000), count = scratch_long() ? SEEDS_LONG : 2 * SEEDS;
 	unsigned succeeded = 0;
@@ -183,7 +184,6 @@ START_TEST(trouble_of_all_kinds_leaves_the_old_file_or_the_new)
 		ck_assert_uint_lt(succeeded, count);
 	}
 }
-END_TEST
 
 /*
  * Returns the setting with which loads use the engine. By default files as small as these are read
@@ -217,7 +217,7 @@ static int read_onward(struct ioshape_context *context, char *why, size_t why_by
 	return ret;
 }
 
-START_TEST(trouble_ahead_never_reads_wrong_bytes)
+TEST(by_seed, trouble_ahead_never_reads_wrong_bytes)
 {
 	uint64_t first = faulty_seed(700000), count = scratch_long() ? SEEDS_LONG : SEEDS;
 	unsigned failed = 0, faults = 0;
@@ -248,9 +248,8 @@ START_TEST(trouble_ahead_never_reads_wrong_bytes)
 		ck_assert_uint_gt(failed, 0);
 	}
 }
-END_TEST
 
-START_TEST(trouble_never_loads_wrong_bytes)
+TEST(by_seed, trouble_never_loads_wrong_bytes)
 {
 	uint64_t first = faulty_seed(900000), count = scratch_long() ? SEEDS_LONG : SEEDS;
 	unsigned failed = 0, faults = 0;
@@ -281,9 +280,8 @@ START_TEST(trouble_never_loads_wrong_bytes)
 		ck_assert_uint_gt(failed, 0);
 	}
 }
-END_TEST
 
-START_TEST(an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_it_well)
+TEST(by_seed, an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_it_well)
 {
 	struct faulty_plan plan = { .inner = &io_engine_threads, .fail_open = 1 };
 	struct ioshape_context *context;
@@ -297,20 +295,8 @@ START_TEST(an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_i
 	ck_assert(scratch_same(scratch_path("file"), new_file, new_bytes));
 	ioshape_context_free(context);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("fault/faulty engine");
-	TCase *tests = tcase_create("by seed");
-
-	tcase_add_checked_fixture(tests, setup, teardown);
-	tcase_add_test(tests, trouble_that_passes_never_fails_a_save);
-	tcase_add_test(tests, trouble_of_all_kinds_leaves_the_old_file_or_the_new);
-	tcase_add_test(tests, trouble_never_loads_wrong_bytes);
-	tcase_add_test(tests, trouble_ahead_never_reads_wrong_bytes);
-	tcase_add_test(tests,
-		       an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_it_well);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("fault/faulty engine");
 }

@@ -179,7 +179,9 @@ static uint8_t *alone(unsigned rank, size_t *bytes)
 	return scratch_read(scratch_path("alone"), bytes);
 }
 
-START_TEST(members_are_the_files_they_would_be_alone)
+static struct test_case written_tests = { .name = "written", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(written_tests, members_are_the_files_they_would_be_alone, 0, ARRAY_LENGTH(alignments))
 {
 	uint64_t end = 0;
 	size_t bytes;
@@ -201,7 +203,6 @@ START_TEST(members_are_the_files_they_would_be_alone)
 		free(expected);
 	}
 }
-END_TEST
 
 static int stop_at(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
@@ -213,7 +214,7 @@ static int stop_at(void *user, enum ioshape_phase phase, uint64_t done, uint64_t
 	return *left && !--*left;
 }
 
-START_TEST(after_a_failed_write_nothing_more_is_written)
+TEST(written_tests, after_a_failed_write_nothing_more_is_written)
 {
 	unsigned left, nth;
 	int ret = -1;
@@ -237,9 +238,8 @@ START_TEST(after_a_failed_write_nothing_more_is_written)
 	}
 	ck_assert_uint_gt(nth, RANKS * BIG / (256 * KIB));
 }
-END_TEST
 
-START_TEST(without_memory_nothing_leaks)
+TEST(written_tests, without_memory_nothing_leaks)
 {
 	unsigned long nth;
 	int ret = -ENOMEM;
@@ -258,7 +258,6 @@ START_TEST(without_memory_nothing_leaks)
 	}
 	ck_assert_uint_gt(nth, 20);
 }
-END_TEST
 
 /* ---- Reading one member ---------------------------------------------------------------------- */
 
@@ -278,7 +277,9 @@ static int read_big(const struct format_reader *reader)
 				  &test.error);
 }
 
-START_TEST(a_member_is_read_as_a_file_by_itself)
+static struct test_case read_back = { .name = "read", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(read_back, a_member_is_read_as_a_file_by_itself, 0, 2 * ARRAY_LENGTH(alignments))
 {
 	struct format_reader reader;
 
@@ -295,9 +296,9 @@ START_TEST(a_member_is_read_as_a_file_by_itself)
 		format_reader_close(&reader);
 	}
 }
-END_TEST
 
-START_TEST(a_file_of_parts_is_read_onward_to_the_end_of_the_part)
+LOOP_TEST(read_back, a_file_of_parts_is_read_onward_to_the_end_of_the_part, 0,
+	  ARRAY_LENGTH(alignments))
 {
 	const struct format_entry *member;
 	struct io_stream *stream;
@@ -325,10 +326,9 @@ START_TEST(a_file_of_parts_is_read_onward_to_the_end_of_the_part)
 		format_reader_close(&reader);
 	}
 }
-END_TEST
 
 /* All neighbours are damaged, which a reader of the middle member must not notice. */
-START_TEST(damage_is_found_in_the_part_and_nowhere_else)
+LOOP_TEST(read_back, damage_is_found_in_the_part_and_nowhere_else, 0, ARRAY_LENGTH(alignments))
 {
 	const struct format_entry *member = &test.members[1];
 	struct format_reader reader;
@@ -361,9 +361,8 @@ START_TEST(damage_is_found_in_the_part_and_nowhere_else)
 		test.content[flip] ^= 1;
 	}
 }
-END_TEST
 
-START_TEST(only_the_part_itself_is_an_archive)
+TEST(read_back, only_the_part_itself_is_an_archive)
 {
 	struct format_entry *member = &test.members[1], right;
 	struct format_reader reader;
@@ -386,25 +385,8 @@ START_TEST(only_the_part_itself_is_an_archive)
 	*member = (struct format_entry){ .data_offset = right.data_offset };
 	ck_assert_int_lt(open_member(&reader, 1), 0);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/bundle");
-	TCase *written = tcase_create("written"), *read_back = tcase_create("read");
-	const int count = (int)ARRAY_LENGTH(alignments);
-
-	tcase_add_checked_fixture(written, setup, teardown);
-	tcase_add_loop_test(written, members_are_the_files_they_would_be_alone, 0, count);
-	tcase_add_test(written, after_a_failed_write_nothing_more_is_written);
-	tcase_add_test(written, without_memory_nothing_leaks);
-	suite_add_tcase(suite, written);
-	tcase_add_checked_fixture(read_back, setup, teardown);
-	tcase_add_loop_test(read_back, a_member_is_read_as_a_file_by_itself, 0, 2 * count);
-	tcase_add_loop_test(read_back, a_file_of_parts_is_read_onward_to_the_end_of_the_part, 0,
-			    count);
-	tcase_add_loop_test(read_back, damage_is_found_in_the_part_and_nowhere_else, 0, count);
-	tcase_add_test(read_back, only_the_part_itself_is_an_archive);
-	suite_add_tcase(suite, read_back);
-	return check_main(suite);
+	return check_run("zip/bundle");
 }

@@ -111,7 +111,9 @@ static void expect_equal(const struct format_index *a, const struct format_index
 
 /* ---- Round trips ----------------------------------------------------------------------------- */
 
-START_TEST(table_and_metadata_may_be_missing)
+static struct test_case round_trips = { .name = "round trips" };
+
+TEST(round_trips, table_and_metadata_may_be_missing)
 {
 	struct format_index bare = everything, index;
 	struct base_buffer bytes;
@@ -135,9 +137,8 @@ START_TEST(table_and_metadata_may_be_missing)
 	format_index_free(&index);
 	base_buffer_free(&bytes);
 }
-END_TEST
 
-START_TEST(an_index_of_no_records_is_fine)
+TEST(round_trips, an_index_of_no_records_is_fine)
 {
 	const struct format_index none = { .check_bytes = FORMAT_CHECK_BYTES };
 	struct base_buffer bytes = encoded(&none);
@@ -149,9 +150,8 @@ START_TEST(an_index_of_no_records_is_fine)
 	format_index_free(&index);
 	base_buffer_free(&bytes);
 }
-END_TEST
 
-START_TEST(each_part_of_the_metadata_travels_alone)
+TEST(round_trips, each_part_of_the_metadata_travels_alone)
 {
 	const struct ioshape_metadata parts[] = {
 		{ .step = INT64_MIN },
@@ -171,9 +171,8 @@ START_TEST(each_part_of_the_metadata_travels_alone)
 		base_buffer_free(&bytes);
 	}
 }
-END_TEST
 
-START_TEST(the_bytes_may_lie_anywhere)
+TEST(round_trips, the_bytes_may_lie_anywhere)
 {
 	for (size_t shift = 0; shift < 8; shift++) {
 		struct base_buffer bytes = { 0 };
@@ -190,9 +189,8 @@ START_TEST(the_bytes_may_lie_anywhere)
 		base_buffer_free(&bytes);
 	}
 }
-END_TEST
 
-START_TEST(sections_of_the_future_are_skipped)
+TEST(round_trips, sections_of_the_future_are_skipped)
 {
 	static const uint8_t unknown[24] = { 77, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0,
 					     0,  0, 0, 0, 1, 2, 3, 0, 0, 0, 0, 0 };
@@ -207,9 +205,8 @@ START_TEST(sections_of_the_future_are_skipped)
 	format_index_free(&index);
 	base_buffer_free(&bytes);
 }
-END_TEST
 
-START_TEST(no_section_is_there_twice)
+TEST(round_trips, no_section_is_there_twice)
 {
 	struct format_index given = everything, index;
 	struct base_buffer bytes;
@@ -226,7 +223,6 @@ START_TEST(no_section_is_there_twice)
 	ck_assert_int_eq(decode(&index, &bytes), IOSHAPE_E_DAMAGED);
 	base_buffer_free(&bytes);
 }
-END_TEST
 
 /* ---- Damage ---------------------------------------------------------------------------------- */
 
@@ -270,7 +266,9 @@ static int decode_copy(const uint8_t *data, size_t bytes)
 	return ret;
 }
 
-START_TEST(every_truncation_is_refused)
+static struct test_case damage = { .name = "damage" };
+
+TEST(damage, every_truncation_is_refused)
 {
 	struct base_buffer bytes = encoded(&everything);
 
@@ -280,13 +278,12 @@ START_TEST(every_truncation_is_refused)
 	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_DAMAGED);
 	base_buffer_free(&bytes);
 }
-END_TEST
 
 /*
  * Some changes are accepted, such as a flipped bit in a checksum. The CRC-32 of the index record
  * detects those.
  */
-START_TEST(no_flipped_bit_leads_astray)
+TEST(damage, no_flipped_bit_leads_astray)
 {
 	struct base_buffer bytes = encoded(&everything);
 	size_t refused = 0;
@@ -304,9 +301,8 @@ START_TEST(no_flipped_bit_leads_astray)
 	ck_assert_uint_gt(refused, bytes.bytes * 8 / 3);
 	base_buffer_free(&bytes);
 }
-END_TEST
 
-START_TEST(no_made_up_number_leads_astray)
+TEST(damage, no_made_up_number_leads_astray)
 {
 	static const uint64_t numbers[] = {
 		0,
@@ -348,7 +344,6 @@ START_TEST(no_made_up_number_leads_astray)
 	free(copy);
 	base_buffer_free(&bytes);
 }
-END_TEST
 
 /* Offsets of the numbers in the encoded `everything`. */
 #define AT_VERSION 8
@@ -386,7 +381,7 @@ static void expect_refused(size_t at, uint64_t number, unsigned width, int code)
 	base_buffer_free(&bytes);
 }
 
-START_TEST(counts_are_refused_before_memory_is_asked_for)
+TEST(damage, counts_are_refused_before_memory_is_asked_for)
 {
 	static const struct {
 		size_t at;
@@ -421,7 +416,6 @@ START_TEST(counts_are_refused_before_memory_is_asked_for)
 		ck_assert_uint_eq(allocations, 0);
 	}
 }
-END_TEST
 
 /* Encodes invalid rows, optionally changes a number, and checks that the decoder refuses them. */
 static void expect_rows_refused(const struct format_tensor_row *given_rows, size_t at,
@@ -438,7 +432,7 @@ static void expect_rows_refused(const struct format_tensor_row *given_rows, size
 	base_buffer_free(&bytes);
 }
 
-START_TEST(rows_that_were_never_written_are_refused)
+TEST(damage, rows_that_were_never_written_are_refused)
 {
 	static const int64_t empty[] = { 0, 1 }, ones[] = { 1, 1 };
 	struct format_tensor_row bad[3] = { rows[0], rows[1], rows[2] };
@@ -462,9 +456,8 @@ START_TEST(rows_that_were_never_written_are_refused)
 	bad[2].strides = ones;
 	expect_rows_refused(bad, AT_ROW(2) + 12, 1);
 }
-END_TEST
 
-START_TEST(offsets_of_nobody_are_refused)
+TEST(damage, offsets_of_nobody_are_refused)
 {
 	const uint64_t more[] = { 64, 640, 704, 4096, 3 * CHECK_BYTES + 4160, end };
 	struct format_index given = everything;
@@ -477,9 +470,8 @@ START_TEST(offsets_of_nobody_are_refused)
 	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_DAMAGED);
 	base_buffer_free(&bytes);
 }
-END_TEST
 
-START_TEST(tensors_and_names_fit_their_records)
+TEST(damage, tensors_and_names_fit_their_records)
 {
 	static const struct {
 		size_t at;
@@ -516,9 +508,8 @@ START_TEST(tensors_and_names_fit_their_records)
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
 		expect_refused(cases[i].at, cases[i].number, cases[i].width, IOSHAPE_E_DAMAGED);
 }
-END_TEST
 
-START_TEST(names_are_unique)
+TEST(damage, names_are_unique)
 {
 	struct format_tensor_row same[3] = { rows[0], rows[1], rows[2] };
 	const struct ioshape_attribute twice[] = { { "a", "1" }, { "a", "2" } };
@@ -537,9 +528,8 @@ START_TEST(names_are_unique)
 	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_DAMAGED);
 	base_buffer_free(&bytes);
 }
-END_TEST
 
-START_TEST(metadata_is_limited)
+TEST(damage, metadata_is_limited)
 {
 	struct format_index given = everything;
 	struct base_buffer bytes;
@@ -555,11 +545,10 @@ START_TEST(metadata_is_limited)
 	base_buffer_free(&bytes);
 	free((void *)(uintptr_t)given.metadata.blob);
 }
-END_TEST
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-START_TEST(without_memory_nothing_leaks)
+TEST(damage, without_memory_nothing_leaks)
 {
 	struct base_buffer bytes = { 0 };
 	struct format_index index;
@@ -584,7 +573,6 @@ START_TEST(without_memory_nothing_leaks)
 	format_index_free(&index);
 	base_buffer_free(&bytes);
 }
-END_TEST
 
 /* ---- Metadata from the caller ---------------------------------------------------------------- */
 
@@ -604,7 +592,9 @@ static void expect_attribute(const char *name, const char *value, int code)
 	expect_metadata(&metadata, code);
 }
 
-START_TEST(metadata_is_checked_before_it_is_saved)
+static struct test_case metadata = { .name = "metadata" };
+
+TEST(metadata, metadata_is_checked_before_it_is_saved)
 {
 	const struct ioshape_attribute twice[] = { { "a", "1" }, { "b", "1" }, { "a", "2" } };
 	const struct ioshape_metadata unsound[] = {
@@ -624,9 +614,8 @@ START_TEST(metadata_is_checked_before_it_is_saved)
 	for (size_t i = 0; i < ARRAY_LENGTH(large); i++)
 		expect_metadata(&large[i], IOSHAPE_E_LIMIT);
 }
-END_TEST
 
-START_TEST(attributes_are_checked_before_they_are_saved)
+TEST(metadata, attributes_are_checked_before_they_are_saved)
 {
 	char *large = malloc(IOSHAPE_MAX_METADATA_BYTES + 2);
 
@@ -650,47 +639,8 @@ START_TEST(attributes_are_checked_before_they_are_saved)
 	}
 	free(large);
 }
-END_TEST
-
-static void add_round_trips(Suite *suite)
-{
-	TCase *tests = tcase_create("round trips");
-
-	tcase_add_test(tests, table_and_metadata_may_be_missing);
-	tcase_add_test(tests, an_index_of_no_records_is_fine);
-	tcase_add_test(tests, each_part_of_the_metadata_travels_alone);
-	tcase_add_test(tests, the_bytes_may_lie_anywhere);
-	tcase_add_test(tests, sections_of_the_future_are_skipped);
-	tcase_add_test(tests, no_section_is_there_twice);
-	suite_add_tcase(suite, tests);
-}
-
-static void add_damage(Suite *suite)
-{
-	TCase *tests = tcase_create("damage");
-
-	tcase_add_test(tests, every_truncation_is_refused);
-	tcase_add_test(tests, no_flipped_bit_leads_astray);
-	tcase_add_test(tests, no_made_up_number_leads_astray);
-	tcase_add_test(tests, counts_are_refused_before_memory_is_asked_for);
-	tcase_add_test(tests, rows_that_were_never_written_are_refused);
-	tcase_add_test(tests, offsets_of_nobody_are_refused);
-	tcase_add_test(tests, tensors_and_names_fit_their_records);
-	tcase_add_test(tests, names_are_unique);
-	tcase_add_test(tests, metadata_is_limited);
-	tcase_add_test(tests, without_memory_nothing_leaks);
-	suite_add_tcase(suite, tests);
-}
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/index");
-	TCase *metadata = tcase_create("metadata");
-
-	add_round_trips(suite);
-	add_damage(suite);
-	tcase_add_test(metadata, metadata_is_checked_before_it_is_saved);
-	tcase_add_test(metadata, attributes_are_checked_before_they_are_saved);
-	suite_add_tcase(suite, metadata);
-	return check_main(suite);
+	return check_run("zip/index");
 }

@@ -42,7 +42,11 @@ static bool sees(uint32_t rank, const char *scope, const char *name, const char 
 	return well;
 }
 
-START_TEST(test_every_rank_sees_what_any_rank_posts)
+static struct test_case stores_tests = { .name = "stores",
+					 .setup = scratch_setup,
+					 .teardown = scratch_teardown };
+
+LOOP_TEST(stores_tests, test_every_rank_sees_what_any_rank_posts, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	open_all(_i, 4);
 	for (uint32_t from = 0; from < 4; from++) {
@@ -59,9 +63,8 @@ START_TEST(test_every_rank_sees_what_any_rank_posts)
 		store_case_collect(of[to], "s1", "hello", 4);
 	close_all();
 }
-END_TEST
 
-START_TEST(test_what_is_not_there_is_no_failure)
+LOOP_TEST(stores_tests, test_what_is_not_there_is_no_failure, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	struct base_buffer body = { 0 };
 	struct store_case_found found = { 0 };
@@ -86,9 +89,8 @@ START_TEST(test_what_is_not_there_is_no_failure)
 	base_buffer_free(&body);
 	close_all();
 }
-END_TEST
 
-START_TEST(test_a_note_posted_again_is_replaced)
+LOOP_TEST(stores_tests, test_a_note_posted_again_is_replaced, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	open_all(_i, 2);
 	store_case_post(of[1], "s1", "n", "first", 5);
@@ -100,9 +102,8 @@ START_TEST(test_a_note_posted_again_is_replaced)
 	ck_assert(sees(1, "s1", "n", "by rank 0"));
 	close_all();
 }
-END_TEST
 
-START_TEST(test_notes_hold_any_bytes_of_any_length)
+LOOP_TEST(stores_tests, test_notes_hold_any_bytes_of_any_length, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	static const size_t sizes[] = { 0, 1, 255, 4096, 65537, 10 * MIB };
 	uint8_t *bytes = malloc(10 * MIB);
@@ -122,9 +123,8 @@ START_TEST(test_notes_hold_any_bytes_of_any_length)
 	free(bytes);
 	close_all();
 }
-END_TEST
 
-START_TEST(test_names_that_are_none_are_refused)
+LOOP_TEST(stores_tests, test_names_that_are_none_are_refused, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	static const char *const bad[] = {
 		"",
@@ -163,9 +163,8 @@ START_TEST(test_names_that_are_none_are_refused)
 		       "b23456789012345678901234567890123456789012345678901234567890123", "x"));
 	close_all();
 }
-END_TEST
 
-START_TEST(test_rank0_drops_a_scope_for_all)
+LOOP_TEST(stores_tests, test_rank0_drops_a_scope_for_all, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	open_all(_i, 2);
 	store_case_post(of[0], "s1", "n", "a", 1);
@@ -181,7 +180,6 @@ START_TEST(test_rank0_drops_a_scope_for_all)
 	ck_assert(sees(0, "s1", "n", "d"));
 	close_all();
 }
-END_TEST
 
 static int stop_at_second(void *user, uint32_t rank, const struct base_buffer *body)
 {
@@ -192,7 +190,7 @@ static int stop_at_second(void *user, uint32_t rank, const struct base_buffer *b
 	return ++*calls == 2 ? -ECANCELED : 0;
 }
 
-START_TEST(test_collect_asks_for_what_is_missing)
+LOOP_TEST(stores_tests, test_collect_asks_for_what_is_missing, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	struct store_case_found found = { 0 };
 	struct base_error error = { 0 };
@@ -222,7 +220,6 @@ START_TEST(test_collect_asks_for_what_is_missing)
 	}
 	close_all();
 }
-END_TEST
 
 struct poster {
 	pthread_t thread;
@@ -264,7 +261,7 @@ static void *take_part_in_thread(void *opaque)
 	return NULL;
 }
 
-START_TEST(test_threads_with_a_store_each)
+LOOP_TEST(stores_tests, test_threads_with_a_store_each, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	struct poster posters[MOST];
 
@@ -281,7 +278,6 @@ START_TEST(test_threads_with_a_store_each)
 	}
 	close_all();
 }
-END_TEST
 
 static pid_t fork_rank(uint32_t rank, unsigned rounds)
 {
@@ -297,7 +293,7 @@ static pid_t fork_rank(uint32_t rank, unsigned rounds)
 	scratch_leave_child(0);
 }
 
-START_TEST(test_processes_with_a_store_each)
+LOOP_TEST(stores_tests, test_processes_with_a_store_each, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	pid_t pids[MOST];
 	int status;
@@ -313,9 +309,8 @@ START_TEST(test_processes_with_a_store_each)
 	}
 	close_all();
 }
-END_TEST
 
-START_TEST(test_two_hundred_ranks)
+LOOP_TEST(stores_tests, test_two_hundred_ranks, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	open_all(_i, 200);
 	for (uint32_t i = 0; i < 200; i++)
@@ -327,7 +322,6 @@ START_TEST(test_two_hundred_ranks)
 		store_case_expect(of[i], "s1", "plan", "p", 1);
 	close_all();
 }
-END_TEST
 
 static void *post_soon(void *opaque)
 {
@@ -336,7 +330,8 @@ static void *post_soon(void *opaque)
 	return NULL;
 }
 
-START_TEST(test_wait_ends_when_something_comes_or_time_is_over)
+LOOP_TEST(stores_tests, test_wait_ends_when_something_comes_or_time_is_over, 0,
+	  ARRAY_LENGTH(store_case_kinds))
 {
 	struct base_buffer body = { 0 };
 	pthread_t thread;
@@ -356,7 +351,6 @@ START_TEST(test_wait_ends_when_something_comes_or_time_is_over)
 	}
 	base_buffer_free(&body);
 }
-END_TEST
 
 static int use_in_child(void *store)
 {
@@ -374,7 +368,7 @@ static int use_in_child(void *store)
 	return 0;
 }
 
-START_TEST(test_a_forked_child_touches_nothing)
+LOOP_TEST(stores_tests, test_a_forked_child_touches_nothing, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	open_all(_i, 2);
 	store_case_post(of[0], "s1", "m", "x", 1);
@@ -385,9 +379,8 @@ START_TEST(test_a_forked_child_touches_nothing)
 	ck_assert(!sees(1, "s1", "n", "x"));
 	close_all();
 }
-END_TEST
 
-START_TEST(test_no_descriptor_is_left)
+LOOP_TEST(stores_tests, test_no_descriptor_is_left, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	unsigned before;
 
@@ -405,9 +398,8 @@ START_TEST(test_no_descriptor_is_left)
 	}
 	store_case_end(&stores);
 }
-END_TEST
 
-START_TEST(test_ranks_that_are_none_are_refused)
+LOOP_TEST(stores_tests, test_ranks_that_are_none_are_refused, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	struct base_error error = { 0 };
 	struct store *store;
@@ -419,14 +411,13 @@ START_TEST(test_ranks_that_are_none_are_refused)
 	ck_assert_int_eq(store_case_try(&stores, 0, 100, &store, NULL), -EINVAL);
 	store_case_end(&stores);
 }
-END_TEST
 
 static void on_alarm(int number)
 {
 	(void)number;
 }
 
-START_TEST(test_a_signal_ends_no_pause)
+TEST(stores_tests, test_a_signal_ends_no_pause)
 {
 	const struct itimerval often = { { .tv_usec = 5000 }, { .tv_usec = 5000 } }, never = { 0 };
 	const uint64_t begin = base_now_ns();
@@ -437,30 +428,8 @@ START_TEST(test_a_signal_ends_no_pause)
 	ck_assert_uint_ge(base_now_ns() - begin, base_ms_to_ns(50));
 	ck_assert_int_eq(setitimer(ITIMER_REAL, &never, NULL), 0);
 }
-END_TEST
 
 int main(void)
 {
-	const int kinds = ARRAY_LENGTH(store_case_kinds);
-	Suite *suite = suite_create("stores");
-	TCase *tests = tcase_create("stores");
-
-	tcase_add_checked_fixture(tests, scratch_setup, scratch_teardown);
-	tcase_add_loop_test(tests, test_every_rank_sees_what_any_rank_posts, 0, kinds);
-	tcase_add_loop_test(tests, test_what_is_not_there_is_no_failure, 0, kinds);
-	tcase_add_loop_test(tests, test_a_note_posted_again_is_replaced, 0, kinds);
-	tcase_add_loop_test(tests, test_notes_hold_any_bytes_of_any_length, 0, kinds);
-	tcase_add_loop_test(tests, test_names_that_are_none_are_refused, 0, kinds);
-	tcase_add_loop_test(tests, test_rank0_drops_a_scope_for_all, 0, kinds);
-	tcase_add_loop_test(tests, test_collect_asks_for_what_is_missing, 0, kinds);
-	tcase_add_loop_test(tests, test_threads_with_a_store_each, 0, kinds);
-	tcase_add_loop_test(tests, test_processes_with_a_store_each, 0, kinds);
-	tcase_add_loop_test(tests, test_two_hundred_ranks, 0, kinds);
-	tcase_add_loop_test(tests, test_wait_ends_when_something_comes_or_time_is_over, 0, kinds);
-	tcase_add_loop_test(tests, test_a_forked_child_touches_nothing, 0, kinds);
-	tcase_add_loop_test(tests, test_no_descriptor_is_left, 0, kinds);
-	tcase_add_loop_test(tests, test_ranks_that_are_none_are_refused, 0, kinds);
-	tcase_add_test(tests, test_a_signal_ends_no_pause);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("stores");
 }

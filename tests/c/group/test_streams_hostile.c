@@ -51,7 +51,9 @@ static void say_hello(int fd, uint32_t rank, int memory_fd)
 	send_frame(fd, &hello, NULL, 0, &memory_fd, memory_fd >= 0);
 }
 
-START_TEST(a_lie_is_refused)
+static struct test_case all_tests = { .name = "all", .setup = begin, .teardown = end };
+
+LOOP_TEST(all_tests, a_lie_is_refused, 0, ARRAY_LENGTH(lies))
 {
 	static char extra[MOST_INLINE_BYTES + 1];
 	struct stream_listener *listener = listen_here();
@@ -75,7 +77,6 @@ START_TEST(a_lie_is_refused)
 	close(fd);
 	base_close(memory_fd);
 }
-END_TEST
 
 /* Sends a message of so many bytes, with so many descriptors. */
 static void send_fds(int fd, const void *data, size_t bytes, unsigned count)
@@ -100,7 +101,7 @@ static void send_fds(int fd, const void *data, size_t bytes, unsigned count)
 }
 
 /* end() checks that no descriptor is left open. */
-START_TEST(descriptors_that_nobody_wants_are_closed)
+TEST(all_tests, descriptors_that_nobody_wants_are_closed)
 {
 	const struct stream_frame say_hello = { .kind = STREAM_HELLO, .offset = RANK },
 				  say_end = { .kind = STREAM_END };
@@ -139,9 +140,8 @@ START_TEST(descriptors_that_nobody_wants_are_closed)
 	for (size_t i = 0; i < ARRAY_LENGTH(messages); i++)
 		close(fds[i]);
 }
-END_TEST
 
-START_TEST(memory_that_could_shrink_is_refused)
+TEST(all_tests, memory_that_could_shrink_is_refused)
 {
 	struct stream_listener *listener = listen_here();
 	struct stream_receiver *receiver;
@@ -159,9 +159,8 @@ START_TEST(memory_that_could_shrink_is_refused)
 	close(fd);
 	close(memory_fd);
 }
-END_TEST
 
-START_TEST(our_memory_cannot_shrink)
+TEST(all_tests, our_memory_cannot_shrink)
 {
 	int fd = base_shared_open();
 
@@ -171,9 +170,8 @@ START_TEST(our_memory_cannot_shrink)
 	ck_assert_int_eq(errno, EPERM);
 	base_close(fd);
 }
-END_TEST
 
-START_TEST(strangers_are_sent_away)
+TEST(all_tests, strangers_are_sent_away)
 {
 	/* Correct except for the version of the format. */
 	const struct stream_frame hello = { .kind = STREAM_HELLO, .offset = RANK };
@@ -207,7 +205,6 @@ START_TEST(strangers_are_sent_away)
 	close(beyond);
 	close(rude);
 }
-END_TEST
 
 /*
  * Connects as another user, which only root can do. The folder's mode prevents this; the second
@@ -229,7 +226,7 @@ static void come_as_nobody(const void *argument)
 	say_hello(fd, RANK, -1);
 }
 
-START_TEST(other_users_are_sent_away)
+TEST_IF(all_tests, other_users_are_sent_away, !geteuid())
 {
 	const struct stream_wait wait = { not_at_all, NULL };
 	struct stream_listener *listener = listen_here();
@@ -242,9 +239,8 @@ START_TEST(other_users_are_sent_away)
 			 -ETIMEDOUT);
 	stream_listener_close(listener);
 }
-END_TEST
 
-START_TEST(a_rank_that_comes_again_begins_anew)
+TEST(all_tests, a_rank_that_comes_again_begins_anew)
 {
 	struct stream_plan plan = { .rank = RANK, .seed = 8, .pieces = 5, .most_bytes = MIB };
 	struct stream_listener *listener = listen_here();
@@ -264,22 +260,8 @@ START_TEST(a_rank_that_comes_again_begins_anew)
 	close(first);
 	stream_expect_well(child);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("streams_hostile");
-	TCase *tests = tcase_create("all");
-
-	tcase_add_checked_fixture(tests, begin, end);
-	tcase_add_loop_test(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies));
-	tcase_add_test(tests, descriptors_that_nobody_wants_are_closed);
-	tcase_add_test(tests, memory_that_could_shrink_is_refused);
-	tcase_add_test(tests, our_memory_cannot_shrink);
-	tcase_add_test(tests, strangers_are_sent_away);
-	if (!geteuid())
-		tcase_add_test(tests, other_users_are_sent_away);
-	tcase_add_test(tests, a_rank_that_comes_again_begins_anew);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("streams_hostile");
 }

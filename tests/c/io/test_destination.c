@@ -37,7 +37,11 @@ static const char *temporary_in(const char *directory)
 	return name;
 }
 
-START_TEST(bytes_go_to_a_hidden_file_beside_the_target_until_the_commit)
+static struct test_case file_tests = { .name = "temporary file",
+				       .setup = target_setup,
+				       .teardown = target_teardown };
+
+TEST(file_tests, bytes_go_to_a_hidden_file_beside_the_target_until_the_commit)
 {
 	struct file_write write = file_write_defaults();
 	const char *name;
@@ -56,11 +60,10 @@ START_TEST(bytes_go_to_a_hidden_file_beside_the_target_until_the_commit)
 	ck_assert_uint_eq(scratch_entries("directory"), 1);
 	file_write_close(&write);
 }
-END_TEST
 
 static int last_step; /* last call before the writer is freed: 0 open, 1 put, 2 finish */
 
-START_TEST(a_writer_freed_before_its_commit_leaves_nothing)
+LOOP_TEST(file_tests, a_writer_freed_before_its_commit_leaves_nothing, 0, 6)
 {
 	struct file_write write = file_write_defaults();
 	static char data[300 * 1024];
@@ -81,9 +84,8 @@ START_TEST(a_writer_freed_before_its_commit_leaves_nothing)
 	if (_i % 2)
 		ck_assert(scratch_same("file", OLD));
 }
-END_TEST
 
-START_TEST(names_as_long_as_can_be_are_saved_to)
+TEST(file_tests, names_as_long_as_can_be_are_saved_to)
 {
 	char name[NAME_MAX + 2];
 
@@ -98,9 +100,8 @@ START_TEST(names_as_long_as_can_be_are_saved_to)
 	name[NAME_MAX + 1] = 0;
 	must_fail(name, -ENAMETOOLONG);
 }
-END_TEST
 
-START_TEST(paths_longer_than_the_kernel_takes_are_refused)
+TEST(file_tests, paths_longer_than_the_kernel_takes_are_refused)
 {
 	static char path[3 * PATH_MAX];
 
@@ -109,9 +110,8 @@ START_TEST(paths_longer_than_the_kernel_takes_are_refused)
 	path[sizeof(path) - 2] = 'f';
 	must_fail(path, -ENAMETOOLONG);
 }
-END_TEST
 
-START_TEST(two_writers_to_one_path_do_not_mix)
+TEST(file_tests, two_writers_to_one_path_do_not_mix)
 {
 	struct file_write first = file_write_defaults(), second = file_write_defaults();
 	static char one[200 * 1024], two[300 * 1024];
@@ -129,11 +129,14 @@ START_TEST(two_writers_to_one_path_do_not_mix)
 	file_write_close(&first);
 	file_write_close(&second);
 }
-END_TEST
 
 /* ---- Permissions ----------------------------------------------------------------------------- */
 
-START_TEST(a_new_file_has_the_mode_that_open_would_give_it)
+static struct test_case rights = { .name = "rights",
+				   .setup = target_setup,
+				   .teardown = target_teardown };
+
+TEST(rights, a_new_file_has_the_mode_that_open_would_give_it)
 {
 	static const mode_t masks[] = { 0, 022, 027, 077, 0777 };
 
@@ -146,9 +149,8 @@ START_TEST(a_new_file_has_the_mode_that_open_would_give_it)
 		unlink("file");
 	}
 }
-END_TEST
 
-START_TEST(a_replaced_files_mode_is_kept)
+TEST(rights, a_replaced_files_mode_is_kept)
 {
 	static const mode_t modes[] = { 0600, 0640, 0644, 0666, 0755, 0700, 0777, 02664, 01644 };
 
@@ -163,9 +165,8 @@ START_TEST(a_replaced_files_mode_is_kept)
 		ck_assert_uint_eq(mode_of("file"), modes[i]);
 	}
 }
-END_TEST
 
-START_TEST(nobody_else_can_read_the_temporary_file_of_a_protected_one)
+TEST(rights, nobody_else_can_read_the_temporary_file_of_a_protected_one)
 {
 	struct file_write write = file_write_defaults();
 	mode_t before = umask(0);
@@ -177,9 +178,8 @@ START_TEST(nobody_else_can_read_the_temporary_file_of_a_protected_one)
 	umask(before);
 	file_write_close(&write);
 }
-END_TEST
 
-START_TEST(root_keeps_the_owner_of_a_replaced_file)
+TEST_IF(rights, root_keeps_the_owner_of_a_replaced_file, !geteuid())
 {
 	struct stat status;
 
@@ -192,7 +192,6 @@ START_TEST(root_keeps_the_owner_of_a_replaced_file)
 	ck_assert_uint_eq(status.st_gid, 12345);
 	ck_assert_uint_eq(status.st_mode & 07777, 0640);
 }
-END_TEST
 
 /*
  * Runs in a child, in the directory of the test: calls the function as a user without root's
@@ -227,7 +226,7 @@ static int save_as_a_user(void *argument)
 	return as_a_user(save_as_told, argument);
 }
 
-START_TEST(a_file_that_is_not_writable_is_not_replaced)
+TEST(rights, a_file_that_is_not_writable_is_not_replaced)
 {
 	struct user_case wanted = { -EACCES, "file" };
 
@@ -239,9 +238,8 @@ START_TEST(a_file_that_is_not_writable_is_not_replaced)
 	ck_assert(scratch_same("file", OLD));
 	ck_assert_uint_eq(mode_of("file"), 0444);
 }
-END_TEST
 
-START_TEST(a_directory_that_is_not_writable_is_an_error)
+TEST(rights, a_directory_that_is_not_writable_is_an_error)
 {
 	struct user_case wanted = { -EACCES, "directory/file" };
 
@@ -253,9 +251,8 @@ START_TEST(a_directory_that_is_not_writable_is_an_error)
 	ck_assert(scratch_same("directory/file", OLD));
 	chmod("directory", 0777);
 }
-END_TEST
 
-START_TEST(a_directory_that_cannot_be_entered_is_an_error)
+TEST(rights, a_directory_that_cannot_be_entered_is_an_error)
 {
 	struct user_case wanted = { -EACCES, "directory/file" };
 
@@ -265,9 +262,8 @@ START_TEST(a_directory_that_cannot_be_entered_is_an_error)
 	chmod("directory", 0777);
 	ck_assert_uint_eq(scratch_entries("directory"), 0);
 }
-END_TEST
 
-START_TEST(a_directory_that_cannot_be_listed_is_written_to)
+TEST(rights, a_directory_that_cannot_be_listed_is_written_to)
 {
 	struct user_case wanted = { 0, "directory/file" };
 
@@ -280,7 +276,6 @@ START_TEST(a_directory_that_cannot_be_listed_is_written_to)
 	ck_assert(scratch_same("directory/file", NEW));
 	ck_assert_uint_eq(scratch_entries("directory"), 1);
 }
-END_TEST
 
 /*
  * Replaces a file of another user that is writable, in a directory of ours. Its mode can be kept,
@@ -303,14 +298,13 @@ static int replace_as_a_user(void *argument)
 	return as_a_user(replace_a_strangers_file, argument);
 }
 
-START_TEST(a_strangers_file_is_replaced_with_a_note)
+TEST_IF(rights, a_strangers_file_is_replaced_with_a_note, !geteuid())
 {
 	scratch_write("file", OLD);
 	ck_assert_int_eq(chmod("file", 0666), 0);
 	ck_assert_int_eq(scratch_in_child(replace_as_a_user, NULL), 0);
 	ck_assert(scratch_same("file", NEW));
 }
-END_TEST
 
 /* The ACL as setfacl stores it: USER_OBJ rw, USER 65534 r, GROUP_OBJ -, MASK r, OTHER -. */
 #define ACL_BYTES 44
@@ -340,7 +334,7 @@ static bool nobody_may_read_it(void)
 }
 
 /* The directory's default ACL names a user who had no access to the old file. */
-START_TEST(a_default_acl_lets_nobody_else_in)
+TEST_IF(rights, a_default_acl_lets_nobody_else_in, !geteuid())
 {
 	scratch_write("file", OLD);
 	ck_assert_int_eq(chmod("file", 0640), 0);
@@ -351,9 +345,8 @@ START_TEST(a_default_acl_lets_nobody_else_in)
 	ck_assert_uint_eq(mode_of("file"), 0640);
 	ck_assert(!nobody_may_read_it());
 }
-END_TEST
 
-START_TEST(a_replaced_files_acl_is_kept)
+TEST_IF(rights, a_replaced_files_acl_is_kept, !geteuid())
 {
 	uint8_t found[ACL_BYTES + 1];
 
@@ -367,7 +360,6 @@ START_TEST(a_replaced_files_acl_is_kept)
 	ck_assert_mem_eq(found, acl, sizeof(acl));
 	ck_assert(nobody_may_read_it());
 }
-END_TEST
 
 struct narrowing {
 	mode_t old, new;
@@ -390,7 +382,7 @@ static int replace_it_as_a_user(void *argument)
  * The group cannot be kept, so neither the old group nor the new one may have more access than
  * before.
  */
-START_TEST(what_cannot_be_kept_makes_access_less)
+TEST_IF(rights, what_cannot_be_kept_makes_access_less, !geteuid())
 {
 	static const struct narrowing cases[] = {
 		{ 0660, 0600 }, { 0606, 0600 }, { 0664, 0644 }, { 0646, 0644 }, { 06775, 0755 },
@@ -404,13 +396,12 @@ START_TEST(what_cannot_be_kept_makes_access_less)
 			scratch_in_child(replace_it_as_a_user, (void *)(uintptr_t)&cases[i]), 0);
 	}
 }
-END_TEST
 
 /*
  * In a directory like /tmp, a file or link that another user created first must not receive the
  * save.
  */
-START_TEST(what_another_user_planted_in_a_sticky_directory_is_refused)
+TEST_IF(rights, what_another_user_planted_in_a_sticky_directory_is_refused, !geteuid())
 {
 	mkdir("tmp", 0777);
 	ck_assert_int_eq(chmod("tmp", 01777), 0);
@@ -429,7 +420,6 @@ START_TEST(what_another_user_planted_in_a_sticky_directory_is_refused)
 	must_save("tmp/link");
 	ck_assert(scratch_same("mine", NEW));
 }
-END_TEST
 
 /* ---- Saves that must not replace ------------------------------------------------------------- */
 
@@ -456,7 +446,11 @@ static bool is_held(ino_t inode)
 	return held;
 }
 
-START_TEST(the_space_of_a_large_replaced_file_is_given_back)
+static struct test_case replace_tests = { .name = "no replace",
+					  .setup = target_setup,
+					  .teardown = target_teardown };
+
+TEST(replace_tests, the_space_of_a_large_replaced_file_is_given_back)
 {
 	for (int links = 1; links <= 2; links++) {
 		int fd = open("file", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -476,9 +470,8 @@ START_TEST(the_space_of_a_large_replaced_file_is_given_back)
 		ck_assert(!await_releases());
 	}
 }
-END_TEST
 
-START_TEST(what_must_not_be_replaced_is_not)
+TEST(replace_tests, what_must_not_be_replaced_is_not)
 {
 	struct file_write write = file_write_defaults();
 
@@ -488,9 +481,8 @@ START_TEST(what_must_not_be_replaced_is_not)
 	ck_assert(scratch_same("file", OLD));
 	ck_assert_uint_eq(scratch_entries("."), 1);
 }
-END_TEST
 
-START_TEST(what_is_not_there_need_not_be_replaced)
+TEST(replace_tests, what_is_not_there_need_not_be_replaced)
 {
 	struct file_write write = file_write_defaults();
 
@@ -499,9 +491,8 @@ START_TEST(what_is_not_there_need_not_be_replaced)
 	ck_assert(scratch_same("file", NEW));
 	ck_assert_uint_eq(scratch_entries("."), 1);
 }
-END_TEST
 
-START_TEST(a_name_taken_meanwhile_is_not_replaced)
+TEST(replace_tests, a_name_taken_meanwhile_is_not_replaced)
 {
 	struct file_write write = file_write_defaults();
 
@@ -514,7 +505,6 @@ START_TEST(a_name_taken_meanwhile_is_not_replaced)
 	file_write_close(&write);
 	ck_assert(scratch_same("file", OLD));
 }
-END_TEST
 
 static atomic_uint winners;
 
@@ -530,7 +520,7 @@ static void *race(void *failed)
 	return ret && ret != -EEXIST ? failed : NULL;
 }
 
-START_TEST(of_many_who_must_not_replace_one_wins)
+TEST(replace_tests, of_many_who_must_not_replace_one_wins)
 {
 	for (int round = 0; round < 10; round++) {
 		pthread_t threads[4];
@@ -548,46 +538,8 @@ START_TEST(of_many_who_must_not_replace_one_wins)
 		unlink("file");
 	}
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/target");
-	TCase *file = tcase_create("temporary file");
-	TCase *rights = tcase_create("rights");
-	TCase *replace = tcase_create("no replace");
-	TCase *all[] = { file, rights, replace };
-
-	for (size_t i = 0; i < ARRAY_LENGTH(all); i++) {
-		tcase_add_checked_fixture(all[i], target_setup, target_teardown);
-		suite_add_tcase(suite, all[i]);
-	}
-	tcase_add_test(file, bytes_go_to_a_hidden_file_beside_the_target_until_the_commit);
-	tcase_add_loop_test(file, a_writer_freed_before_its_commit_leaves_nothing, 0, 6);
-	tcase_add_test(file, names_as_long_as_can_be_are_saved_to);
-	tcase_add_test(file, paths_longer_than_the_kernel_takes_are_refused);
-	tcase_add_test(file, two_writers_to_one_path_do_not_mix);
-	tcase_add_test(rights, a_new_file_has_the_mode_that_open_would_give_it);
-	tcase_add_test(rights, a_replaced_files_mode_is_kept);
-	tcase_add_test(rights, nobody_else_can_read_the_temporary_file_of_a_protected_one);
-	if (!geteuid())
-		tcase_add_test(rights, root_keeps_the_owner_of_a_replaced_file);
-	tcase_add_test(rights, a_file_that_is_not_writable_is_not_replaced);
-	tcase_add_test(rights, a_directory_that_is_not_writable_is_an_error);
-	tcase_add_test(rights, a_directory_that_cannot_be_entered_is_an_error);
-	tcase_add_test(rights, a_directory_that_cannot_be_listed_is_written_to);
-	if (!geteuid())
-		tcase_add_test(rights, a_strangers_file_is_replaced_with_a_note);
-	if (!geteuid()) {
-		tcase_add_test(rights, a_default_acl_lets_nobody_else_in);
-		tcase_add_test(rights, a_replaced_files_acl_is_kept);
-		tcase_add_test(rights, what_cannot_be_kept_makes_access_less);
-		tcase_add_test(rights, what_another_user_planted_in_a_sticky_directory_is_refused);
-	}
-	tcase_add_test(replace, the_space_of_a_large_replaced_file_is_given_back);
-	tcase_add_test(replace, what_must_not_be_replaced_is_not);
-	tcase_add_test(replace, what_is_not_there_need_not_be_replaced);
-	tcase_add_test(replace, a_name_taken_meanwhile_is_not_replaced);
-	tcase_add_test(replace, of_many_who_must_not_replace_one_wins);
-	return check_main(suite);
+	return check_run("ring/target");
 }

@@ -14,7 +14,11 @@
 
 /* ---- Refused paths --------------------------------------------------------------------------- */
 
-START_TEST(what_is_no_file_name_is_refused)
+static struct test_case paths = { .name = "paths and links",
+				  .setup = target_setup,
+				  .teardown = target_teardown };
+
+TEST(paths, what_is_no_file_name_is_refused)
 {
 	mkdir("directory", 0777);
 	must_fail("", -EINVAL);
@@ -28,20 +32,18 @@ START_TEST(what_is_no_file_name_is_refused)
 	ck_assert_uint_eq(scratch_entries("."), 1);
 	ck_assert_uint_eq(scratch_entries("directory"), 0);
 }
-END_TEST
 
-START_TEST(a_missing_directory_is_an_error_with_a_remedy)
+TEST(paths, a_missing_directory_is_an_error_with_a_remedy)
 {
 	ck_assert_str_ne(must_fail("missing/file", -ENOENT)->remedy, "");
 	scratch_write("file", OLD);
 	must_fail("file/below", -ENOTDIR);
 	ck_assert(scratch_same("file", OLD));
 }
-END_TEST
 
 /* ---- Symbolic links -------------------------------------------------------------------------- */
 
-START_TEST(a_link_stays_and_what_it_leads_to_is_replaced)
+TEST(paths, a_link_stays_and_what_it_leads_to_is_replaced)
 {
 	mkdir("here", 0777);
 	mkdir("there", 0777);
@@ -59,9 +61,8 @@ START_TEST(a_link_stays_and_what_it_leads_to_is_replaced)
 		ck_assert_uint_eq(scratch_entries("here"), 1);
 	}
 }
-END_TEST
 
-START_TEST(the_temporary_file_lies_beside_what_a_link_leads_to)
+TEST(paths, the_temporary_file_lies_beside_what_a_link_leads_to)
 {
 	struct file_write write = file_write_defaults();
 
@@ -72,9 +73,8 @@ START_TEST(the_temporary_file_lies_beside_what_a_link_leads_to)
 	ck_assert_uint_eq(scratch_temporaries("."), 0);
 	file_write_close(&write);
 }
-END_TEST
 
-START_TEST(chains_of_links_are_followed_as_the_kernel_does)
+TEST(paths, chains_of_links_are_followed_as_the_kernel_does)
 {
 	char from[32], to[32];
 
@@ -93,9 +93,8 @@ START_TEST(chains_of_links_are_followed_as_the_kernel_does)
 	ck_assert_int_lt(open("link-41", O_WRONLY), 0);
 	must_fail("link-41", -ELOOP);
 }
-END_TEST
 
-START_TEST(a_link_that_leads_to_nothing_yet_gets_its_file)
+TEST(paths, a_link_that_leads_to_nothing_yet_gets_its_file)
 {
 	mkdir("there", 0777);
 	ck_assert_int_eq(symlink("there/second", "first"), 0);
@@ -105,9 +104,8 @@ START_TEST(a_link_that_leads_to_nothing_yet_gets_its_file)
 	ck_assert(is_link("there/second"));
 	ck_assert(scratch_same("there/file", NEW));
 }
-END_TEST
 
-START_TEST(links_that_lead_nowhere_are_refused)
+TEST(paths, links_that_lead_nowhere_are_refused)
 {
 	mkdir("directory", 0777);
 	ck_assert_int_eq(symlink("loop", "loop"), 0);
@@ -125,7 +123,6 @@ START_TEST(links_that_lead_nowhere_are_refused)
 	must_save("to-directory/file");
 	ck_assert(scratch_same("directory/file", NEW));
 }
-END_TEST
 
 /* ---- Pipes and devices ----------------------------------------------------------------------- */
 
@@ -175,7 +172,11 @@ static int write_to_pipe(const char *path, int fd, size_t stop_after, struct bas
 	return ret;
 }
 
-START_TEST(a_named_pipe_is_written_straight)
+static struct test_case streams = { .name = "pipes and devices",
+				    .setup = target_setup,
+				    .teardown = target_teardown };
+
+TEST(streams, a_named_pipe_is_written_straight)
 {
 	struct base_error error;
 	int fd;
@@ -185,10 +186,9 @@ START_TEST(a_named_pipe_is_written_straight)
 	fd = open("pipe", O_RDWR | O_CLOEXEC);
 	ck_assert_msg(!write_to_pipe("pipe", fd, 1 << 20, &error), "%s", error.text);
 }
-END_TEST
 
 /* A shell's >(command) passes such a path. */
-START_TEST(a_pipe_given_by_its_descriptor_is_written_straight)
+TEST(streams, a_pipe_given_by_its_descriptor_is_written_straight)
 {
 	struct base_error error;
 	char path[64];
@@ -201,9 +201,8 @@ START_TEST(a_pipe_given_by_its_descriptor_is_written_straight)
 		close(ends[1]);
 	}
 }
-END_TEST
 
-START_TEST(a_reader_that_goes_away_is_an_error_and_no_signal)
+TEST(streams, a_reader_that_goes_away_is_an_error_and_no_signal)
 {
 	struct sigaction before;
 	struct base_error error;
@@ -225,9 +224,8 @@ START_TEST(a_reader_that_goes_away_is_an_error_and_no_signal)
 	ck_assert_int_eq(sigaction(SIGPIPE, NULL, &before), 0);
 	ck_assert(before.sa_handler == SIG_DFL);
 }
-END_TEST
 
-START_TEST(a_signal_that_was_pending_stays_pending)
+TEST(streams, a_signal_that_was_pending_stays_pending)
 {
 	struct base_error error;
 	sigset_t mask, pending;
@@ -248,9 +246,8 @@ START_TEST(a_signal_that_was_pending_stays_pending)
 	ck_assert(sigismember(&pending, SIGPIPE));
 	signal(SIGPIPE, SIG_IGN);
 }
-END_TEST
 
-START_TEST(devices_are_written_straight)
+TEST(streams, devices_are_written_straight)
 {
 	struct file_write write = file_write_defaults();
 	struct stat status;
@@ -264,9 +261,8 @@ START_TEST(devices_are_written_straight)
 	must_save("link");
 	ck_assert(is_link("link"));
 }
-END_TEST
 
-START_TEST(a_socket_is_refused)
+TEST(streams, a_socket_is_refused)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX, .sun_path = "socket" };
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -275,31 +271,8 @@ START_TEST(a_socket_is_refused)
 	must_fail("socket", -ENXIO);
 	close(fd);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/target paths");
-	TCase *paths = tcase_create("paths and links");
-	TCase *streams = tcase_create("pipes and devices");
-	TCase *all[] = { paths, streams };
-
-	for (size_t i = 0; i < ARRAY_LENGTH(all); i++) {
-		tcase_add_checked_fixture(all[i], target_setup, target_teardown);
-		suite_add_tcase(suite, all[i]);
-	}
-	tcase_add_test(paths, what_is_no_file_name_is_refused);
-	tcase_add_test(paths, a_missing_directory_is_an_error_with_a_remedy);
-	tcase_add_test(paths, a_link_stays_and_what_it_leads_to_is_replaced);
-	tcase_add_test(paths, the_temporary_file_lies_beside_what_a_link_leads_to);
-	tcase_add_test(paths, chains_of_links_are_followed_as_the_kernel_does);
-	tcase_add_test(paths, a_link_that_leads_to_nothing_yet_gets_its_file);
-	tcase_add_test(paths, links_that_lead_nowhere_are_refused);
-	tcase_add_test(streams, a_named_pipe_is_written_straight);
-	tcase_add_test(streams, a_pipe_given_by_its_descriptor_is_written_straight);
-	tcase_add_test(streams, a_reader_that_goes_away_is_an_error_and_no_signal);
-	tcase_add_test(streams, a_signal_that_was_pending_stays_pending);
-	tcase_add_test(streams, devices_are_written_straight);
-	tcase_add_test(streams, a_socket_is_refused);
-	return check_main(suite);
+	return check_run("ring/target paths");
 }

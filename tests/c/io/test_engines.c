@@ -95,7 +95,11 @@ static int64_t carry_out(enum io_kind kind, void *data, size_t bytes, uint64_t o
 	return op.result;
 }
 
-START_TEST(a_name_and_no_member_missing)
+static struct test_case all_engines = { .name = "all engines",
+					.setup = scratch_setup,
+					.teardown = scratch_teardown };
+
+LOOP_TEST(all_engines, a_name_and_no_member_missing, 0, ARRAY_LENGTH(engines))
 {
 	ops = engines[_i];
 	ck_assert_ptr_nonnull(ops->id);
@@ -103,18 +107,16 @@ START_TEST(a_name_and_no_member_missing)
 	ck_assert(ops->open && ops->submit && ops->wait && ops->close);
 	ck_assert_ptr_eq(io_engine_of(kinds[_i]), ops);
 }
-END_TEST
 
-START_TEST(nothing_in_flight_is_not_waited_for)
+LOOP_TEST(all_engines, nothing_in_flight_is_not_waited_for, 0, ARRAY_LENGTH(engines))
 {
 	open_engine(_i);
 	ck_assert_ptr_null(ops->wait(engine));
 	ck_assert_ptr_null(ops->wait(engine));
 	close_engine();
 }
-END_TEST
 
-START_TEST(what_is_written_is_read_again)
+LOOP_TEST(all_engines, what_is_written_is_read_again, 0, ARRAY_LENGTH(engines))
 {
 	uint64_t state = 1;
 
@@ -126,9 +128,8 @@ START_TEST(what_is_written_is_read_again)
 	ck_assert_mem_eq(buffers, buffers + BLOCK, BLOCK);
 	end();
 }
-END_TEST
 
-START_TEST(requests_need_be_neither_aligned_nor_in_the_slabs)
+LOOP_TEST(all_engines, requests_need_be_neither_aligned_nor_in_the_slabs, 0, ARRAY_LENGTH(engines))
 {
 	static uint8_t own[3 * 4096], back[3 * 4096];
 	uint64_t state = 2;
@@ -145,9 +146,9 @@ START_TEST(requests_need_be_neither_aligned_nor_in_the_slabs)
 	ck_assert_mem_eq(own, back, 11);
 	end();
 }
-END_TEST
 
-START_TEST(a_request_may_begin_in_the_slabs_and_end_behind_them)
+LOOP_TEST(all_engines, a_request_may_begin_in_the_slabs_and_end_behind_them, 0,
+	  ARRAY_LENGTH(engines))
 {
 	uint8_t *memory = base_map(2 * BLOCK);
 
@@ -163,9 +164,9 @@ START_TEST(a_request_may_begin_in_the_slabs_and_end_behind_them)
 	ck_assert(scratch_same(scratch_path("file"), memory, 8192));
 	base_unmap(memory, 2 * BLOCK);
 }
-END_TEST
 
-START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
+LOOP_TEST(all_engines, as_many_requests_as_it_was_opened_for_can_be_in_flight, 0,
+	  ARRAY_LENGTH(engines))
 {
 	struct io_op requests[DEPTH], *op;
 	bool seen[DEPTH] = { 0 };
@@ -200,10 +201,9 @@ START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
 	free(data);
 	end();
 }
-END_TEST
 
 /* Submits and waits in random order, over several files in turn. */
-START_TEST(any_order_of_calls_over_many_files_loses_nothing)
+LOOP_TEST(all_engines, any_order_of_calls_over_many_files_loses_nothing, 0, ARRAY_LENGTH(engines))
 {
 	static uint8_t expected[16 * BLOCK];
 	struct io_op requests[DEPTH], *op;
@@ -244,9 +244,8 @@ START_TEST(any_order_of_calls_over_many_files_loses_nothing)
 	}
 	close_engine();
 }
-END_TEST
 
-START_TEST(the_end_of_the_file_cuts_reads_short)
+LOOP_TEST(all_engines, the_end_of_the_file_cuts_reads_short, 0, ARRAY_LENGTH(engines))
 {
 	scratch_write(scratch_path("file"), "0123456789", 10);
 	begin(_i);
@@ -257,9 +256,8 @@ START_TEST(the_end_of_the_file_cuts_reads_short)
 	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 1 << 30), 0);
 	end();
 }
-END_TEST
 
-START_TEST(what_the_kernel_refuses_completes_with_its_code)
+LOOP_TEST(all_engines, what_the_kernel_refuses_completes_with_its_code, 0, ARRAY_LENGTH(engines))
 {
 	scratch_write(scratch_path("file"), "0123456789", 10);
 	ck_assert_int_eq(symlink("/dev/full", scratch_path("full")), 0);
@@ -275,9 +273,9 @@ START_TEST(what_the_kernel_refuses_completes_with_its_code)
 	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 0), -EBADF);
 	end();
 }
-END_TEST
 
-START_TEST(memory_out_of_reach_is_an_error_and_no_crash)
+LOOP_TEST(all_engines, memory_out_of_reach_is_an_error_and_no_crash, 0,
+	  !scratch_under_valgrind() ? ARRAY_LENGTH(engines) : 0)
 {
 	void *gone = mmap(NULL, BLOCK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -288,9 +286,8 @@ START_TEST(memory_out_of_reach_is_an_error_and_no_crash)
 	close(fd);
 	close_engine();
 }
-END_TEST
 
-START_TEST(direct_files_are_written_and_read)
+LOOP_TEST(all_engines, direct_files_are_written_and_read, 0, scratch_direct() ? DIRECT_ENGINES : 0)
 {
 	open_engine(_i);
 	open_file("file", O_RDWR | O_DIRECT);
@@ -304,9 +301,8 @@ START_TEST(direct_files_are_written_and_read)
 	ck_assert_int_eq(carry_out(IO_WRITE, buffers, BLOCK, 1), -EINVAL);
 	end();
 }
-END_TEST
 
-START_TEST(it_works_without_slabs)
+LOOP_TEST(all_engines, it_works_without_slabs, 0, ARRAY_LENGTH(engines))
 {
 	uint8_t byte = 'y';
 
@@ -318,9 +314,8 @@ START_TEST(it_works_without_slabs)
 	close(fd);
 	ops->close(engine);
 }
-END_TEST
 
-START_TEST(closing_gives_everything_back)
+LOOP_TEST(all_engines, closing_gives_everything_back, 0, ARRAY_LENGTH(engines))
 {
 	unsigned before = scratch_descriptors();
 
@@ -330,9 +325,8 @@ START_TEST(closing_gives_everything_back)
 	}
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
-END_TEST
 
-START_TEST(threads_of_an_engine_take_no_signals)
+LOOP_TEST(all_engines, threads_of_an_engine_take_no_signals, 0, ARRAY_LENGTH(engines))
 {
 	open_engine(_i);
 	/*
@@ -352,7 +346,6 @@ START_TEST(threads_of_an_engine_take_no_signals)
 	close_engine();
 	signal(SIGUSR1, SIG_IGN);
 }
-END_TEST
 
 /* ---- io_uring where it is refused ------------------------------------------------------------ */
 
@@ -370,7 +363,11 @@ static int is_refused(void *argument)
 	return open_with(DEPTH, NULL, 0) == -refusal->code && *why ? 0 : 1;
 }
 
-START_TEST(a_refused_ring_says_why)
+static struct test_case uring = { .name = "uring",
+				  .setup = scratch_setup,
+				  .teardown = scratch_teardown };
+
+TEST(uring, a_refused_ring_says_why)
 {
 	static struct refusal refusals[] = {
 		{ __NR_io_uring_setup, EPERM },
@@ -384,7 +381,6 @@ START_TEST(a_refused_ring_says_why)
 		ck_assert_int_eq(scratch_in_child(is_refused, &refusals[i]), 0);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
-END_TEST
 
 static int works_unregistered(void *unused)
 {
@@ -414,11 +410,10 @@ static int works_unregistered(void *unused)
 	return 0;
 }
 
-START_TEST(memory_that_may_not_be_locked_is_used_unregistered)
+TEST(uring, memory_that_may_not_be_locked_is_used_unregistered)
 {
 	ck_assert_int_eq(scratch_in_child(works_unregistered, NULL), 0);
 }
-END_TEST
 
 /* Runs in a sandbox that is closed later: requests must fail, and no call may wait forever. */
 static int fails_when_shut_out(void *unused)
@@ -445,40 +440,12 @@ static int fails_when_shut_out(void *unused)
 	return 0;
 }
 
-START_TEST(a_ring_that_is_shut_out_later_fails_and_does_not_hang)
+TEST(uring, a_ring_that_is_shut_out_later_fails_and_does_not_hang)
 {
 	ck_assert_int_eq(scratch_in_child(fails_when_shut_out, NULL), 0);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/engines");
-	TCase *all = tcase_create("all engines"), *uring = tcase_create("uring");
-	const int count = (int)ARRAY_LENGTH(engines);
-
-	tcase_add_checked_fixture(all, scratch_setup, scratch_teardown);
-	tcase_add_loop_test(all, a_name_and_no_member_missing, 0, count);
-	tcase_add_loop_test(all, nothing_in_flight_is_not_waited_for, 0, count);
-	tcase_add_loop_test(all, what_is_written_is_read_again, 0, count);
-	tcase_add_loop_test(all, requests_need_be_neither_aligned_nor_in_the_slabs, 0, count);
-	tcase_add_loop_test(all, a_request_may_begin_in_the_slabs_and_end_behind_them, 0, count);
-	tcase_add_loop_test(all, as_many_requests_as_it_was_opened_for_can_be_in_flight, 0, count);
-	tcase_add_loop_test(all, any_order_of_calls_over_many_files_loses_nothing, 0, count);
-	tcase_add_loop_test(all, the_end_of_the_file_cuts_reads_short, 0, count);
-	tcase_add_loop_test(all, what_the_kernel_refuses_completes_with_its_code, 0, count);
-	if (!scratch_under_valgrind())
-		tcase_add_loop_test(all, memory_out_of_reach_is_an_error_and_no_crash, 0, count);
-	if (scratch_direct())
-		tcase_add_loop_test(all, direct_files_are_written_and_read, 0, DIRECT_ENGINES);
-	tcase_add_loop_test(all, it_works_without_slabs, 0, count);
-	tcase_add_loop_test(all, closing_gives_everything_back, 0, count);
-	tcase_add_loop_test(all, threads_of_an_engine_take_no_signals, 0, count);
-	suite_add_tcase(suite, all);
-	tcase_add_checked_fixture(uring, scratch_setup, scratch_teardown);
-	tcase_add_test(uring, a_refused_ring_says_why);
-	tcase_add_test(uring, memory_that_may_not_be_locked_is_used_unregistered);
-	tcase_add_test(uring, a_ring_that_is_shut_out_later_fails_and_does_not_hang);
-	suite_add_tcase(suite, uring);
-	return check_main(suite);
+	return check_run("ring/engines");
 }

@@ -104,7 +104,9 @@ static const size_t lengths[] = {
 	5 * SMALL + 3,
 };
 
-START_TEST(every_length_arrives_through_every_engine)
+static struct test_case lengths_case = { .name = "lengths", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(lengths_case, every_length_arrives_through_every_engine, 0, ARRAY_LENGTH(engines))
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(lengths); i++) {
 		for (int direct = 0; direct < 2; direct++) {
@@ -123,7 +125,6 @@ START_TEST(every_length_arrives_through_every_engine)
 		}
 	}
 }
-END_TEST
 
 /*
  * Writes a piece with a continued checksum, a new one or none. Copies the expected bytes to
@@ -144,7 +145,7 @@ static void put_somehow(struct file_write *write, uint64_t *seed, uint8_t *expec
 	}
 }
 
-START_TEST(a_whole_file_has_a_checksum_whatever_it_came_in)
+LOOP_TEST(lengths_case, a_whole_file_has_a_checksum_whatever_it_came_in, 0, ARRAY_LENGTH(engines))
 {
 	uint8_t *expected = malloc(ROOM);
 	uint64_t seed = 5;
@@ -170,10 +171,9 @@ START_TEST(a_whole_file_has_a_checksum_whatever_it_came_in)
 	}
 	free(expected);
 }
-END_TEST
 
 /* Larger than the limit of small files, smaller than a block. */
-START_TEST(a_file_within_one_large_block_arrives)
+LOOP_TEST(lengths_case, a_file_within_one_large_block_arrives, 0, ARRAY_LENGTH(engines))
 {
 	static const size_t sizes[] = { 1,         4097,          SMALL - 1, SMALL,
 					SMALL + 1, 3 * SMALL + 5, 4 * SMALL };
@@ -193,9 +193,9 @@ START_TEST(a_file_within_one_large_block_arrives)
 		ck_assert_int_eq(!strcmp(write.report.engine, "buffered"), sizes[i] <= SMALL);
 	}
 }
-END_TEST
 
-START_TEST(what_is_expected_changes_nothing_but_when_a_full_disk_is_noticed)
+LOOP_TEST(lengths_case, what_is_expected_changes_nothing_but_when_a_full_disk_is_noticed, 0,
+	  ARRAY_LENGTH(engines))
 {
 	static const struct {
 		uint64_t expected;
@@ -225,9 +225,8 @@ START_TEST(what_is_expected_changes_nothing_but_when_a_full_disk_is_noticed)
 		ck_assert_uint_le((uint64_t)status.st_blocks * 512, cases[i].bytes + MIB);
 	}
 }
-END_TEST
 
-START_TEST(more_than_the_disk_has_is_noticed_before_the_first_byte)
+TEST(lengths_case, more_than_the_disk_has_is_noticed_before_the_first_byte)
 {
 	struct file_write write = file_write_defaults();
 
@@ -239,13 +238,12 @@ START_TEST(more_than_the_disk_has_is_noticed_before_the_first_byte)
 	file_write_close(&write);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
-END_TEST
 
 /*
  * A context uses one queue for file after file: small and large ones, with abandoned ones in
  * between.
  */
-START_TEST(a_queue_serves_file_after_file)
+LOOP_TEST(lengths_case, a_queue_serves_file_after_file, 0, ARRAY_LENGTH(engines))
 {
 	struct file_write write = file_write_defaults();
 	uint64_t state = 12;
@@ -270,9 +268,8 @@ START_TEST(a_queue_serves_file_after_file)
 	}
 	io_queue_close(write.queue);
 }
-END_TEST
 
-START_TEST(a_file_need_not_be_waited_for_on_stable_storage)
+TEST(lengths_case, a_file_need_not_be_waited_for_on_stable_storage)
 {
 	struct file_write write = file_write_defaults();
 
@@ -280,11 +277,13 @@ START_TEST(a_file_need_not_be_waited_for_on_stable_storage)
 	write_and_compare(&write, 3 * BLOCK, 1);
 	ck_assert_double_eq(write.report.sync_s, 0);
 }
-END_TEST
 
 /* ---- Required direct I/O --------------------------------------------------------------------- */
 
-START_TEST(required_direct_io_is_used_for_files_of_any_length)
+static struct test_case direct_tests = { .name = "direct", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(direct_tests, required_direct_io_is_used_for_files_of_any_length, 0,
+	  scratch_direct() ? 2 : 0)
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(lengths); i++) {
 		struct file_write write = file_write_defaults();
@@ -297,7 +296,6 @@ START_TEST(required_direct_io_is_used_for_files_of_any_length)
 			ck_assert_uint_eq(write.report.direct, 1);
 	}
 }
-END_TEST
 
 /* Returns the size of the only file in the scratch directory. */
 static uint64_t size_meanwhile(void)
@@ -316,7 +314,7 @@ static uint64_t size_meanwhile(void)
 
 /* A direct write that extends a file waits for all others of the file. So the file has a length
  * beyond them before they leave, also if the length that the caller expected was too small. */
-START_TEST(direct_writes_never_extend_the_file)
+LOOP_TEST(direct_tests, direct_writes_never_extend_the_file, 0, scratch_direct() ? 2 : 0)
 {
 	struct file_write write = file_write_defaults();
 	const char *path = scratch_path("file");
@@ -334,9 +332,8 @@ START_TEST(direct_writes_never_extend_the_file)
 	file_write_close(&write);
 	ck_assert(scratch_same(path, data, ROOM));
 }
-END_TEST
 
-START_TEST(direct_io_leaves_nothing_in_the_page_cache)
+LOOP_TEST(direct_tests, direct_io_leaves_nothing_in_the_page_cache, 0, scratch_direct() ? 2 : 0)
 {
 	struct file_write write = file_write_defaults();
 	unsigned char *resident;
@@ -362,7 +359,6 @@ START_TEST(direct_io_leaves_nothing_in_the_page_cache)
 	close(fd);
 	free(resident);
 }
-END_TEST
 
 /* ---- Progress and stopping ------------------------------------------------------------------- */
 
@@ -396,7 +392,9 @@ static int write_telling(struct file_write *write, struct told *told, size_t byt
 	return file_write_all(write, scratch_path("file"), data, bytes);
 }
 
-START_TEST(progress_is_told_phase_by_phase_and_block_by_block)
+static struct test_case stop_tests = { .name = "progress", .setup = setup, .teardown = teardown };
+
+TEST(stop_tests, progress_is_told_phase_by_phase_and_block_by_block)
 {
 	struct told told = { 0 };
 	struct file_write write;
@@ -409,9 +407,8 @@ START_TEST(progress_is_told_phase_by_phase_and_block_by_block)
 	ck_assert_uint_eq(told.phases[IOSHAPE_PHASE_DONE], 1);
 	ck_assert_uint_eq(told.last_done, 10 * BLOCK + 5);
 }
-END_TEST
 
-START_TEST(progress_can_stop_the_write_at_every_call_until_the_commit)
+TEST(stop_tests, progress_can_stop_the_write_at_every_call_until_the_commit)
 {
 	static const size_t sizes[] = { 5, 10 * BLOCK + 5 };
 
@@ -436,9 +433,8 @@ START_TEST(progress_can_stop_the_write_at_every_call_until_the_commit)
 		}
 	}
 }
-END_TEST
 
-START_TEST(another_thread_can_stop_the_write)
+TEST(stop_tests, another_thread_can_stop_the_write)
 {
 	for (int step = 0; step < 3; step++) {
 		struct file_write write = file_write_defaults();
@@ -462,9 +458,8 @@ START_TEST(another_thread_can_stop_the_write)
 		ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 	}
 }
-END_TEST
 
-START_TEST(after_a_failure_nothing_goes_on)
+TEST(stop_tests, after_a_failure_nothing_goes_on)
 {
 	struct file_write write = file_write_defaults();
 	atomic_bool abort = true;
@@ -484,7 +479,6 @@ START_TEST(after_a_failure_nothing_goes_on)
 	file_write_close(&write);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
-END_TEST
 
 /* ---- Limits of the process ------------------------------------------------------------------- */
 
@@ -505,14 +499,16 @@ static int write_above_the_limit(void *argument)
 	return *write.error.remedy ? 0 : 2;
 }
 
-START_TEST(a_file_above_the_processes_limit_is_an_error_and_no_signal)
+static struct test_case limits_tests = { .name = "limits", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(limits_tests, a_file_above_the_processes_limit_is_an_error_and_no_signal, 0,
+	  2 * ARRAY_LENGTH(engines))
 {
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
 	ck_assert_int_eq(scratch_in_child(write_above_the_limit, &_i), 0);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 	ck_assert_int_eq(chdir("/"), 0);
 }
-END_TEST
 
 /* ---- When the next writer may begin ---------------------------------------------------------- */
 
@@ -545,7 +541,7 @@ static bool is_little_left(enum ioshape_engine engine, enum ioshape_direct direc
 	return is_little;
 }
 
-START_TEST(the_next_writer_may_begin_before_the_sync_if_the_bytes_are_past_the_cache)
+TEST(stop_tests, the_next_writer_may_begin_before_the_sync_if_the_bytes_are_past_the_cache)
 {
 	ck_assert(is_little_left(IOSHAPE_ENGINE_URING, IOSHAPE_DIRECT_REQUIRE));
 	ck_assert(is_little_left(IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_REQUIRE));
@@ -553,7 +549,6 @@ START_TEST(the_next_writer_may_begin_before_the_sync_if_the_bytes_are_past_the_c
 	ck_assert(!is_little_left(IOSHAPE_ENGINE_URING, IOSHAPE_DIRECT_OFF));
 	ck_assert(!is_little_left(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_PREFER));
 }
-END_TEST
 
 static unsigned tail_of(bool shared, uint32_t in_flight)
 {
@@ -568,53 +563,14 @@ static unsigned tail_of(bool shared, uint32_t in_flight)
 	return io_queue_tail(&queue, 20 * MIB, 1000000000, 0);
 }
 
-START_TEST(where_several_write_to_what_is_not_known_a_turn_ends_later)
+TEST(stop_tests, where_several_write_to_what_is_not_known_a_turn_ends_later)
 {
 	ck_assert_uint_eq(tail_of(false, 3), 7);
 	ck_assert_uint_eq(tail_of(true, 3), 3);
 	ck_assert_uint_eq(tail_of(true, 50), 28);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/file");
-	TCase *lengths_case = tcase_create("lengths"), *direct = tcase_create("direct");
-	TCase *stop = tcase_create("progress"), *limits = tcase_create("limits");
-	TCase *all[] = { lengths_case, direct, stop, limits };
-	const int count = (int)ARRAY_LENGTH(engines);
-
-	for (size_t i = 0; i < ARRAY_LENGTH(all); i++) {
-		tcase_add_checked_fixture(all[i], setup, teardown);
-		suite_add_tcase(suite, all[i]);
-	}
-	tcase_add_loop_test(lengths_case, every_length_arrives_through_every_engine, 0, count);
-	tcase_add_loop_test(lengths_case, a_whole_file_has_a_checksum_whatever_it_came_in, 0,
-			    count);
-	tcase_add_loop_test(lengths_case, a_file_within_one_large_block_arrives, 0, count);
-	tcase_add_loop_test(lengths_case,
-			    what_is_expected_changes_nothing_but_when_a_full_disk_is_noticed, 0,
-			    count);
-	tcase_add_test(lengths_case, more_than_the_disk_has_is_noticed_before_the_first_byte);
-	tcase_add_loop_test(lengths_case, a_queue_serves_file_after_file, 0, count);
-	tcase_add_test(lengths_case, a_file_need_not_be_waited_for_on_stable_storage);
-
-	if (scratch_direct()) {
-		tcase_add_loop_test(direct, required_direct_io_is_used_for_files_of_any_length, 0,
-				    2);
-		tcase_add_loop_test(direct, direct_writes_never_extend_the_file, 0, 2);
-		tcase_add_loop_test(direct, direct_io_leaves_nothing_in_the_page_cache, 0, 2);
-	}
-
-	tcase_add_test(stop, progress_is_told_phase_by_phase_and_block_by_block);
-	tcase_add_test(stop, progress_can_stop_the_write_at_every_call_until_the_commit);
-	tcase_add_test(stop, another_thread_can_stop_the_write);
-	tcase_add_test(stop, after_a_failure_nothing_goes_on);
-	tcase_add_test(stop,
-		       the_next_writer_may_begin_before_the_sync_if_the_bytes_are_past_the_cache);
-	tcase_add_test(stop, where_several_write_to_what_is_not_known_a_turn_ends_later);
-
-	tcase_add_loop_test(limits, a_file_above_the_processes_limit_is_an_error_and_no_signal, 0,
-			    2 * count);
-	return check_main(suite);
+	return check_run("ring/file");
 }

@@ -8,7 +8,11 @@
 
 /* ---- Engines and queues ---------------------------------------------------------------------- */
 
-START_TEST(an_engine_is_opened_at_need_and_once)
+static struct test_case life = { .name = "life",
+				 .setup = scratch_setup,
+				 .teardown = scratch_teardown };
+
+TEST(life, an_engine_is_opened_at_need_and_once)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	ck_assert_uint_eq(opened, 0);
@@ -17,7 +21,6 @@ START_TEST(an_engine_is_opened_at_need_and_once)
 	ck_assert_uint_eq(opened, 1);
 	end();
 }
-END_TEST
 
 static void listen(void *user, enum ioshape_log_level level, const char *message)
 {
@@ -28,7 +31,7 @@ static void listen(void *user, enum ioshape_log_level level, const char *message
 	(*heard)++;
 }
 
-START_TEST(the_next_engine_is_used_and_the_reason_is_reported_and_logged)
+TEST(life, the_next_engine_is_used_and_the_reason_is_reported_and_logged)
 {
 	unsigned heard = 0;
 	const struct base_log log = { listen, &heard, IOSHAPE_LOG_INFO };
@@ -46,9 +49,8 @@ START_TEST(the_next_engine_is_used_and_the_reason_is_reported_and_logged)
 	io_queue_close(queue);
 	close(fd);
 }
-END_TEST
 
-START_TEST(a_downgrade_is_noted_for_every_file)
+TEST(life, a_downgrade_is_noted_for_every_file)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	open_remark = "buffers not registered";
@@ -62,9 +64,8 @@ START_TEST(a_downgrade_is_noted_for_every_file)
 	}
 	end();
 }
-END_TEST
 
-START_TEST(no_engine_at_all_is_an_error_and_can_be_tried_again)
+TEST(life, no_engine_at_all_is_an_error_and_can_be_tried_again)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	refuse_open = -EPERM;
@@ -76,7 +77,6 @@ START_TEST(no_engine_at_all_is_an_error_and_can_be_tried_again)
 	closed--;
 	end();
 }
-END_TEST
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
@@ -86,7 +86,11 @@ static int64_t a_third_of_it(const struct io_op *op, unsigned nth)
 	return op->bytes > 3 ? (int64_t)op->bytes / 3 : (int64_t)op->bytes;
 }
 
-START_TEST(a_short_write_goes_on_where_it_stopped)
+static struct test_case results = { .name = "results",
+				    .setup = scratch_setup,
+				    .teardown = scratch_teardown };
+
+TEST(results, a_short_write_goes_on_where_it_stopped)
 {
 	uint64_t expected = 1000;
 
@@ -103,14 +107,13 @@ START_TEST(a_short_write_goes_on_where_it_stopped)
 	ck_assert_uint_eq(downgrades.short_results, requests - 1);
 	end();
 }
-END_TEST
 
 static int64_t first_5000(const struct io_op *op, unsigned nth)
 {
 	return nth ? (int64_t)op->bytes : 5000;
 }
 
-START_TEST(a_short_direct_write_goes_on_at_an_aligned_place)
+TEST(results, a_short_direct_write_goes_on_at_an_aligned_place)
 {
 	answer = first_5000;
 	begin(false);
@@ -123,7 +126,6 @@ START_TEST(a_short_direct_write_goes_on_at_an_aligned_place)
 	ck_assert_uint_eq(asked[1].bytes, 16384 - 4608);
 	end();
 }
-END_TEST
 
 /* Contents that a file would have, from the parts of requests that were written. */
 static uint8_t image[BLOCK];
@@ -148,7 +150,7 @@ static int64_t a_third_into_the_image(const struct io_op *op, unsigned nth)
  * Some stretches of the block are lent: at its beginning, in the middle, adjacent ones, and at its
  * end. A short result may end in each of them.
  */
-START_TEST(a_block_in_parts_goes_on_where_it_stopped)
+TEST(results, a_block_in_parts_goes_on_where_it_stopped)
 {
 	static const struct io_loan loans[] = {
 		{ .at = 0, .bytes = 100 },
@@ -185,7 +187,6 @@ START_TEST(a_block_in_parts_goes_on_where_it_stopped)
 	ck_assert_uint_eq(buffer->loan_count, 0);
 	end();
 }
-END_TEST
 
 static int storm_code;
 static unsigned storm_length;
@@ -203,7 +204,7 @@ static int64_t storm_from_the_second_on(const struct io_op *op, unsigned nth)
 
 static const int passing_codes[] = { -EINTR, -EAGAIN, 0 };
 
-START_TEST(interruptions_are_sat_out)
+LOOP_TEST(results, interruptions_are_sat_out, 0, ARRAY_LENGTH(passing_codes))
 {
 	storm_code = passing_codes[_i];
 	storm_length = 60;
@@ -215,9 +216,9 @@ START_TEST(interruptions_are_sat_out)
 	ck_assert_uint_eq(downgrades.short_results, 60);
 	end();
 }
-END_TEST
 
-START_TEST(interruptions_without_end_are_a_failure_after_a_bounded_number)
+LOOP_TEST(results, interruptions_without_end_are_a_failure_after_a_bounded_number, 0,
+	  ARRAY_LENGTH(passing_codes))
 {
 	storm_code = passing_codes[_i];
 	storm_length = UINT32_MAX;
@@ -228,7 +229,6 @@ START_TEST(interruptions_without_end_are_a_failure_after_a_bounded_number)
 	ck_assert_uint_le(requests, 200);
 	end();
 }
-END_TEST
 
 static int64_t a_byte_and_then_interruptions(const struct io_op *op, unsigned nth)
 {
@@ -236,7 +236,7 @@ static int64_t a_byte_and_then_interruptions(const struct io_op *op, unsigned nt
 	return nth % 20 ? -EINTR : 512;
 }
 
-START_TEST(progress_however_slow_is_no_failure)
+TEST(results, progress_however_slow_is_no_failure)
 {
 	answer = a_byte_and_then_interruptions;
 	begin(false);
@@ -245,7 +245,6 @@ START_TEST(progress_however_slow_is_no_failure)
 	ck_assert_uint_gt(requests, 100);
 	end();
 }
-END_TEST
 
 /* Fills the queue with requests that all end with this code. */
 static void fill(int code)
@@ -264,7 +263,7 @@ static int64_t too_much(const struct io_op *op, unsigned nth)
 	return (int64_t)op->bytes + 1;
 }
 
-START_TEST(more_than_was_asked_for_is_a_failure)
+TEST(results, more_than_was_asked_for_is_a_failure)
 {
 	answer = too_much;
 	begin(false);
@@ -272,9 +271,8 @@ START_TEST(more_than_was_asked_for_is_a_failure)
 	ck_assert_int_eq(io_queue_drain(queue, &error), -EIO);
 	end();
 }
-END_TEST
 
-START_TEST(a_failure_names_path_offset_engine_and_remedy_wording)
+TEST(results, a_failure_names_path_offset_engine_and_remedy_wording)
 {
 	storm_code = -ENOSPC;
 	storm_length = UINT32_MAX;
@@ -289,14 +287,13 @@ START_TEST(a_failure_names_path_offset_engine_and_remedy_wording)
 	ck_assert_str_ne(error.remedy, "");
 	end();
 }
-END_TEST
 
 static int64_t the_third_fails(const struct io_op *op, unsigned nth)
 {
 	return nth == 2 ? -EIO : nth == 3 ? -ENOSPC : (int64_t)op->bytes;
 }
 
-START_TEST(the_first_failure_counts_and_all_come_home)
+TEST(results, the_first_failure_counts_and_all_come_home)
 {
 	answer = the_third_fails;
 	begin(false);
@@ -307,9 +304,8 @@ START_TEST(the_first_failure_counts_and_all_come_home)
 	ck_assert_uint_eq(count_free(), DEPTH);
 	end();
 }
-END_TEST
 
-START_TEST(a_slot_is_waited_for_when_all_are_in_flight)
+TEST(results, a_slot_is_waited_for_when_all_are_in_flight)
 {
 	answer = all_of_it;
 	begin(false);
@@ -319,12 +315,11 @@ START_TEST(a_slot_is_waited_for_when_all_are_in_flight)
 	ck_assert_uint_eq(requests, 5 * DEPTH);
 	end();
 }
-END_TEST
 
 /*
  * A full buffer is kept back, so that the device does not wait for a copy when a request is done.
  */
-START_TEST(one_slab_is_kept_back_and_leaves_when_a_request_is_done)
+TEST(results, one_slab_is_kept_back_and_leaves_when_a_request_is_done)
 {
 	struct io_buffer *buffer;
 
@@ -345,18 +340,16 @@ START_TEST(one_slab_is_kept_back_and_leaves_when_a_request_is_done)
 	ck_assert_uint_eq(requests, 3 * DEPTH);
 	end();
 }
-END_TEST
 
-START_TEST(the_slab_kept_back_is_not_sent_after_a_failure)
+TEST(results, the_slab_kept_back_is_not_sent_after_a_failure)
 {
 	fill(-ENOSPC);
 	ck_assert_int_eq(io_queue_drain(queue, &error), -ENOSPC);
 	ck_assert_uint_eq(requests, DEPTH - 1);
 	end();
 }
-END_TEST
 
-START_TEST(the_slab_kept_back_may_be_refused)
+TEST(results, the_slab_kept_back_may_be_refused)
 {
 	struct io_buffer *buffer;
 
@@ -366,9 +359,8 @@ START_TEST(the_slab_kept_back_may_be_refused)
 	ck_assert_int_eq(io_queue_drain(queue, NULL), 0);
 	end();
 }
-END_TEST
 
-START_TEST(a_failure_in_flight_is_found_when_a_slot_is_waited_for)
+TEST(results, a_failure_in_flight_is_found_when_a_slot_is_waited_for)
 {
 	struct io_buffer *buffer;
 
@@ -377,9 +369,8 @@ START_TEST(a_failure_in_flight_is_found_when_a_slot_is_waited_for)
 	ck_assert_int_eq(io_queue_drain(queue, NULL), -ENOSPC);
 	end();
 }
-END_TEST
 
-START_TEST(a_request_that_was_not_taken_is_an_error_and_its_slot_is_free)
+TEST(results, a_request_that_was_not_taken_is_an_error_and_its_slot_is_free)
 {
 	struct io_buffer *buffer;
 
@@ -396,9 +387,8 @@ START_TEST(a_request_that_was_not_taken_is_an_error_and_its_slot_is_free)
 	io_queue_give_back(queue, buffer);
 	end();
 }
-END_TEST
 
-START_TEST(an_engine_that_refused_is_opened_anew_for_the_next_file)
+TEST(results, an_engine_that_refused_is_opened_anew_for_the_next_file)
 {
 	struct io_buffer *buffer;
 
@@ -419,7 +409,6 @@ START_TEST(an_engine_that_refused_is_opened_anew_for_the_next_file)
 	ck_assert_int_eq(io_queue_drain(queue, &error), 0);
 	end();
 }
-END_TEST
 
 static int64_t short_and_then_no_more(const struct io_op *op, unsigned nth)
 {
@@ -429,7 +418,7 @@ static int64_t short_and_then_no_more(const struct io_op *op, unsigned nth)
 	return 4096;
 }
 
-START_TEST(a_rest_that_is_not_taken_is_an_error)
+TEST(results, a_rest_that_is_not_taken_is_an_error)
 {
 	answer = short_and_then_no_more;
 	begin(false);
@@ -437,9 +426,8 @@ START_TEST(a_rest_that_is_not_taken_is_an_error)
 	ck_assert_int_eq(io_queue_drain(queue, &error), -EPERM);
 	end();
 }
-END_TEST
 
-START_TEST(an_engine_that_loses_requests_is_found_out)
+TEST(results, an_engine_that_loses_requests_is_found_out)
 {
 	answer = all_of_it;
 	begin(false);
@@ -452,11 +440,10 @@ START_TEST(an_engine_that_loses_requests_is_found_out)
 	io_queue_close(queue);
 	close(fd);
 }
-END_TEST
 
 /* ---- Downgrades ------------------------------------------------------------------------------ */
 
-START_TEST(notes_are_kept_in_order_with_their_codes)
+TEST(life, notes_are_kept_in_order_with_their_codes)
 {
 	struct ioshape_report report = { 0 };
 	struct io_downgrades some = { 0 };
@@ -471,9 +458,8 @@ START_TEST(notes_are_kept_in_order_with_their_codes)
 	ck_assert_str_eq(report.downgrades[1].sentence, "no that");
 	ck_assert_int_eq(report.downgrades[1].code, IOSHAPE_DOWNGRADE_LOCK);
 }
-END_TEST
 
-START_TEST(too_many_notes_are_counted)
+TEST(life, too_many_notes_are_counted)
 {
 	struct io_downgrades some = { 0 };
 
@@ -482,43 +468,8 @@ START_TEST(too_many_notes_are_counted)
 	ck_assert_uint_eq(some.count, 1000);
 	ck_assert_str_eq(some.list[0].sentence, "note 0");
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/queue");
-	const int codes = (int)ARRAY_LENGTH(passing_codes);
-	TCase *life = tcase_create("life");
-	TCase *results = tcase_create("results");
-
-	tcase_add_checked_fixture(life, scratch_setup, scratch_teardown);
-	tcase_add_test(life, an_engine_is_opened_at_need_and_once);
-	tcase_add_test(life, the_next_engine_is_used_and_the_reason_is_reported_and_logged);
-	tcase_add_test(life, a_downgrade_is_noted_for_every_file);
-	tcase_add_test(life, no_engine_at_all_is_an_error_and_can_be_tried_again);
-	tcase_add_test(life, notes_are_kept_in_order_with_their_codes);
-	tcase_add_test(life, too_many_notes_are_counted);
-	suite_add_tcase(suite, life);
-	tcase_add_checked_fixture(results, scratch_setup, scratch_teardown);
-	tcase_add_test(results, a_short_write_goes_on_where_it_stopped);
-	tcase_add_test(results, a_short_direct_write_goes_on_at_an_aligned_place);
-	tcase_add_test(results, a_block_in_parts_goes_on_where_it_stopped);
-	tcase_add_loop_test(results, interruptions_are_sat_out, 0, codes);
-	tcase_add_loop_test(results, interruptions_without_end_are_a_failure_after_a_bounded_number,
-			    0, codes);
-	tcase_add_test(results, progress_however_slow_is_no_failure);
-	tcase_add_test(results, more_than_was_asked_for_is_a_failure);
-	tcase_add_test(results, a_failure_names_path_offset_engine_and_remedy_wording);
-	tcase_add_test(results, the_first_failure_counts_and_all_come_home);
-	tcase_add_test(results, a_slot_is_waited_for_when_all_are_in_flight);
-	tcase_add_test(results, one_slab_is_kept_back_and_leaves_when_a_request_is_done);
-	tcase_add_test(results, the_slab_kept_back_is_not_sent_after_a_failure);
-	tcase_add_test(results, the_slab_kept_back_may_be_refused);
-	tcase_add_test(results, a_failure_in_flight_is_found_when_a_slot_is_waited_for);
-	tcase_add_test(results, a_request_that_was_not_taken_is_an_error_and_its_slot_is_free);
-	tcase_add_test(results, an_engine_that_refused_is_opened_anew_for_the_next_file);
-	tcase_add_test(results, a_rest_that_is_not_taken_is_an_error);
-	tcase_add_test(results, an_engine_that_loses_requests_is_found_out);
-	suite_add_tcase(suite, results);
-	return check_main(suite);
+	return check_run("ring/queue");
 }

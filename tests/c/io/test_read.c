@@ -206,7 +206,20 @@ static size_t make_pieces(uint64_t *state, size_t most_pieces, uint64_t most, ui
 	return count;
 }
 
-START_TEST(random_pieces_are_what_pread_says)
+static struct test_case reading_tests = { .name = "pieces",
+					  .setup = setup_small,
+					  .teardown = teardown };
+static struct test_case threads = { .name = "many bytes",
+				    .setup = setup_large,
+				    .teardown = teardown };
+static struct test_case aligned = { .name = "aligned part",
+				    .setup = setup_aligned_part,
+				    .teardown = teardown };
+static struct test_case anywhere = { .name = "part anywhere",
+				     .setup = setup_part_anywhere,
+				     .teardown = teardown };
+
+LOOP_TEST(reading_tests, random_pieces_are_what_pread_says, 0, 3 * ARRAY_LENGTH(engines))
 {
 	static const struct {
 		uint64_t most, most_gap;
@@ -230,9 +243,11 @@ START_TEST(random_pieces_are_what_pread_says)
 		}
 	}
 }
-END_TEST
+CHECK_ADD(threads, random_pieces_are_what_pread_says, 0, 2)
+CHECK_ADD(aligned, random_pieces_are_what_pread_says, 0, 3 * ARRAY_LENGTH(engines))
+CHECK_ADD(anywhere, random_pieces_are_what_pread_says, 0, 3 * ARRAY_LENGTH(engines))
 
-START_TEST(the_whole_file_in_one_piece)
+LOOP_TEST(threads, the_whole_file_in_one_piece, 0, 3 * ARRAY_LENGTH(engines))
 {
 	set_cache(scratch_path("file"), (enum cache)(_i / 3));
 	begin(engines[_i % 3], _i % 3 == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
@@ -242,10 +257,10 @@ START_TEST(the_whole_file_in_one_piece)
 	read_and_compare(1);
 	end();
 }
-END_TEST
+CHECK_ADD(anywhere, the_whole_file_in_one_piece, 0, 3 * ARRAY_LENGTH(engines))
 
 /* Ends of files that are not multiples of the unit of direct I/O. */
-START_TEST(the_last_bytes_of_a_file_are_read)
+LOOP_TEST(reading_tests, the_last_bytes_of_a_file_are_read, 0, 2 * ARRAY_LENGTH(engines))
 {
 	static const size_t tails[] = { 1, 2, 511, 512, 513, 4095, 4096, 4097, 12345 };
 
@@ -267,9 +282,8 @@ START_TEST(the_last_bytes_of_a_file_are_read)
 		write_file();
 	}
 }
-END_TEST
 
-START_TEST(pieces_without_bytes_are_read_too)
+LOOP_TEST(reading_tests, pieces_without_bytes_are_read_too, 0, ARRAY_LENGTH(engines))
 {
 	const uint64_t offsets[] = { 0, 0, 5, BLOCK, BLOCK, file_bytes, file_bytes };
 
@@ -287,9 +301,9 @@ START_TEST(pieces_without_bytes_are_read_too)
 		end();
 	}
 }
-END_TEST
+CHECK_ADD(aligned, pieces_without_bytes_are_read_too, 0, ARRAY_LENGTH(engines))
 
-START_TEST(a_file_cut_short_underneath_is_damaged)
+LOOP_TEST(reading_tests, a_file_cut_short_underneath_is_damaged, 0, ARRAY_LENGTH(engines))
 {
 	for (int cold = 0; cold < 2; cold++) {
 		for (size_t left = 0; left < file_bytes; left = left * 4 + 50000) {
@@ -311,9 +325,8 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 		}
 	}
 }
-END_TEST
 
-START_TEST(exactly_so_many_bytes_or_damaged)
+TEST(reading_tests, exactly_so_many_bytes_or_damaged)
 {
 	begin(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	ck_assert_int_eq(io_input_get(&input, 77, into, 1000, &error), 0);
@@ -325,7 +338,6 @@ START_TEST(exactly_so_many_bytes_or_damaged)
 	ck_assert_int_eq(io_input_get(&input, file_bytes + 1, into, 1, &error), IOSHAPE_E_DAMAGED);
 	end();
 }
-END_TEST
 
 /* ---- Progress -------------------------------------------------------------------------------- */
 
@@ -346,7 +358,7 @@ static int note_progress(void *user, enum ioshape_phase phase, uint64_t done, ui
 	return ++told->calls == told->stop_at;
 }
 
-START_TEST(reading_can_be_stopped_at_any_call)
+LOOP_TEST(threads, reading_can_be_stopped_at_any_call, 0, 2)
 {
 	for (unsigned nth = 1; nth < 40; nth += 1 + nth / 4) {
 		struct told told = { .stop_at = nth };
@@ -365,11 +377,11 @@ START_TEST(reading_can_be_stopped_at_any_call)
 		end();
 	}
 }
-END_TEST
+CHECK_ADD(anywhere, reading_can_be_stopped_at_any_call, 0, 2)
 
 /* ---- Parts of files -------------------------------------------------------------------------- */
 
-START_TEST(nothing_around_a_part_is_ever_read)
+LOOP_TEST(aligned, nothing_around_a_part_is_ever_read, 0, 2 * ARRAY_LENGTH(engines))
 {
 	static const uint64_t ends[] = { 1, 4096, 70001 };
 
@@ -391,9 +403,13 @@ START_TEST(nothing_around_a_part_is_ever_read)
 	}
 	end();
 }
-END_TEST
+CHECK_ADD(anywhere, nothing_around_a_part_is_ever_read, 0, 2 * ARRAY_LENGTH(engines))
 
-START_TEST(parts_lie_in_their_files)
+static struct test_case files_tests = { .name = "files",
+					.setup = setup_small,
+					.teardown = teardown };
+
+TEST(files_tests, parts_lie_in_their_files)
 {
 	const uint64_t whole = file_bytes;
 	const uint64_t wrong[][2] = { { 0, whole + 1 },
@@ -423,7 +439,6 @@ START_TEST(parts_lie_in_their_files)
 		io_input_close(&input);
 	}
 }
-END_TEST
 
 /* ---- Which files can be opened --------------------------------------------------------------- */
 
@@ -437,7 +452,7 @@ static void must_not_open(const char *path, int code)
 	io_input_close(&input);
 }
 
-START_TEST(only_regular_files_are_read)
+TEST(files_tests, only_regular_files_are_read)
 {
 	must_not_open(scratch_path("missing"), -ENOENT);
 	must_not_open(scratch_directory(), -EISDIR);
@@ -446,9 +461,8 @@ START_TEST(only_regular_files_are_read)
 	must_not_open(scratch_path("pipe"), -ESPIPE);
 	must_not_open(scratch_path("file/below"), -ENOTDIR);
 }
-END_TEST
 
-START_TEST(direct_and_buffered_are_the_same_file_whatever_the_name_becomes)
+TEST(files_tests, direct_and_buffered_are_the_same_file_whatever_the_name_becomes)
 {
 	begin(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	ck_assert_int_eq(rename(scratch_path("file"), scratch_path("moved")), 0);
@@ -458,9 +472,8 @@ START_TEST(direct_and_buffered_are_the_same_file_whatever_the_name_becomes)
 	read_and_compare(1);
 	end();
 }
-END_TEST
 
-START_TEST(direct_io_is_refused_where_it_was_required_and_is_not_there)
+TEST(files_tests, direct_io_is_refused_where_it_was_required_and_is_not_there)
 {
 	memset(&error, 0, sizeof(error));
 	ck_assert_int_lt(
@@ -471,10 +484,9 @@ START_TEST(direct_io_is_refused_where_it_was_required_and_is_not_there)
 	ck_assert_int_eq(input.direct_fd, -1);
 	io_input_close(&input);
 }
-END_TEST
 
 /* Several threads may use one open file. */
-START_TEST(several_queues_read_one_file)
+TEST(files_tests, several_queues_read_one_file)
 {
 	struct io_config config = { .block_bytes = BLOCK, .depth = 2, .threads = 1 };
 	struct io_queue *second;
@@ -496,45 +508,8 @@ START_TEST(several_queues_read_one_file)
 	io_queue_close(second);
 	end();
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/read");
-	TCase *reading = tcase_create("pieces"), *threads = tcase_create("many bytes");
-	TCase *aligned = tcase_create("aligned part"), *anywhere = tcase_create("part anywhere");
-	TCase *files = tcase_create("files");
-	const int count = (int)ARRAY_LENGTH(engines);
-
-	tcase_add_checked_fixture(reading, setup_small, teardown);
-	tcase_add_loop_test(reading, random_pieces_are_what_pread_says, 0, 3 * count);
-	tcase_add_loop_test(reading, the_last_bytes_of_a_file_are_read, 0, 2 * count);
-	tcase_add_loop_test(reading, pieces_without_bytes_are_read_too, 0, count);
-	tcase_add_loop_test(reading, a_file_cut_short_underneath_is_damaged, 0, count);
-	tcase_add_test(reading, exactly_so_many_bytes_or_damaged);
-	suite_add_tcase(suite, reading);
-	tcase_add_checked_fixture(threads, setup_large, teardown);
-	tcase_add_loop_test(threads, the_whole_file_in_one_piece, 0, 3 * count);
-	tcase_add_loop_test(threads, random_pieces_are_what_pread_says, 0, 2);
-	tcase_add_loop_test(threads, reading_can_be_stopped_at_any_call, 0, 2);
-	suite_add_tcase(suite, threads);
-	tcase_add_checked_fixture(aligned, setup_aligned_part, teardown);
-	tcase_add_loop_test(aligned, random_pieces_are_what_pread_says, 0, 3 * count);
-	tcase_add_loop_test(aligned, pieces_without_bytes_are_read_too, 0, count);
-	tcase_add_loop_test(aligned, nothing_around_a_part_is_ever_read, 0, 2 * count);
-	suite_add_tcase(suite, aligned);
-	tcase_add_checked_fixture(anywhere, setup_part_anywhere, teardown);
-	tcase_add_loop_test(anywhere, random_pieces_are_what_pread_says, 0, 3 * count);
-	tcase_add_loop_test(anywhere, the_whole_file_in_one_piece, 0, 3 * count);
-	tcase_add_loop_test(anywhere, reading_can_be_stopped_at_any_call, 0, 2);
-	tcase_add_loop_test(anywhere, nothing_around_a_part_is_ever_read, 0, 2 * count);
-	suite_add_tcase(suite, anywhere);
-	tcase_add_checked_fixture(files, setup_small, teardown);
-	tcase_add_test(files, parts_lie_in_their_files);
-	tcase_add_test(files, only_regular_files_are_read);
-	tcase_add_test(files, direct_and_buffered_are_the_same_file_whatever_the_name_becomes);
-	tcase_add_test(files, direct_io_is_refused_where_it_was_required_and_is_not_there);
-	tcase_add_test(files, several_queues_read_one_file);
-	suite_add_tcase(suite, files);
-	return check_main(suite);
+	return check_run("ring/read");
 }

@@ -144,7 +144,9 @@ static void end_worker(const struct child *child)
 	close(child->to_parent);
 }
 
-START_TEST(what_is_being_written_is_kept_until_its_writer_was_killed)
+static struct test_case writers = { .name = "writers", .setup = setup, .teardown = teardown };
+
+TEST(writers, what_is_being_written_is_kept_until_its_writer_was_killed)
 {
 	struct child child = start_writer();
 
@@ -155,9 +157,8 @@ START_TEST(what_is_being_written_is_kept_until_its_writer_was_killed)
 	ck_assert_uint_eq(scratch_entries("."), 0);
 	end_worker(&child);
 }
-END_TEST
 
-START_TEST(what_this_process_writes_is_kept_at_every_step)
+TEST(writers, what_this_process_writes_is_kept_at_every_step)
 {
 	struct file_write write = file_write_defaults();
 
@@ -172,7 +173,6 @@ START_TEST(what_this_process_writes_is_kept_at_every_step)
 	file_write_close(&write);
 	ck_assert(scratch_same("file", "new", 3));
 }
-END_TEST
 
 static unsigned heard;
 
@@ -184,7 +184,7 @@ static void listen(void *user, enum ioshape_log_level level, const char *message
 	heard++;
 }
 
-START_TEST(a_writer_tidies_when_it_is_told_to_and_says_so)
+TEST(writers, a_writer_tidies_when_it_is_told_to_and_says_so)
 {
 	struct child child = start_writer();
 	struct file_write write = file_write_defaults();
@@ -205,11 +205,12 @@ START_TEST(a_writer_tidies_when_it_is_told_to_and_says_so)
 	ck_assert(scratch_same("other", "new", 3));
 	end_worker(&child);
 }
-END_TEST
 
 /* ---- Similar names and other kinds of files -------------------------------------------------- */
 
-START_TEST(names_that_are_not_quite_right_are_kept)
+static struct test_case alike = { .name = "look-alikes", .setup = setup, .teardown = teardown };
+
+TEST(alike, names_that_are_not_quite_right_are_kept)
 {
 	static const char *const patterns[] = {
 		"model.pt.ioshape-tmp-%s-0123456789abcdef", /* not hidden */
@@ -242,9 +243,8 @@ START_TEST(names_that_are_not_quite_right_are_kept)
 	ck_assert_uint_eq(tidy(), 0);
 	ck_assert_uint_eq(scratch_entries("."), count);
 }
-END_TEST
 
-START_TEST(names_that_are_right_are_removed)
+TEST(alike, names_that_are_right_are_removed)
 {
 	char shortest[NAME_MAX];
 
@@ -256,7 +256,6 @@ START_TEST(names_that_are_right_are_removed)
 	ck_assert_uint_eq(tidy(), 3);
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
-END_TEST
 
 /* Locks the file after a short time, like a slow writer. */
 static void *lock_soon(void *file)
@@ -269,7 +268,7 @@ static void *lock_soon(void *file)
 /*
  * A writer that has not locked its file yet must not be taken for dead, unless it never locks it.
  */
-START_TEST(who_has_just_made_a_file_is_given_time_to_lock_it)
+TEST(alike, who_has_just_made_a_file_is_given_time_to_lock_it)
 {
 	unsigned kept = 0;
 
@@ -289,9 +288,8 @@ START_TEST(who_has_just_made_a_file_is_given_time_to_lock_it)
 	}
 	ck_assert_uint_gt(kept, 0);
 }
-END_TEST
 
-START_TEST(links_and_pipes_are_kept)
+TEST(alike, links_and_pipes_are_kept)
 {
 	scratch_write("precious", "x", 1);
 	ck_assert_int_eq(symlink("precious", temporary_name(here)), 0);
@@ -301,7 +299,6 @@ START_TEST(links_and_pipes_are_kept)
 	ck_assert_uint_eq(scratch_entries("."), 4);
 	ck_assert(scratch_same("precious", "x", 1));
 }
-END_TEST
 
 static const char *make_directory(const char *domain)
 {
@@ -314,13 +311,12 @@ static const char *make_directory(const char *domain)
 	return file;
 }
 
-START_TEST(directories_go_with_their_files)
+TEST(alike, directories_go_with_their_files)
 {
 	make_directory(here);
 	ck_assert_uint_eq(tidy(), 1);
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
-END_TEST
 
 /* Makes nested directories with a file in the innermost one. */
 static void nest(const char *name, int levels)
@@ -336,7 +332,7 @@ static void nest(const char *name, int levels)
 	scratch_write(path, "x", 1);
 }
 
-START_TEST(directories_in_a_directory_go_with_it)
+TEST(alike, directories_in_a_directory_go_with_it)
 {
 	char outer[NAME_MAX], link[NAME_MAX + 8];
 	const char *file = make_directory(here);
@@ -351,10 +347,9 @@ START_TEST(directories_in_a_directory_go_with_it)
 	ck_assert_uint_eq(scratch_entries("."), 1);
 	ck_assert(scratch_same("precious/file", "x", 1));
 }
-END_TEST
 
 /* The directory may be in use on another host, whose lock is not visible here. */
-START_TEST(a_directory_of_another_domain_is_as_old_as_its_newest_file)
+TEST(alike, a_directory_of_another_domain_is_as_old_as_its_newest_file)
 {
 	const char *file = make_directory("deadbeef");
 	char name[NAME_MAX];
@@ -366,10 +361,9 @@ START_TEST(a_directory_of_another_domain_is_as_old_as_its_newest_file)
 	ck_assert_uint_eq(tidy(), 1);
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
-END_TEST
 
 /* A partly removed directory has a new time, so the rest goes when that is a day old. */
-START_TEST(what_could_not_be_removed_whole_goes_a_day_later)
+TEST(alike, what_could_not_be_removed_whole_goes_a_day_later)
 {
 	const char *file = make_directory("deadbeef");
 	char name[NAME_MAX], inner[NAME_MAX + 8];
@@ -387,9 +381,8 @@ START_TEST(what_could_not_be_removed_whole_goes_a_day_later)
 	ck_assert_uint_eq(tidy(), 1);
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
-END_TEST
 
-START_TEST(a_directory_that_is_being_filled_stays)
+TEST(alike, a_directory_that_is_being_filled_stays)
 {
 	struct base_budget budget = base_budget_begin();
 	struct io_new_folder made;
@@ -405,10 +398,9 @@ START_TEST(a_directory_that_is_being_filled_stays)
 	ck_assert_uint_eq(tidy(), 0);
 	ck_assert_uint_eq(scratch_entries("."), 1);
 }
-END_TEST
 
 /* An unknown domain counts as another one. */
-START_TEST(files_of_other_domains_are_kept_for_a_day)
+LOOP_TEST(alike, files_of_other_domains_are_kept_for_a_day, 0, 2)
 {
 	const char *name = temporary_name(_i ? "deadbeef" : IO_NOWHERE);
 
@@ -420,9 +412,8 @@ START_TEST(files_of_other_domains_are_kept_for_a_day)
 	ck_assert_uint_eq(tidy(), 1);
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
-END_TEST
 
-START_TEST(a_lock_is_heeded_however_old_the_file_is)
+TEST(writers, a_lock_is_heeded_however_old_the_file_is)
 {
 	struct child child = start_writer();
 
@@ -433,9 +424,8 @@ START_TEST(a_lock_is_heeded_however_old_the_file_is)
 	ck_assert_uint_eq(tidy(), 1);
 	end_worker(&child);
 }
-END_TEST
 
-START_TEST(files_of_other_users_are_kept)
+TEST_IF(alike, files_of_other_users_are_kept, !geteuid())
 {
 	const char *name = temporary_name(here);
 
@@ -445,9 +435,8 @@ START_TEST(files_of_other_users_are_kept)
 	ck_assert_uint_eq(tidy(), 0);
 	ck_assert_uint_eq(scratch_entries("."), 1);
 }
-END_TEST
 
-START_TEST(what_root_gave_to_the_owner_of_the_file_goes)
+TEST_IF(alike, what_root_gave_to_the_owner_of_the_file_goes, !geteuid())
 {
 	const char *name = temporary_name(here);
 
@@ -460,7 +449,6 @@ START_TEST(what_root_gave_to_the_owner_of_the_file_goes)
 	ck_assert_uint_eq(tidy(), 1);
 	ck_assert_uint_eq(scratch_entries("."), 1);
 }
-END_TEST
 
 /* ---- Removal in portions --------------------------------------------------------------------- */
 
@@ -495,7 +483,7 @@ static void remove_bit_by_bit(const char *directory, unsigned entries)
 	ck_assert_uint_ge(times, 2);
 }
 
-START_TEST(what_many_dead_writers_left_goes_bit_by_bit)
+TEST(alike, what_many_dead_writers_left_goes_bit_by_bit)
 {
 	const unsigned entries = BASE_TIDY_ENTRIES + 100;
 
@@ -504,9 +492,8 @@ START_TEST(what_many_dead_writers_left_goes_bit_by_bit)
 	remove_bit_by_bit(".", entries);
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
-END_TEST
 
-START_TEST(a_large_directory_of_a_dead_writer_goes_bit_by_bit)
+TEST(alike, a_large_directory_of_a_dead_writer_goes_bit_by_bit)
 {
 	const char *name = temporary_name(here);
 	const unsigned entries = BASE_TIDY_ENTRIES + 100;
@@ -521,18 +508,16 @@ START_TEST(a_large_directory_of_a_dead_writer_goes_bit_by_bit)
 	tidy();
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
-END_TEST
 
-START_TEST(a_save_that_lacks_the_space_does_not_leave_it_for_the_next)
+TEST(alike, a_save_that_lacks_the_space_does_not_leave_it_for_the_next)
 {
 	for (unsigned i = 0; i < BASE_TIDY_ENTRIES + 100; i++)
 		scratch_write(temporary_name(here), "", 0);
 	io_clear_space("file", NULL);
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
-END_TEST
 
-START_TEST(a_budget_whose_time_is_over_removes_nothing)
+TEST(alike, a_budget_whose_time_is_over_removes_nothing)
 {
 	int fd = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	struct base_budget budget = base_budget_begin();
@@ -544,17 +529,15 @@ START_TEST(a_budget_whose_time_is_over_removes_nothing)
 	ck_assert(base_budget_is_spent(&budget));
 	close(fd);
 }
-END_TEST
 
-START_TEST(a_directory_that_cannot_be_listed_is_left_alone)
+TEST(alike, a_directory_that_cannot_be_listed_is_left_alone)
 {
 	scratch_write(temporary_name(here), "x", 1);
 	io_remove_stale(-1, ".", NULL, NULL);
 	ck_assert_uint_eq(scratch_temporaries("."), 1);
 }
-END_TEST
 
-START_TEST(a_lock_domain_is_one_filesystem_on_this_machine)
+TEST(alike, a_lock_domain_is_one_filesystem_on_this_machine)
 {
 	char again[IO_DOMAIN_BYTES];
 
@@ -568,7 +551,6 @@ START_TEST(a_lock_domain_is_one_filesystem_on_this_machine)
 	ck_assert_str_eq(again, IO_NOWHERE);
 	ck_assert(!io_is_lock_domain(again, again));
 }
-END_TEST
 
 /* Writers tidy while others write: no writer may lose its file. */
 static int write_all_the_time(void *argument)
@@ -590,7 +572,7 @@ static int write_all_the_time(void *argument)
 	return 0;
 }
 
-START_TEST(writers_that_tidy_do_not_disturb_each_other)
+TEST(writers, writers_that_tidy_do_not_disturb_each_other)
 {
 	pid_t children[4];
 	int status;
@@ -607,41 +589,8 @@ START_TEST(writers_that_tidy_do_not_disturb_each_other)
 	}
 	ck_assert_uint_eq(scratch_entries("."), 4);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/stale");
-	TCase *writers = tcase_create("writers"), *alike = tcase_create("look-alikes");
-
-	tcase_add_checked_fixture(writers, setup, teardown);
-	tcase_add_test(writers, what_is_being_written_is_kept_until_its_writer_was_killed);
-	tcase_add_test(writers, what_this_process_writes_is_kept_at_every_step);
-	tcase_add_test(writers, a_writer_tidies_when_it_is_told_to_and_says_so);
-	tcase_add_test(writers, a_lock_is_heeded_however_old_the_file_is);
-	tcase_add_test(writers, writers_that_tidy_do_not_disturb_each_other);
-	suite_add_tcase(suite, writers);
-	tcase_add_checked_fixture(alike, setup, teardown);
-	tcase_add_test(alike, names_that_are_not_quite_right_are_kept);
-	tcase_add_test(alike, names_that_are_right_are_removed);
-	tcase_add_test(alike, who_has_just_made_a_file_is_given_time_to_lock_it);
-	tcase_add_test(alike, links_and_pipes_are_kept);
-	tcase_add_test(alike, directories_go_with_their_files);
-	tcase_add_test(alike, directories_in_a_directory_go_with_it);
-	tcase_add_test(alike, a_directory_of_another_domain_is_as_old_as_its_newest_file);
-	tcase_add_test(alike, what_could_not_be_removed_whole_goes_a_day_later);
-	tcase_add_test(alike, a_directory_that_is_being_filled_stays);
-	tcase_add_loop_test(alike, files_of_other_domains_are_kept_for_a_day, 0, 2);
-	if (!geteuid()) {
-		tcase_add_test(alike, files_of_other_users_are_kept);
-		tcase_add_test(alike, what_root_gave_to_the_owner_of_the_file_goes);
-	}
-	tcase_add_test(alike, what_many_dead_writers_left_goes_bit_by_bit);
-	tcase_add_test(alike, a_large_directory_of_a_dead_writer_goes_bit_by_bit);
-	tcase_add_test(alike, a_save_that_lacks_the_space_does_not_leave_it_for_the_next);
-	tcase_add_test(alike, a_budget_whose_time_is_over_removes_nothing);
-	tcase_add_test(alike, a_directory_that_cannot_be_listed_is_left_alone);
-	tcase_add_test(alike, a_lock_domain_is_one_filesystem_on_this_machine);
-	suite_add_tcase(suite, alike);
-	return check_main(suite);
+	return check_run("ring/stale");
 }

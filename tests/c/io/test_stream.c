@@ -144,7 +144,9 @@ static void check_sequence(unsigned first)
 		ck_assert_uint_eq(asked[i].offset, asked_end(i - 1));
 }
 
-START_TEST(who_reads_onward_finds_the_next_bytes_under_way)
+static struct test_case ahead = { .name = "ahead", .setup = setup, .teardown = teardown };
+
+TEST_IF(ahead, who_reads_onward_finds_the_next_bytes_under_way, scratch_direct())
 {
 	uint64_t at = 8 * BLOCK;
 
@@ -162,10 +164,9 @@ START_TEST(who_reads_onward_finds_the_next_bytes_under_way)
 	ck_assert_uint_le(asked_end(requests - 1), base_round_up(STREAM_END, 4096));
 	close_stream();
 }
-END_TEST
 
 /* A prefetch may begin in the middle of a block, and does not disturb reads elsewhere. */
-START_TEST(what_is_expected_is_under_way_before_it_is_asked_for)
+TEST_IF(ahead, what_is_expected_is_under_way_before_it_is_asked_for, scratch_direct())
 {
 	const uint64_t at = 3 * BLOCK + 100;
 
@@ -185,9 +186,8 @@ START_TEST(what_is_expected_is_under_way_before_it_is_asked_for)
 	get(50 * BLOCK, 4 * BLOCK);
 	close_stream();
 }
-END_TEST
 
-START_TEST(nothing_is_expected_that_is_in_the_page_cache_or_not_there)
+TEST_IF(ahead, nothing_is_expected_that_is_in_the_page_cache_or_not_there, scratch_direct())
 {
 	begin_scripted();
 	io_stream_expect(stream, queue, STREAM_END);
@@ -199,9 +199,8 @@ START_TEST(nothing_is_expected_that_is_in_the_page_cache_or_not_there)
 	ck_assert_uint_eq(requests, 0);
 	close_stream();
 }
-END_TEST
 
-START_TEST(small_records_are_read_in_blocks_too)
+TEST_IF(ahead, small_records_are_read_in_blocks_too, scratch_direct())
 {
 	begin_scripted();
 	for (uint64_t at = 0; at + 1000 < STREAM_END; at += 1000) {
@@ -213,9 +212,8 @@ START_TEST(small_records_are_read_in_blocks_too)
 	ck_assert_uint_lt(requests, STREAM_END / BLOCK + 20);
 	close_stream();
 }
-END_TEST
 
-START_TEST(who_jumps_about_pays_for_little_that_he_does_not_want)
+TEST_IF(ahead, who_jumps_about_pays_for_little_that_he_does_not_want, scratch_direct())
 {
 	uint64_t state = 9, wanted = 0, read = 0;
 
@@ -234,9 +232,8 @@ START_TEST(who_jumps_about_pays_for_little_that_he_does_not_want)
 	ck_assert_uint_le(read, wanted + wanted / 8 + 100 * 4096ull);
 	close_stream();
 }
-END_TEST
 
-START_TEST(small_reads_elsewhere_do_not_disturb)
+TEST_IF(ahead, small_reads_elsewhere_do_not_disturb, scratch_direct())
 {
 	unsigned before;
 
@@ -254,10 +251,9 @@ START_TEST(small_reads_elsewhere_do_not_disturb)
 	check_sequence(0);
 	close_stream();
 }
-END_TEST
 
 /* If small reads follow each other for long enough, they become the sequential stream. */
-START_TEST(small_reads_elsewhere_may_be_the_new_way)
+TEST_IF(ahead, small_reads_elsewhere_may_be_the_new_way, scratch_direct())
 {
 	unsigned first;
 
@@ -272,9 +268,8 @@ START_TEST(small_reads_elsewhere_may_be_the_new_way)
 	check_sequence(first);
 	close_stream();
 }
-END_TEST
 
-START_TEST(what_was_just_read_may_be_read_again)
+TEST_IF(ahead, what_was_just_read_may_be_read_again, scratch_direct())
 {
 	begin_scripted();
 	get(0, 8 * BLOCK);
@@ -283,9 +278,8 @@ START_TEST(what_was_just_read_may_be_read_again)
 	check_sequence(0);
 	close_stream();
 }
-END_TEST
 
-START_TEST(a_jump_back_starts_again)
+TEST_IF(ahead, a_jump_back_starts_again, scratch_direct())
 {
 	begin_scripted();
 	for (int i = 0; i < 3; i++) {
@@ -295,9 +289,8 @@ START_TEST(a_jump_back_starts_again)
 	}
 	close_stream();
 }
-END_TEST
 
-START_TEST(a_failure_ahead_is_told_to_who_asks_for_its_bytes)
+TEST_IF(ahead, a_failure_ahead_is_told_to_who_asks_for_its_bytes, scratch_direct())
 {
 	uint64_t at;
 	int ret = 0;
@@ -320,9 +313,8 @@ START_TEST(a_failure_ahead_is_told_to_who_asks_for_its_bytes)
 	get(at, 4 * BLOCK);
 	close_stream();
 }
-END_TEST
 
-START_TEST(a_failure_ahead_is_forgotten_when_nobody_asks)
+TEST_IF(ahead, a_failure_ahead_is_forgotten_when_nobody_asks, scratch_direct())
 {
 	fail_from = 17 * BLOCK;
 	fail_to = INT64_MAX;
@@ -335,9 +327,9 @@ START_TEST(a_failure_ahead_is_forgotten_when_nobody_asks)
 	close_stream();
 	ck_assert_int_eq(error.code, 0);
 }
-END_TEST
 
-START_TEST(requests_ahead_that_are_not_taken_fail_when_their_bytes_are_asked_for)
+TEST_IF(ahead, requests_ahead_that_are_not_taken_fail_when_their_bytes_are_asked_for,
+	scratch_direct())
 {
 	begin_scripted();
 	get(0, 8 * BLOCK);
@@ -347,9 +339,8 @@ START_TEST(requests_ahead_that_are_not_taken_fail_when_their_bytes_are_asked_for
 	ck_assert_int_eq(try_get(10 * BLOCK, 8 * BLOCK), -EPERM);
 	close_stream();
 }
-END_TEST
 
-START_TEST(an_engine_that_loses_requests_is_found_out)
+TEST_IF(ahead, an_engine_that_loses_requests_is_found_out, scratch_direct())
 {
 	begin_scripted();
 	get(0, 8 * BLOCK);
@@ -360,9 +351,8 @@ START_TEST(an_engine_that_loses_requests_is_found_out)
 	waiting = NULL;
 	close_stream();
 }
-END_TEST
 
-START_TEST(nothing_is_left_in_flight_wherever_it_ends)
+TEST_IF(ahead, nothing_is_left_in_flight_wherever_it_ends, scratch_direct())
 {
 	for (uint64_t bytes = 5 * BLOCK; bytes < FILE_BYTES; bytes += 9 * BLOCK) {
 		begin_scripted();
@@ -374,9 +364,8 @@ START_TEST(nothing_is_left_in_flight_wherever_it_ends)
 		requests = 0;
 	}
 }
-END_TEST
 
-START_TEST(what_is_in_the_page_cache_is_not_read_past_it)
+TEST(ahead, what_is_in_the_page_cache_is_not_read_past_it)
 {
 	uint8_t *there = malloc(2 * MIB);
 	int file = open(scratch_path("file"), O_RDONLY | O_CLOEXEC);
@@ -392,7 +381,6 @@ START_TEST(what_is_in_the_page_cache_is_not_read_past_it)
 	ck_assert_uint_eq(requests, 0);
 	close_stream();
 }
-END_TEST
 
 /* Returns whether more than half of the range is in the page cache. */
 static bool is_cached(uint64_t offset, uint64_t bytes)
@@ -414,7 +402,7 @@ static bool is_cached(uint64_t offset, uint64_t bytes)
 }
 
 /* The library asks the kernel for the next bytes. */
-START_TEST(what_others_want_too_goes_through_the_page_cache)
+TEST(ahead, what_others_want_too_goes_through_the_page_cache)
 {
 	begin_scripted();
 	input.shared = true;
@@ -431,9 +419,8 @@ START_TEST(what_others_want_too_goes_through_the_page_cache)
 	ck_assert_uint_eq(requests, 0);
 	close_stream();
 }
-END_TEST
 
-START_TEST(a_file_cut_short_underneath_is_damaged)
+TEST_IF(ahead, a_file_cut_short_underneath_is_damaged, scratch_direct())
 {
 	begin_scripted();
 	get(0, 8 * BLOCK);
@@ -451,10 +438,16 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 	}
 	close_stream();
 }
-END_TEST
 
 /* A part is prefetched like a whole file, up to its end. */
-START_TEST(a_part_is_read_ahead_to_its_end)
+static struct test_case aligned_part = { .name = "aligned part",
+					 .setup = setup_aligned_part,
+					 .teardown = teardown };
+static struct test_case part_anywhere = { .name = "part anywhere",
+					  .setup = setup_part_anywhere,
+					  .teardown = teardown };
+
+TEST_IF(aligned_part, a_part_is_read_ahead_to_its_end, scratch_direct())
 {
 	begin_scripted();
 	get(0, 8 * BLOCK);
@@ -472,7 +465,7 @@ START_TEST(a_part_is_read_ahead_to_its_end)
 	ck_assert_uint_le(requests, STREAM_END / BLOCK + 6);
 	close_stream();
 }
-END_TEST
+CHECK_ADD(part_anywhere, a_part_is_read_ahead_to_its_end, 0, scratch_direct())
 
 /* ---- Real engines ---------------------------------------------------------------------------- */
 
@@ -512,7 +505,9 @@ static void wander(uint64_t *state)
 	}
 }
 
-START_TEST(wherever_one_reads_it_is_what_pread_says)
+static struct test_case engines_tests = { .name = "engines", .setup = setup, .teardown = teardown };
+
+LOOP_TEST(engines_tests, wherever_one_reads_it_is_what_pread_says, 0, 9)
 {
 	static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
 						       IOSHAPE_ENGINE_BUFFERED };
@@ -532,47 +527,10 @@ START_TEST(wherever_one_reads_it_is_what_pread_says)
 		close_stream();
 	}
 }
-END_TEST
+CHECK_ADD(aligned_part, wherever_one_reads_it_is_what_pread_says, 0, 9)
+CHECK_ADD(part_anywhere, wherever_one_reads_it_is_what_pread_says, 0, 9)
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/stream");
-	TCase *ahead = tcase_create("ahead"), *engines = tcase_create("engines");
-	TCase *parts[] = { tcase_create("aligned part"), tcase_create("part anywhere") };
-
-	tcase_add_checked_fixture(ahead, setup, teardown);
-	tcase_add_test(ahead, what_is_in_the_page_cache_is_not_read_past_it);
-	tcase_add_test(ahead, what_others_want_too_goes_through_the_page_cache);
-	if (scratch_direct()) {
-		tcase_add_test(ahead, who_reads_onward_finds_the_next_bytes_under_way);
-		tcase_add_test(ahead, what_is_expected_is_under_way_before_it_is_asked_for);
-		tcase_add_test(ahead, nothing_is_expected_that_is_in_the_page_cache_or_not_there);
-		tcase_add_test(ahead, small_records_are_read_in_blocks_too);
-		tcase_add_test(ahead, who_jumps_about_pays_for_little_that_he_does_not_want);
-		tcase_add_test(ahead, small_reads_elsewhere_do_not_disturb);
-		tcase_add_test(ahead, small_reads_elsewhere_may_be_the_new_way);
-		tcase_add_test(ahead, what_was_just_read_may_be_read_again);
-		tcase_add_test(ahead, a_jump_back_starts_again);
-		tcase_add_test(ahead, a_failure_ahead_is_told_to_who_asks_for_its_bytes);
-		tcase_add_test(ahead, a_failure_ahead_is_forgotten_when_nobody_asks);
-		tcase_add_test(
-			ahead,
-			requests_ahead_that_are_not_taken_fail_when_their_bytes_are_asked_for);
-		tcase_add_test(ahead, an_engine_that_loses_requests_is_found_out);
-		tcase_add_test(ahead, nothing_is_left_in_flight_wherever_it_ends);
-		tcase_add_test(ahead, a_file_cut_short_underneath_is_damaged);
-	}
-	suite_add_tcase(suite, ahead);
-	tcase_add_checked_fixture(engines, setup, teardown);
-	tcase_add_loop_test(engines, wherever_one_reads_it_is_what_pread_says, 0, 9);
-	suite_add_tcase(suite, engines);
-	for (size_t i = 0; i < ARRAY_LENGTH(parts); i++) {
-		tcase_add_checked_fixture(parts[i], i ? setup_part_anywhere : setup_aligned_part,
-					  teardown);
-		if (scratch_direct())
-			tcase_add_test(parts[i], a_part_is_read_ahead_to_its_end);
-		tcase_add_loop_test(parts[i], wherever_one_reads_it_is_what_pread_says, 0, 9);
-		suite_add_tcase(suite, parts[i]);
-	}
-	return check_main(suite);
+	return check_run("ring/stream");
 }

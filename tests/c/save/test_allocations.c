@@ -249,7 +249,19 @@ static bool run(int which, unsigned long nth)
 	return count >= nth;
 }
 
-START_TEST(each_allocation_may_fail)
+/*
+ * Cases with tags of their own: meson.build runs each as a test, because they wait while memory is
+ * missing.
+ */
+#define ACTS(name_)                                                                                \
+	{                                                                                          \
+		.name = #name_, .setup = setup, .teardown = teardown, .tags = #name_               \
+	}
+
+static struct test_case saves = ACTS(saves), lent = ACTS(lent);
+static struct test_case fetched = ACTS(fetched), others = ACTS(others);
+
+LOOP_TEST(saves, each_allocation_may_fail, 0, 4)
 {
 	unsigned long nth = 1;
 
@@ -260,29 +272,11 @@ START_TEST(each_allocation_may_fail)
 	ck_assert_uint_gt(nth, 20);
 	ck_assert_uint_gt(failures, 10);
 }
-END_TEST
-
-/*
- * Adds acts with a tag of their own: meson.build runs each as a test, because they wait while
- * memory is missing.
- */
-static void add_acts(Suite *suite, const char *tag, int first, int end)
-{
-	TCase *tests = tcase_create(tag);
-
-	tcase_add_checked_fixture(tests, setup, teardown);
-	tcase_add_loop_test(tests, each_allocation_may_fail, 2 * first, 2 * end);
-	tcase_set_tags(tests, tag);
-	suite_add_tcase(suite, tests);
-}
+CHECK_ADD(lent, each_allocation_may_fail, 4, 8)
+CHECK_ADD(fetched, each_allocation_may_fail, 8, 12)
+CHECK_ADD(others, each_allocation_may_fail, 12, 2 * ARRAY_LENGTH(acts))
 
 int main(void)
 {
-	Suite *suite = suite_create("allocations");
-
-	add_acts(suite, "saves", 0, 2);
-	add_acts(suite, "lent", 2, 4);
-	add_acts(suite, "fetched", 4, 6);
-	add_acts(suite, "others", 6, ARRAY_LENGTH(acts));
-	return check_main(suite);
+	return check_run("allocations");
 }

@@ -50,7 +50,11 @@ static bool is_there(const char *path)
 	return !access(path, F_OK);
 }
 
-START_TEST(what_is_filled_appears_whole)
+static struct test_case directory_tests = { .name = "directory",
+					    .setup = setup,
+					    .teardown = teardown };
+
+TEST(directory_tests, what_is_filled_appears_whole)
 {
 	struct save_directory *directory = make(scratch_path("above/ready/"));
 	char inside[4096];
@@ -66,9 +70,8 @@ START_TEST(what_is_filled_appears_whole)
 	snprintf(inside, sizeof(inside), "%s/a", scratch_path("above/ready"));
 	ck_assert(scratch_same(inside, "new", 3));
 }
-END_TEST
 
-START_TEST(without_a_commit_nothing_is_left)
+TEST(directory_tests, without_a_commit_nothing_is_left)
 {
 	struct save_directory *directory = make(scratch_path("ready"));
 
@@ -76,10 +79,9 @@ START_TEST(without_a_commit_nothing_is_left)
 	save_directory_free(directory);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
-END_TEST
 
 /* 0: nothing, 1: an empty directory, 2: one with a file, 3: a file. */
-START_TEST(only_an_empty_directory_is_replaced)
+LOOP_TEST(directory_tests, only_an_empty_directory_is_replaced, 0, 4)
 {
 	struct save_directory *directory = make(scratch_path("ready"));
 
@@ -99,7 +101,6 @@ START_TEST(only_an_empty_directory_is_replaced)
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 	ck_assert(_i == 3 || is_there(scratch_path(_i == 2 ? "ready/old" : "ready/a")));
 }
-END_TEST
 
 static void fill_and_wait(int ready)
 {
@@ -127,7 +128,7 @@ static void make_and_drop(void)
 	ioshape_context_free(other);
 }
 
-START_TEST(what_a_killed_process_left_goes_with_the_next_and_not_before_it_died)
+TEST(directory_tests, what_a_killed_process_left_goes_with_the_next_and_not_before_it_died)
 {
 	int ends[2], status;
 	pid_t pid;
@@ -147,9 +148,8 @@ START_TEST(what_a_killed_process_left_goes_with_the_next_and_not_before_it_died)
 	close(ends[0]);
 	close(ends[1]);
 }
-END_TEST
 
-START_TEST(arguments_are_checked)
+TEST(directory_tests, arguments_are_checked)
 {
 	struct save_directory *directory;
 
@@ -162,19 +162,8 @@ START_TEST(arguments_are_checked)
 	ck_assert_ptr_null(save_directory_path(NULL));
 	save_directory_free(NULL);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/directory");
-	TCase *all = tcase_create("directory");
-
-	tcase_add_checked_fixture(all, setup, teardown);
-	suite_add_tcase(suite, all);
-	tcase_add_test(all, what_is_filled_appears_whole);
-	tcase_add_test(all, without_a_commit_nothing_is_left);
-	tcase_add_loop_test(all, only_an_empty_directory_is_replaced, 0, 4);
-	tcase_add_test(all, what_a_killed_process_left_goes_with_the_next_and_not_before_it_died);
-	tcase_add_test(all, arguments_are_checked);
-	return check_main(suite);
+	return check_run("api/directory");
 }

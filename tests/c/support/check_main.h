@@ -24,16 +24,6 @@ __attribute__((constructor)) static void check_set_timeout(void)
 	setenv("CK_DEFAULT_TIMEOUT", getenv("IOSHAPE_TEST_LONG") ? "1800" : "300", 0);
 }
 
-/* Returns a new case of the suite with a fixture around each test. */
-static inline TCase *check_case(Suite *suite, const char *name, SFun setup, SFun teardown)
-{
-	TCase *added = tcase_create(name);
-
-	tcase_add_checked_fixture(added, setup, teardown);
-	suite_add_tcase(suite, added);
-	return added;
-}
-
 /*
  * Test cases whose tests register themselves. TEST(case, name) defines a function that check_run()
  * runs:
@@ -72,24 +62,30 @@ static inline void check_add(struct check_test *added)
 	*link = added;
 }
 
-/* Makes a function a test of this case. A function may be a test of several cases. */
+/*
+ * Makes a function a test of this case, for each _i from `begin` to `end` - 1. A function may be a
+ * test of several cases.
+ */
 #define CHECK_ADD(case_, name_, begin_, end_)                                                      \
 	__attribute__((constructor)) static void add_##name_##_to_##case_(void)                    \
 	{                                                                                          \
 		static const TTest check_this = { #name_, name_, __FILE__, __LINE__ };             \
-		static struct check_test check_added = { NULL, &(case_), &check_this, begin_,      \
-							 end_ };                                   \
+		static struct check_test check_added = { NULL, &(case_), &check_this, 0, 0 };      \
                                                                                                    \
+		check_added.begin = (int)(begin_);                                                 \
+		check_added.end = (int)(end_);                                                     \
 		check_add(&check_added);                                                           \
 	}
 
-/* Defines a test that runs for each _i from `begin` to `end` - 1. */
 #define LOOP_TEST(case_, name_, begin_, end_)                                                      \
 	static void name_(int _i);                                                                 \
 	CHECK_ADD(case_, name_, begin_, end_)                                                      \
 	static void name_(int _i __attribute__((unused)))
 
 #define TEST(case_, name_) LOOP_TEST(case_, name_, 0, 1)
+
+/* Defines a test that the program has only if the condition is true when it starts. */
+#define TEST_IF(case_, name_, condition_) LOOP_TEST(case_, name_, 0, !!(condition_))
 
 static inline void check_make_case(struct test_case *one, Suite *suite)
 {

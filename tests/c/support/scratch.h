@@ -13,8 +13,8 @@
 #include <sys/types.h>
 
 /*
- * Make and remove the directory around each test, for tcase_add_checked_fixture(). The directory of
- * a failed test is kept. Contexts use slots in a folder beside it.
+ * Make and remove the directory around each test of a test_case. The directory of a failed test is
+ * kept. Contexts use slots in a folder beside it.
  */
 void scratch_setup(void);
 void scratch_teardown(void);
