@@ -611,8 +611,3 @@ TEST(calls_case, a_failure_in_words_wording)
 	ck_assert_int_eq(ioshape_save_tensors(NULL, path, NULL, 0, NULL, NULL), -EINVAL);
 	ck_assert_str_eq(ioshape_last_error()->remedy, "open one first");
 }
-
-int main(void)
-{
-	return check_run("api/arguments");
-}

@@ -252,8 +252,3 @@ LOOP_TEST(async_tests, the_end_of_the_context_ends_its_saves, 0, 3)
 	for (int i = 0; i < 3; i++)
 		ioshape_save_free(saves[i]);
 }
-
-int main(void)
-{
-	return check_run("api/async");
-}

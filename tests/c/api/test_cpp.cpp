@@ -394,8 +394,3 @@ TEST(classes, a_group_that_nobody_joins_is_an_exception)
 	ck_assert_int_eq(thrown([&] { ioshape::group(context, scratch_path("run"), options); }),
 			 -ETIMEDOUT);
 }
-
-int main()
-{
-	return check_run("cpp");
-}

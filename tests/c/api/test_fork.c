@@ -220,8 +220,3 @@ TEST_IF(fork_tests, a_child_can_open_a_context_of_its_own, !scratch_under_valgri
 	must_hold("child");
 	must_hold("file");
 }
-
-int main(void)
-{
-	return check_run("api/fork");
-}

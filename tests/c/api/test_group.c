@@ -755,8 +755,3 @@ TEST(saves, threads_of_a_rank_save_one_after_the_other)
 	for (uint64_t step = 10; step < 16; step++)
 		check_checkpoint(&scene, step);
 }
-
-int main(void)
-{
-	return check_run("group");
-}

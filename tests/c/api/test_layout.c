@@ -36,8 +36,3 @@ TEST(tests_case, structs_begin_with_their_size_and_zeros)
 	ck_assert_uint_eq(metadata.size, sizeof(metadata));
 	ck_assert(!metadata.blob && !metadata.attribute_count);
 }
-
-int main(void)
-{
-	return check_run("api/layout");
-}

@@ -240,8 +240,3 @@ TEST(parts_tests, a_part_beyond_the_largest_file_is_refused)
 	ck_assert_int_eq(large, -EFBIG);
 	check_part(0, PART_BYTES);
 }
-
-int main(void)
-{
-	return check_run("api/parts_of_files");
-}

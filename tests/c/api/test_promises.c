@@ -529,8 +529,3 @@ TEST(tests, a_directory_that_does_not_become_durable_fails_the_save_in_place)
 	ck_assert_uint_eq(first_byte(scratch_path("a.pt")), 2);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
-
-int main(void)
-{
-	return check_run("promises");
-}

@@ -519,8 +519,3 @@ TEST(checksums, a_torch_zip_is_read_as_one_in_any_format)
 	ioshape_reader_free(open_any(path, &info));
 	ck_assert(info.torch_zip && info.checksums && info.tensors == 1);
 }
-
-int main(void)
-{
-	return check_run("api/raw");
-}

@@ -491,8 +491,3 @@ TEST(reading_tests, the_callback_can_stop_reading_at_every_call)
 		ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
 	}
 }
-
-int main(void)
-{
-	return check_run("api/reading");
-}

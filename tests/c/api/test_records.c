@@ -770,8 +770,3 @@ LOOP_TEST(records_tests, a_failed_save_is_done_as_far_as_it_came, 0, 2)
 	ck_assert(seen.done >= 2 * MIB && seen.done < seen.total);
 	ioshape_save_free(save);
 }
-
-int main(void)
-{
-	return check_run("api/records");
-}

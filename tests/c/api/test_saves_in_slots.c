@@ -718,8 +718,3 @@ TEST(all, a_password_is_the_first_line_whole)
 		ck_assert_int_eq(!strstr(asked_with(line, bytes + 1), "password"), bytes <= 512);
 	}
 }
-
-int main(void)
-{
-	return check_run("saves in slots");
-}

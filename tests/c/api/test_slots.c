@@ -668,8 +668,3 @@ EACH(processes_at_full_speed_never_exceed_the_capacity)
 	close(tokens[1]);
 	end(_i);
 }
-
-int main(void)
-{
-	return check_run("slots");
-}

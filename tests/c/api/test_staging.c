@@ -282,8 +282,3 @@ TEST(staging, the_callback_can_stop_a_save_larger_than_the_stage)
 	stop_everywhere(&large, scratch_long() ? 1 : 29);
 	sample_free(&large);
 }
-
-int main(void)
-{
-	return check_run("api/staging");
-}

@@ -239,8 +239,3 @@ TEST(tests, threads_begin_and_drop_saves_at_the_same_time)
 {
 	run_all(save_and_drop, "dropped-");
 }
-
-int main(void)
-{
-	return check_run("api/threads");
-}

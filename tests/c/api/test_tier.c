@@ -824,8 +824,3 @@ TEST(tests, threads_save_and_drain_side_by_side)
 		must_hold(there(name), i % 5 % 2 ? &sample : &other);
 	}
 }
-
-int main(void)
-{
-	return check_run("api/tier");
-}

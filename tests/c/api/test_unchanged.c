@@ -439,8 +439,3 @@ TEST(doing, ignore_compares_nothing)
 	ck_assert_uint_eq(compared_bytes, 0);
 	ck_assert_uint_eq(unchanged_bytes, 0);
 }
-
-int main(void)
-{
-	return check_run("unchanged");
-}

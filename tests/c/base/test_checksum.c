@@ -194,8 +194,3 @@ LOOP_TEST(macs, it_is_the_same_in_three_pieces, 0, 24)
 		ck_assert_mem_eq(mac, whole, sizeof(mac));
 	}
 }
-
-int main(void)
-{
-	return check_run("base/checksum");
-}

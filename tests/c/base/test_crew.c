@@ -126,8 +126,3 @@ TEST(tests, copies_are_the_same)
 	free(from);
 	free(to);
 }
-
-int main(void)
-{
-	return check_run("base/crew");
-}

@@ -227,8 +227,3 @@ TEST(tests, a_log_line_too_long_is_cut)
 	base_log(&log, IOSHAPE_LOG_INFO, "%s", text);
 	ck_assert_uint_eq(strlen(heard.last), BASE_ERROR_TEXT_BYTES - 1);
 }
-
-int main(void)
-{
-	return check_run("base/error");
-}

@@ -244,8 +244,3 @@ TEST(fresh_tests, an_older_kernel_fills_it_all_the_same)
 	ck_assert_int_eq(scratch_in_child(prepare_without_advice, NULL), 0);
 	drop_pieces();
 }
-
-int main(void)
-{
-	return check_run("base/memory: fresh");
-}

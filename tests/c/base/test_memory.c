@@ -296,8 +296,3 @@ TEST(buffers_tests, a_child_that_may_open_nothing_holds_no_file_of_ours)
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	ck_assert_int_eq(base_close(owned_fd), 0);
 }
-
-int main(void)
-{
-	return check_run("base/memory");
-}

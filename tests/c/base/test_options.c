@@ -311,8 +311,3 @@ TEST(environment, variables_that_are_no_settings_are_told_once)
 	base_settings_warn(&log);
 	ck_assert_str_eq(heard, "");
 }
-
-int main(void)
-{
-	return check_run("base/options");
-}

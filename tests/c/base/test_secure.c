@@ -65,5 +65,5 @@ int main(int count, char **arguments)
 {
 	if (count > 1 && !strcmp(arguments[1], "inside"))
 		return take_settings();
-	return check_run("base/secure");
+	return check_run();
 }

@@ -462,8 +462,3 @@ TEST(fail, a_relative_path_is_not_taken_for_an_absolute_one)
 	scratch_remove("not");
 	ioshape_context_free(context);
 }
-
-int main(void)
-{
-	return check_run("fault/calls");
-}

@@ -275,8 +275,3 @@ TEST(tests, a_rank_that_goes_on_without_having_said_that_it_failed_is_not_waited
 {
 	run_two(goes_on_without_having_said);
 }
-
-int main(void)
-{
-	return check_run("fault/checkpoint calls");
-}

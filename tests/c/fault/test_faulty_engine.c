@@ -295,8 +295,3 @@ TEST(by_seed, an_engine_that_does_not_open_is_an_error_and_the_next_save_may_fin
 	ck_assert(scratch_same(scratch_path("file"), new_file, new_bytes));
 	ioshape_context_free(context);
 }
-
-int main(void)
-{
-	return check_run("fault/faulty engine");
-}

@@ -428,8 +428,3 @@ LOOP_TEST(tests, another_file_in_its_place_is_not_taken_for_it, 0, 2)
 	fuse.no_status = _i == 1;
 	must_be_new(create_on_fuse(true));
 }
-
-int main(void)
-{
-	return check_run("layout_answers");
-}

@@ -82,8 +82,3 @@ TEST(tests, signals_without_end_are_given_up)
 	ck_assert_int_eq(use(), -EINTR);
 	calls_end();
 }
-
-int main(void)
-{
-	return check_run("memory_calls");
-}

@@ -419,8 +419,3 @@ TEST(tests, the_sentence_names_the_server_wording)
 		slots_redis.close(pool);
 	}
 }
-
-int main(void)
-{
-	return check_run("redis_faults");
-}

@@ -333,8 +333,3 @@ TEST(tests, heartbeats_of_the_dead_count_for_nothing)
 	freeReplyObject(first);
 	freeReplyObject(second);
 }
-
-int main(void)
-{
-	return check_run("redis_forgery");
-}

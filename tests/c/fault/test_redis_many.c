@@ -381,8 +381,3 @@ TEST(cluster_case, a_cluster_without_the_pools_node_is_away_and_comes_back)
 }
 
 CHECK_ADD(locked, sentinels_that_know_no_such_service_say_so, 0, 1)
-
-int main(void)
-{
-	return check_run("redis_many");
-}

@@ -507,8 +507,3 @@ TEST(tests, notes_need_a_redis)
 	ck_assert_ptr_null(messages);
 	slots_messages_close(NULL);
 }
-
-int main(void)
-{
-	return check_run("redis_refusals");
-}

@@ -150,8 +150,3 @@ TEST(tests, a_server_that_hangs_or_dies_is_given_up_in_time)
 	slots_redis.close(pool);
 	slots_redis.close(fresh);
 }
-
-int main(void)
-{
-	return check_run("redis_tls");
-}

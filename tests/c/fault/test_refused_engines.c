@@ -120,8 +120,3 @@ TEST(doors, a_sandbox_without_io_uring_is_saved_in_and_reported)
 	for (size_t i = 0; i < ARRAY_LENGTH(calls); i++)
 		ck_assert_int_eq(scratch_in_child(save_without_uring, &calls[i]), 0);
 }
-
-int main(void)
-{
-	return check_run("fault/refused engines");
-}

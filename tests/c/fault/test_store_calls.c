@@ -180,8 +180,3 @@ TEST(tests, test_names_that_are_all_taken_end_in_words)
 	ck_assert_int_eq(scratch_in_child(make_where_all_is_locked, NULL), 0);
 	ck_assert(access(scratch_path("made"), F_OK));
 }
-
-int main(void)
-{
-	return check_run("store_calls");
-}

@@ -81,8 +81,3 @@ TEST(tests, a_listener_whose_socket_was_tidied_away_makes_another)
 	calls_end();
 	ck_assert_int_ge(calls_find("link", 0), 0);
 }
-
-int main(void)
-{
-	return check_run("stream_calls");
-}

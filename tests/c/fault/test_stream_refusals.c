@@ -146,8 +146,3 @@ TEST(tests, a_receiver_without_memory_or_a_thread_is_none)
 	}
 	pair_comm_close(&pair);
 }
-
-int main(void)
-{
-	return check_run("stream_refusals");
-}

@@ -610,8 +610,3 @@ TEST(tests, whoever_dies_anywhere_nothing_older_comes_back)
 	/* The others had ended before. */
 	ck_assert_uint_gt(killed, (unsigned)rounds / 4);
 }
-
-int main(void)
-{
-	return check_run("fault/tier calls");
-}

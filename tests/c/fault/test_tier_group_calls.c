@@ -199,8 +199,3 @@ LOOP_TEST(tests, whatever_call_of_a_rank_fails_what_was_saved_is_drained, 0, RAN
 	while (harm_once(&harm))
 		harm.nth += step_of(harm.mode);
 }
-
-int main(void)
-{
-	return check_run("fault/tier group calls");
-}

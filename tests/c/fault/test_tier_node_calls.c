@@ -281,8 +281,3 @@ LOOP_TEST(tests, whatever_call_fails_while_nodes_restore_the_next_restart_does, 
 	while (harm_restore(&harm))
 		harm.nth += stride_of(harm.mode);
 }
-
-int main(void)
-{
-	return check_run("fault/tier node calls");
-}

@@ -385,8 +385,3 @@ TEST(read_back, only_the_part_itself_is_an_archive)
 	*member = (struct format_entry){ .data_offset = right.data_offset };
 	ck_assert_int_lt(open_member(&reader, 1), 0);
 }
-
-int main(void)
-{
-	return check_run("zip/bundle");
-}

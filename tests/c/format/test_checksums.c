@@ -218,8 +218,3 @@ TEST(tests, memory_for_a_plain_file_may_run_out)
 	ck_assert_uint_ge(failed, 3);
 	scratch_teardown();
 }
-
-int main(void)
-{
-	return check_run("zip/checksums");
-}

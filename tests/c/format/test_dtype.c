@@ -53,8 +53,3 @@ TEST(tests, the_numbers_in_files_never_change)
 		ck_assert_uint_eq(ioshape_dtype_bytes((enum ioshape_dtype)i), dtypes[i].bytes);
 	}
 }
-
-int main(void)
-{
-	return check_run("zip/dtype");
-}

@@ -639,8 +639,3 @@ TEST(metadata, attributes_are_checked_before_they_are_saved)
 	}
 	free(large);
 }
-
-int main(void)
-{
-	return check_run("zip/index");
-}

@@ -687,8 +687,3 @@ TEST(large, without_memory_nothing_leaks)
 	base_buffer_free(&out);
 	base_buffer_free(&text);
 }
-
-int main(void)
-{
-	return check_run("zip/manifest");
-}

@@ -145,8 +145,3 @@ TEST(tests, shown_names_are_short_and_harmless)
 	format_show_name(shown, name, sizeof(name));
 	ck_assert_str_eq(shown + strlen(shown) - 4, "x...");
 }
-
-int main(void)
-{
-	return check_run("zip/names");
-}

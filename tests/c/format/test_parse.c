@@ -783,8 +783,3 @@ TEST(encoding, the_checksum_of_a_directory_covers_every_field)
 	changed[5].name_bytes = 13;
 	ck_assert_uint_eq(format_directory_crc32(&changed[5], 1, 7), crc);
 }
-
-int main(void)
-{
-	return check_run("zip/parse");
-}

@@ -358,8 +358,3 @@ TEST(tests_case, the_longest_names_and_most_dimensions_fit)
 	ck_assert_uint_eq(walk_pickle(out.data, out.bytes).items, ARRAY_LENGTH(tensors));
 	base_buffer_free(&out);
 }
-
-int main(void)
-{
-	return check_run("zip/pickle");
-}

@@ -175,8 +175,3 @@ TEST(tests, large_records_begin_on_pages_and_small_ones_on_cache_lines)
 	ck_assert_uint_eq(format_default_alignment(256 * KIB), 4096);
 	ck_assert_uint_eq(format_default_alignment(FORMAT_UNKNOWN_BYTES), 4096);
 }
-
-int main(void)
-{
-	return check_run("zip/plan");
-}

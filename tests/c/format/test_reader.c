@@ -590,8 +590,3 @@ TEST(index_case, what_is_not_there_or_no_file_is_refused)
 	snprintf(test.path, sizeof(test.path), "%s", scratch_directory());
 	ck_assert_int_eq(try_open(), -EISDIR);
 }
-
-int main(void)
-{
-	return check_run("zip/reader");
-}

@@ -116,8 +116,3 @@ TEST(tests, a_header_without_memory_is_none)
 	}
 	ck_assert_uint_gt(failures, 1024);
 }
-
-int main(void)
-{
-	return check_run("unit/safetensors");
-}

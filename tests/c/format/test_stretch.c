@@ -350,8 +350,3 @@ LOOP_TEST(tests, running_out_of_memory_is_survived, 0, KINDS)
 	ck_assert_int_eq(ret, 0);
 	close_reader();
 }
-
-int main(void)
-{
-	return check_run("zip/stretch");
-}

@@ -204,8 +204,3 @@ TEST(layout_case, impossible_tensors_are_refused)
 		ck_assert_int_eq(error.code, cases[i].code);
 	}
 }
-
-int main(void)
-{
-	return check_run("zip/strides");
-}

@@ -469,8 +469,3 @@ TEST(failures, without_memory_nothing_leaks)
 	}
 	ck_assert_uint_gt(nth, 80);
 }
-
-int main(void)
-{
-	return check_run("zip/writer");
-}

@@ -141,8 +141,3 @@ TEST(room_case, clearing_space_takes_nothing_of_anybodys)
 	ck_assert(scratch_same("old", "old", 3));
 	ck_assert_uint_eq(scratch_entries("."), 1);
 }
-
-int main(void)
-{
-	return check_run("free space");
-}

@@ -290,8 +290,3 @@ TEST(real_case, paths_on_one_mount_share_a_pool)
 	ck_assert_uint_ne(here.mount, other.mount);
 	ck_assert_int_eq(fs_pool_of_path(scratch_path("no/folder/x"), first, &error), -ENOENT);
 }
-
-int main(void)
-{
-	return check_run("fs");
-}

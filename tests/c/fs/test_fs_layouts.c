@@ -399,8 +399,3 @@ TEST(cases, a_text_says_that_it_was_cut)
 	fs_layout_text(&layout, text, sizeof(text));
 	ck_assert_str_eq(text, "");
 }
-
-int main(void)
-{
-	return check_run("layouts");
-}

@@ -205,8 +205,3 @@ TEST(cases, the_name_of_a_lustre_is_found_in_its_source)
 		ck_assert_int_eq(strncmp(name, sources[i].name, bytes), 0);
 	}
 }
-
-int main(void)
-{
-	return check_run("mounts");
-}

@@ -257,8 +257,3 @@ TEST(cases, unknown_targets_are_not_counted)
 	close(fd);
 	ck_assert_uint_eq(fs_count_targets(-1, FS_LUSTRE), 0);
 }
-
-int main(void)
-{
-	return check_run("storage");
-}

@@ -557,8 +557,3 @@ LOOP_TEST(files_case, a_folder_that_is_gone_has_no_file, 0, ARRAY_LENGTH(familie
 		-ENOENT);
 	close(gone);
 }
-
-int main(void)
-{
-	return check_run("layout requests");
-}

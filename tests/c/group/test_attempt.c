@@ -705,8 +705,3 @@ TEST(dead_case, what_stepped_aside_goes_if_its_place_is_taken)
 	ck_assert(!exists(REPLACED));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
-
-int main(void)
-{
-	return check_run("group/attempt");
-}

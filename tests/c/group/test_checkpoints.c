@@ -424,8 +424,3 @@ LOOP_TEST(verifying, a_changed_bit_is_found_wherever_it_is, 0, 2)
 	flip(path, (size_t)status.st_size - 1);
 	ck_assert_int_eq(verify(NULL, NULL), 0);
 }
-
-int main(void)
-{
-	return check_run("group/checkpoints");
-}

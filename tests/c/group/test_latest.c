@@ -90,8 +90,3 @@ TEST(searching, one_whose_age_was_unreadable_during_the_listing_finds_its_positi
 	look_for_next(group, &search, &found);
 	ck_assert_uint_eq(found.step, 5);
 }
-
-int main(void)
-{
-	return check_run("group/latest");
-}

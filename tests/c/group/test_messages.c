@@ -136,8 +136,3 @@ TEST(all, a_message_without_a_failure_has_none)
 	ck_assert_uint_eq(heard.checkpoint_bytes, 9);
 	base_buffer_free(&body.bytes);
 }
-
-int main(void)
-{
-	return check_run("group/messages");
-}

@@ -66,8 +66,3 @@ LOOP_TEST(tests, a_row_of_the_table, 0, (int)ARRAY_LENGTH(cases))
 	ck_assert_int_eq(mode_for(cases[_i].asked, &facts, why, sizeof(why)), cases[_i].mode);
 	ck_assert_msg(strstr(why, cases[_i].why), "%s", why);
 }
-
-int main(void)
-{
-	return check_run("mode");
-}

@@ -271,8 +271,3 @@ TEST(tests, a_rank_that_ends_while_all_look_is_named)
 	close_rank(&rank);
 	ck_assert_int_eq(waitpid(child, &status, 0), child);
 }
-
-int main(void)
-{
-	return check_run("newest");
-}

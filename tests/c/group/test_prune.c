@@ -328,8 +328,3 @@ TEST(pruning, savers_pruners_and_readers_get_along)
 	ck_assert_uint_eq(latest(), ROUNDS - 1);
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
-
-int main(void)
-{
-	return check_run("group/prune");
-}

@@ -175,8 +175,3 @@ TEST(heartbeats, they_are_heard_by_all_who_wait_for_a_rank)
 	clear(&group);
 	clear(&zero);
 }
-
-int main(void)
-{
-	return check_run("group/ranks");
-}

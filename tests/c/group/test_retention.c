@@ -61,8 +61,3 @@ TEST(all, large_numbers_do_not_wrap)
 	ck_assert_uint_eq(retention(steps, 4, 1, UINT64_MAX - 1, goes), 1);
 	ck_assert(!goes[0] && goes[1] && !goes[2] && !goes[3]);
 }
-
-int main(void)
-{
-	return check_run("group/retention");
-}

@@ -116,8 +116,3 @@ TEST(pure, without_stripes_there_is_no_rule)
 	ck_assert_uint_eq(save_stripes_of(&facts, &expected, &layout), 0);
 	ck_assert_uint_eq(layout.count, 0);
 }
-
-int main(void)
-{
-	return check_run("storage");
-}

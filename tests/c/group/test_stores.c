@@ -428,8 +428,3 @@ TEST(stores_tests, test_a_signal_ends_no_pause)
 	ck_assert_uint_ge(base_now_ns() - begin, base_ms_to_ns(50));
 	ck_assert_int_eq(setitimer(ITIMER_REAL, &never, NULL), 0);
 }
-
-int main(void)
-{
-	return check_run("stores");
-}

@@ -263,8 +263,3 @@ TEST(tests, test_a_limit_of_file_sizes_is_an_error_and_no_signal)
 	ck_assert_uint_eq(scratch_entries(folder), 0);
 	store_close(store);
 }
-
-int main(void)
-{
-	return check_run("stores_files");
-}

@@ -371,8 +371,3 @@ TEST(tests, test_messages_have_a_limit_together)
 	close_all();
 	free(big);
 }
-
-int main(void)
-{
-	return check_run("stores_host");
-}

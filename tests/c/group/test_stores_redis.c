@@ -338,8 +338,3 @@ TEST(tests, test_without_rank_0_there_is_no_secret)
 	zero = store_case_open(&stores, 0);
 	one = store_case_open(&stores, 1);
 }
-
-int main(void)
-{
-	return check_run("stores_redis");
-}

@@ -540,8 +540,3 @@ TEST(tests, a_rank_that_never_comes_ends_when_the_caller_says_so)
 	ck_assert_ptr_null(receiver);
 	stream_listener_close(listener);
 }
-
-int main(void)
-{
-	return check_run("streams");
-}

@@ -462,8 +462,3 @@ TEST(tests, after_a_function_has_failed_none_is_called)
 	stream_receiver_free(receiver);
 	ck_assert_int_eq(calls_of_functions, 2);
 }
-
-int main(void)
-{
-	return check_run("streams_comm");
-}

@@ -260,8 +260,3 @@ TEST(all_tests, a_rank_that_comes_again_begins_anew)
 	close(first);
 	stream_expect_well(child);
 }
-
-int main(void)
-{
-	return check_run("streams_hostile");
-}

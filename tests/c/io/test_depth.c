@@ -349,8 +349,3 @@ TEST(storages, on_a_spinning_disk_beside_readers_the_limit_grows)
 	run.fixed = 1;
 	ck_assert_double_ge(beside.bytes_per_s, 1.3 * modelled_write(&run).bytes_per_s);
 }
-
-int main(void)
-{
-	return check_run("ring/depth");
-}

@@ -538,8 +538,3 @@ TEST(replace_tests, of_many_who_must_not_replace_one_wins)
 		unlink("file");
 	}
 }
-
-int main(void)
-{
-	return check_run("ring/target");
-}

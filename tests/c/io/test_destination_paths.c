@@ -271,8 +271,3 @@ TEST(streams, a_socket_is_refused)
 	must_fail("socket", -ENXIO);
 	close(fd);
 }
-
-int main(void)
-{
-	return check_run("ring/target paths");
-}

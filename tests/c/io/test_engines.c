@@ -444,8 +444,3 @@ TEST(uring, a_ring_that_is_shut_out_later_fails_and_does_not_hang)
 {
 	ck_assert_int_eq(scratch_in_child(fails_when_shut_out, NULL), 0);
 }
-
-int main(void)
-{
-	return check_run("ring/engines");
-}

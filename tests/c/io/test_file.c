@@ -569,8 +569,3 @@ TEST(stop_tests, where_several_write_to_what_is_not_known_a_turn_ends_later)
 	ck_assert_uint_eq(tail_of(true, 3), 3);
 	ck_assert_uint_eq(tail_of(true, 50), 28);
 }
-
-int main(void)
-{
-	return check_run("ring/file");
-}

@@ -142,8 +142,3 @@ TEST(tests, what_somebody_reads_stays)
 	ck_assert_int_eq(io_folder_discard(&folder, "it", &entry, "first", &error), 0);
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
-
-int main(void)
-{
-	return check_run("unit/folder texts");
-}

@@ -269,8 +269,3 @@ TEST(tests, a_file_that_failed_lends_nothing)
 	ck_assert_int_eq(io_writer_room(test.write.writer, &to, &room, &test.write.error), -EIO);
 	file_write_close(&test.write);
 }
-
-int main(void)
-{
-	return check_run("lend");
-}

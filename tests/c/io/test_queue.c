@@ -468,8 +468,3 @@ TEST(life, too_many_notes_are_counted)
 	ck_assert_uint_eq(some.count, 1000);
 	ck_assert_str_eq(some.list[0].sentence, "note 0");
 }
-
-int main(void)
-{
-	return check_run("ring/queue");
-}

@@ -220,8 +220,3 @@ TEST(reading, a_read_slot_is_not_free_until_it_was_looked_at)
 	io_queue_give_back(queue, buffer);
 	end();
 }
-
-int main(void)
-{
-	return check_run("ring/queue, direct");
-}

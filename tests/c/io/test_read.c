@@ -508,8 +508,3 @@ TEST(files_tests, several_queues_read_one_file)
 	io_queue_close(second);
 	end();
 }
-
-int main(void)
-{
-	return check_run("ring/read");
-}

@@ -57,8 +57,3 @@ TEST(tests, who_needs_their_space_waits_for_them)
 		ck_assert_uint_eq(scratch_descriptors(), before);
 	}
 }
-
-int main(void)
-{
-	return check_run("unit/release");
-}

@@ -665,8 +665,3 @@ TEST(queues_case, no_more_is_in_flight_than_the_limit_of_each_target)
 	shape = (struct io_shape){ .block_bytes = LUSTRE_BYTES, .depth = 32, .fixed = true };
 	ck_assert_uint_eq(most_in_flight(&shape, 100), 31);
 }
-
-int main(void)
-{
-	return check_run("ring/shape");
-}

@@ -589,8 +589,3 @@ TEST(writers, writers_that_tidy_do_not_disturb_each_other)
 	}
 	ck_assert_uint_eq(scratch_entries("."), 4);
 }
-
-int main(void)
-{
-	return check_run("ring/stale");
-}

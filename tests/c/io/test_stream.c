@@ -529,8 +529,3 @@ LOOP_TEST(engines_tests, wherever_one_reads_it_is_what_pread_says, 0, 9)
 }
 CHECK_ADD(aligned_part, wherever_one_reads_it_is_what_pread_says, 0, 9)
 CHECK_ADD(part_anywhere, wherever_one_reads_it_is_what_pread_says, 0, 9)
-
-int main(void)
-{
-	return check_run("ring/stream");
-}

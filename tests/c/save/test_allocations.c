@@ -275,8 +275,3 @@ LOOP_TEST(saves, each_allocation_may_fail, 0, 4)
 CHECK_ADD(lent, each_allocation_may_fail, 4, 8)
 CHECK_ADD(fetched, each_allocation_may_fail, 8, 12)
 CHECK_ADD(others, each_allocation_may_fail, 12, 2 * ARRAY_LENGTH(acts))
-
-int main(void)
-{
-	return check_run("allocations");
-}

@@ -162,8 +162,3 @@ TEST(directory_tests, arguments_are_checked)
 	ck_assert_ptr_null(save_directory_path(NULL));
 	save_directory_free(NULL);
 }
-
-int main(void)
-{
-	return check_run("api/directory");
-}

@@ -328,8 +328,3 @@ TEST(later, what_is_borrowed_is_in_use_until_the_save_has_ended)
 	ioshape_save_free(save);
 	check_file(path);
 }
-
-int main(void)
-{
-	return check_run("api/later");
-}

@@ -261,8 +261,3 @@ TEST(tests, readers_side_by_side)
 	for (int i = 0; i < READERS; i++)
 		ioshape_reader_free(readers[i]);
 }
-
-int main(void)
-{
-	return check_run("api/onward");
-}

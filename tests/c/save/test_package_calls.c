@@ -246,8 +246,3 @@ TEST(tests, half_an_archive_is_not_committed)
 	ioshape_file_free(file);
 	ck_assert_int_eq(access(path, F_OK), -1);
 }
-
-int main(void)
-{
-	return check_run("package_calls");
-}

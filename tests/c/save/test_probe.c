@@ -132,8 +132,3 @@ TEST(paths, in_a_child_it_touches_nothing)
 {
 	ck_assert_int_eq(scratch_in_child(probe_in_child, NULL), 0);
 }
-
-int main(void)
-{
-	return check_run("probe");
-}

@@ -154,8 +154,3 @@ TEST(tests, a_forked_child_does_not_have_it)
 	ck_assert_int_eq(status, 0);
 	save_staging_put(&pool, chunk);
 }
-
-int main(void)
-{
-	return check_run("shared_pool");
-}

@@ -285,8 +285,3 @@ TEST(tests, a_forked_child_can_look_names_up_however_many_hang_in_its_parent)
 	ck_assert_int_eq(status, 0);
 	ck_assert_int_eq(look_up_slowly(), -EHOSTUNREACH);
 }
-
-int main(void)
-{
-	return check_run("address");
-}

@@ -101,8 +101,3 @@ TEST(tests, files_saved_soon_after_each_other_are_of_one_checkpoint)
 	now += 3600 * SECOND - (60 + 2 * 59) * SECOND;
 	ck_assert_uint_eq(slots_checkpoints_begin(&checkpoints, now), 3600 * SECOND);
 }
-
-int main(void)
-{
-	return check_run("boost");
-}

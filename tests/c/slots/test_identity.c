@@ -237,8 +237,3 @@ TEST(all_case, half_a_meeting_point_is_none)
 		ck_assert_ptr_null(strchr(identity.job, ':'));
 	}
 }
-
-int main(void)
-{
-	return check_run("identity");
-}

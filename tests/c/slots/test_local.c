@@ -929,8 +929,3 @@ TEST(tcase, addresses_that_mean_nothing_are_refused)
 	ck_assert_ptr_eq(slots_coordinator_of("local"), &slots_local);
 	ck_assert_ptr_eq(slots_coordinator_of("local:/tmp"), &slots_local);
 }
-
-int main(void)
-{
-	return check_run("local");
-}

@@ -423,8 +423,3 @@ TEST(tests, random_requests_keep_the_order_and_the_capacity)
 	}
 	ck_assert_uint_gt(granted, scratch_rounds(20000) / 100);
 }
-
-int main(void)
-{
-	return check_run("local order");
-}

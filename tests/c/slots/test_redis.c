@@ -408,8 +408,3 @@ TEST(tests_case, threads_may_call_while_one_of_them_waits)
 	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v7:q"), 0);
 	slots_redis.close(pool);
 }
-
-int main(void)
-{
-	return check_run("redis");
-}

@@ -121,8 +121,3 @@ LOOP_TEST(tests, numbers_that_mean_nothing_and_short_lists_are_refused, 0, KINDS
 		discard(reply);
 	}
 }
-
-int main(void)
-{
-	return check_run("unit/replies");
-}

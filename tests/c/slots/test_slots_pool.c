@@ -806,8 +806,3 @@ TEST(pure, no_rank_is_always_the_last)
 	}
 	ck_assert(early && late);
 }
-
-int main(void)
-{
-	return check_run("slots in one process");
-}

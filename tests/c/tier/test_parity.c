@@ -472,8 +472,3 @@ TEST(protecting, a_file_of_parities_is_known_by_its_name)
 	ck_assert(!group_parse_parity_name("node-00007.parity2", &node));
 	ck_assert(!group_parse_parity_name("node-00007.zip", &node));
 }
-
-int main(void)
-{
-	return check_run("tier/parity");
-}

@@ -342,8 +342,3 @@ TEST(tests, a_checkpoint_that_is_open_stays)
 	ck_assert_uint_eq(scratch_entries(there("run")), 1);
 	free(place);
 }
-
-int main(void)
-{
-	return check_run("api/tier folders");
-}

@@ -475,8 +475,3 @@ TEST(tests, a_damaged_copy_that_is_nowhere_else_is_passed_over_for_an_older_one)
 	ck_assert_int_eq(drain(), IOSHAPE_E_DAMAGED);
 	ck_assert_uint_eq(count_in(there("run"), NULL), 2);
 }
-
-int main(void)
-{
-	return check_run("unit/tier groups");
-}

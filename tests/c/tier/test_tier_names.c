@@ -139,8 +139,3 @@ LOOP_TEST(names, a_time_is_read_by_the_other_clock, 0, (int)ARRAY_LENGTH(clocks)
 	ck_assert_int_eq(time_there(100 * S, clocks[_i].before, clocks[_i].there, clocks[_i].after),
 			 clocks[_i].expected);
 }
-
-int main(void)
-{
-	return check_run("unit/tier names");
-}

@@ -448,8 +448,3 @@ LOOP_TEST(tests, files_of_both_are_in_place_when_both_are_drained, 0, 2)
 	ck_assert_uint_eq(scratch_entries(there("run")), 1);
 	ck_assert_uint_eq(scratch_entries(there("run/step-0000000001")), 3);
 }
-
-int main(void)
-{
-	return check_run("tier/nodes");
-}
