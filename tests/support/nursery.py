@@ -2,12 +2,14 @@
 """A process that has imported torch and forks programs on request, so that they start fast.
 
 It imports nothing of the library, starts no thread and computes nothing. So a program is in the
-state after `import torch`, and ends like every program. processes.py is its client. A request is
-one packet of JSON, with the program's stdin, stdout and stderr. The answers are the process ID, a
-word when the process has ended, and its status when that word has been acknowledged.
+state after `import torch`, and ends like every program, except that the collector does not visit
+torch's objects: visiting them took each program longer than its work. processes.py is its client.
+A request is one packet of JSON, with the program's stdin, stdout and stderr. The answers are the
+process ID, a word when the process has ended, and its status when that word has been acknowledged.
 """
 
 import array
+import gc
 import json
 import os
 import socket
@@ -70,6 +72,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> tuple[Any, types
 
 
 if __name__ == "__main__":
+    gc.collect()
+    gc.freeze()
     _request, _descriptors = _serve(socket.socket(fileno=os.dup(0)))
     if _request is not None:
         _code, _main = _become(_request, _descriptors)
