@@ -36,6 +36,12 @@ LONG = "Write " + "one word more " * 10 + "here."
         ("a.md", f"A page.\n\n- {LONG}\n", ["long"]),
         ("a.md", "Rank 0 writes. The others do the same.\n", ["riddle"]),
         ("a.md", f"    {LONG}\n\n```\nsomebody\n```\n", []),
+        ("a.c", "int make_room(int room);\n", ["word"]),
+        ("a.c", "int make_bedroom(int roomy);\n", []),
+        ("a.py", "class Room: ...\n", ["word"]),
+        ("a.py", "from dataclasses import __post_init__\n", []),
+        ("a.md", "A message is posted.\n", ["word"]),
+        ("a.md", "The file is renamed into place.\n", []),
     ],
 )
 def test_unclear_prose_is_found(

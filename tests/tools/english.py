@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find prose that a reader stumbles over: fragments, riddles and long sentences.
+"""Find prose that a reader stumbles over: fragments, riddles, long sentences and retired words.
 
     python tests/tools/english.py [PATH...]
 
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+import terms
 from tree import ROOT
 
 #: A sentence of a page, a public header or a docstring has at most so many words.
@@ -210,6 +211,9 @@ def findings(path: Path) -> Iterator[Finding]:
         for sentence in sentences(piece):
             if words(sentence) > MOST_WORDS:
                 yield Finding("long", name, line, sentence)
+    if not name.startswith(TESTS):
+        for line, advice in terms.retired(name, text):
+            yield Finding("word", name, line, advice)
 
 
 def figures() -> dict[str, float]:
@@ -231,6 +235,7 @@ def figures() -> dict[str, float]:
         "fragment_docstrings": round(100 * count(of_product, "fragment") / described, 1),
         "riddle_words": count(of_product + of_pages, "riddle"),
         "long_sentences": count(of_product + of_pages, "long"),
+        "names_with_two_meanings": count(of_product + of_pages, "word"),
         "fragments_in_tests": count(of_tests, "fragment"),
         "riddles_in_tests": count(of_tests, "riddle"),
     }
