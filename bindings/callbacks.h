@@ -20,6 +20,8 @@ extern "Python" void ioshape_py_on_log(void *user, enum ioshape_log_level level,
 void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);
 void ioshape_py_end_log(void);
 extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, size_t bytes);
+/* Copies the memory that `user` points to: an ioshape_fetch_fn. */
+int ioshape_py_copy(void *user, uint64_t offset, void *into, size_t bytes);
 extern "Python" int ioshape_py_queue(void *user, const struct ioshape_place *place);
 extern "Python" void ioshape_py_removing(void *user, uint64_t step, uint64_t bytes);
 extern "Python" void ioshape_py_passed_over(void *user, uint64_t step);

@@ -35,7 +35,7 @@ from ioshape import _torch as original
 from ioshape._core.locks import module_lock
 from ioshape._core.report import Downgrade
 from ioshape._device.outgoing import FETCH, Fetched, couriers_for
-from ioshape._native import ffi
+from ioshape._native import ffi, lib
 from ioshape._save.request import Payload
 
 if TYPE_CHECKING:
@@ -311,11 +311,17 @@ def records_of(
     pickled: Pickled,
     is_steady: Callable[[torch.UntypedStorage], bool] | None = None,
     path: str = "",
+    *,
+    copies_shared: bool = False,
 ) -> Payload:
     """Return the records of an object for C.
 
-    Storages for which is_steady() returns True may be copied after the call. `path` appears in the
-    error message if such a storage changes too early.
+    Args:
+        pickled: The records.
+        is_steady: Returns whether a storage may be copied after the call.
+        path: The path for the error message if such a storage changes too early.
+        copies_shared: Whether memory that other processes may change is copied before the library
+            computes checksums. A save that copies nothing needs this.
     """
     records = ffi.new("struct ioshape_record[]", len(pickled.records))
     keep: list[Any] = [records]
@@ -336,6 +342,10 @@ def records_of(
             keep.append(data)
         elif pickled.has_device_storages and record.storage.device.type != "cpu":
             fetched.append((to, record, is_later))
+        elif copies_shared and record.storage.is_shared():
+            to.fetch = lib.ioshape_py_copy
+            to.fetch_user = ffi.cast("void *", record.storage.data_ptr())
+            keep.append(record.storage)
         else:
             to.data = ffi.cast("void *", record.storage.data_ptr())
             keep.append(record.storage)

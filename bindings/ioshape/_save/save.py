@@ -390,7 +390,7 @@ def _start(
     background: bool,
 ) -> SaveHandle:
     context = request.ordered_context()
-    payload = pickling.records_of(pickled, is_steady, request.place)
+    payload = pickling.records_of(pickled, is_steady, request.place, copies_shared=not background)
     return start(
         request,
         context,

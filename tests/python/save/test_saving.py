@@ -2,13 +2,16 @@
 """The arguments of ioshape.save besides the object: it accepts and refuses what torch.save does."""
 
 import copyreg
+import ctypes
 import gzip
 import importlib
 import io
 import os
 import pickle
 import pickletools
+import random
 import re
+import signal
 import tempfile
 import types
 import zipfile
@@ -604,3 +607,22 @@ def test_the_packages_of_torch_are_left_alone() -> None:
     importlib.import_module("ioshape._save.save")
     functions = [getattr(entry[1], "func", entry[1]) for entry in registry]
     assert {function.__module__ for function in functions} == {"torch.serialization"}
+
+
+def test_memory_that_another_process_changes_meanwhile_gives_a_valid_file(tmp_path: Path) -> None:
+    # As in Hogwild trainings. A save that wrote the memory itself would have checksums of bytes
+    # that are gone when the kernel reads them.
+    weights = torch.zeros(32 << 18).share_memory_()  # 32 MiB
+    child = os.fork()
+    if not child:
+        memory = (ctypes.c_char * weights.nbytes).from_address(weights.data_ptr())
+        while os.getppid() != 1:
+            ctypes.memset(memory, random.randrange(256), weights.nbytes)
+        os._exit(0)
+    try:
+        for _ in range(4):
+            ioshape.save({"weights": weights}, tmp_path / "weights.pt")
+            assert ioshape.load(tmp_path / "weights.pt")["weights"].shape == weights.shape
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
