@@ -193,9 +193,9 @@ def command_page(reference: str, version: str) -> str:
         ".SH COMMANDS",
     ]
     for section in reference.split("\n## ")[1:]:
-        name, *blocks = section.split("\n\n")
+        name, _, rest = section.partition("\n")
         lines.append(f".SS {roff(name.strip())}")
-        for block in blocks:
+        for block in rest.split("\n\n"):
             text = block.strip("\n").replace("`", "")
             if text.startswith("- "):
                 options = [joined(item).split(": ", 1) for item in f"\n{text}".split("\n- ")[1:]]

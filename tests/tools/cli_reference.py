@@ -58,7 +58,7 @@ def option_item(option: click.Option) -> str:
 def section(name: str, command: click.Command) -> str:
     context = click.Context(command, info_name=name)
     usage = " ".join([name, *command.collect_usage_pieces(context)])
-    parts = [f"## {name}\n\n    {usage}", prose(command.help or "")]
+    parts = [f"## {name}\n    {usage}", prose(command.help or "")]
     options = [one for one in command.params if isinstance(one, click.Option)]
     if options:
         parts.append("\n".join(map(option_item, options)))
