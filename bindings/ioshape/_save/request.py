@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller asked for, and the start of every save.
+"""The request of a caller, and the start of every save.
 
 A save takes three steps. The caller's arguments become a SaveRequest. The object becomes a Payload,
 which is records in the form of C. start() passes both to the library and returns a SaveHandle.
@@ -51,7 +51,7 @@ def left_ms(due: float | None) -> int:
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """What the caller of a save asked for, and the way that the save takes.
+    """The options of a caller, and the way that the save takes.
 
     Settings are read when it is made, and the deadline counts from then on.
     """
