@@ -36,7 +36,6 @@ from ioshape._save.request import SaveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
 
     import torch
 
@@ -282,12 +281,7 @@ class safe_open:  # noqa: N801 - the original's name
     def __enter__(self) -> safe_open:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def keys(self) -> list[str]:

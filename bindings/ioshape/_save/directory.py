@@ -4,16 +4,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from ioshape._core.context import current, encoded
 from ioshape._core.descriptors import open_file
 from ioshape._core.errors import last_failure
 from ioshape._core.structs import Owner
 from ioshape._native import ffi, lib
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class Directory(Owner):
@@ -43,12 +39,7 @@ class Directory(Owner):
     def __enter__(self) -> Directory:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -20,7 +20,6 @@ from ioshape._load.verified import VerifiedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from types import TracebackType
 
     from ioshape._formats.safetensors import Entry
     from ioshape._load.stored import StoredTensor
@@ -46,12 +45,7 @@ class File:
     def __enter__(self) -> File:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
