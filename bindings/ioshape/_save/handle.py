@@ -309,7 +309,9 @@ class SaveHandle:
                     break
                 if end is not None and time.monotonic() >= end:
                     return False
-                shows = self._shows_waiting() or shows
+                now = self.progress
+                if shows or now.phase == "wait":
+                    shows = self._shows(now)
         finally:
             if shows:
                 _terminal.set_waiting(False)
@@ -337,11 +339,10 @@ class SaveHandle:
         lib.save_wait_copied(self._pointer)
         self._hook_s += time.perf_counter() - begin
 
-    def _shows_waiting(self) -> bool:
+    def _shows(self, now: Progress) -> bool:
         """Show a long wait for a slot on the terminal. Return whether this thread may show it."""
         if under_way.is_ending() or not _terminal.can_show():
             return False
-        now = self.progress
         _terminal.set_waiting(now.phase == "wait")
         if now.phase == "wait" and now.waited_s >= _LONG_S:
             place = f"{now.position} ahead" if now.position else "the next"
