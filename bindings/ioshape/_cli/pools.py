@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         PoolStatus,
     )
 
+NO_POOLS = "no pools: no job has asked this coordinator for a slot yet"
+
 #: share of jobs that set none
 USUAL_SHARE = 100
 
@@ -208,10 +210,7 @@ def limits(status: PoolStatus) -> str:
         f"{human_size(rate)}/s" if rate else "unlimited"
         for rate in (status.pool_bytes_per_s, status.job_bytes_per_s)
     )
-    return (
-        f"bandwidth: {pool} for the pool, {job} for each job; saves of up to "
-        f"{human_size(status.small_bytes)} bypass the queue, {status.express} at a time"
-    )
+    return f"bandwidth: {pool} for the pool, {job} for each job; {small}"
 
 
 def limit_line(limit: PoolLimit) -> str:

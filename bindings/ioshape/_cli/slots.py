@@ -19,6 +19,7 @@ from ioshape._cli.output import (
     say_json,
 )
 from ioshape._cli.pools import (
+    NO_POOLS,
     USUAL_SHARE,
     check_answers,
     coordinator_option,
@@ -129,7 +130,7 @@ def status(pool: str | None, path: str | None, as_json: bool, coordinator: str |
     for line in missing_lines(look):
         say(line)
     if not look.pools:
-        note("no pools: no job has asked this coordinator for a slot yet")
+        note(NO_POOLS)
 
 
 @command.command("set", short_help="Set the capacity and the bandwidth of a pool.")

@@ -18,6 +18,7 @@ import click
 
 from ioshape._cli.output import explain, human_seconds, human_size, note, plural, say, say_json
 from ioshape._cli.pools import (
+    NO_POOLS,
     AwayError,
     check_answers,
     coordinator_option,
@@ -215,9 +216,6 @@ def _tier_lines(folder: str) -> Iterator[str]:
         yield f"tier {folder}: no checkpoint was saved there yet"
 
 
-_NO_POOLS = "no pools: no job has asked this coordinator for a slot yet"
-
-
 def _is_idle(pool: PoolStatus) -> bool:
     return not pool.holder_count and not pool.waiter_count
 
@@ -245,7 +243,7 @@ def _print_plain(view: _View) -> None:
         if rest:
             say(rest)
     if not view.pools:
-        say(_NO_POOLS)
+        say(NO_POOLS)
     for line in (*view.missing, *view.tiers):
         say(line)
 
@@ -282,7 +280,7 @@ def _rendered(view: _View) -> Any:
     if view.problem:
         parts += [Text(), Text(one_line(view.problem), "bold red")]
     elif not view.pools:
-        parts += [Text(), Text(_NO_POOLS)]
+        parts += [Text(), Text(NO_POOLS)]
     if view.missing:
         parts += [Text(), *(Text(one_line(line), "red") for line in view.missing)]
     parts += [Text(), *(Text(one_line(line)) for line in view.tiers)]
