@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of programs that must not notice the preload library.
+
+Each row runs a function of tests/support/programs/preloaded_programs.sh.
+"""
+
+from preloaded import Case
+
+#: programs that write large files with the calls that the library sees
+SEEN = (
+    *("cp", "dd", "tar", "mv", "cat", "pipe", "truncate", "gzip", "zip", "openssl"),
+    *("perl", "limits", "git", "streams", "pip", "dpkg", "redis", "fio", "valgrind", "strace"),
+    *(f"c {way}" for way in ("vectors", "kernel", "reserve", "streams", "closefrom", "numbers")),
+    *(f"c {way}" for way in ("few", "closed", "processes", "threads", "signals")),
+    *(f"python {way}" for way in ("files", "calls", "processes", "children", "archives", "numpy")),
+    "python torch",
+)
+#: programs whose large writes the library cannot see, and programs that write little
+UNSEEN = (
+    *("sort", "find", "patch", "mkfs", "bash", "sh", "renamed", "terminal"),
+    *("make", "meson", "cmake", "static vectors", "static processes", "python sqlite"),
+    *(f"c {way}" for way in ("mapping", "uring", "aio", "limit")),
+)
+
+TABLE = (
+    *(Case(name, takes_turns=True) for name in SEEN),
+    *(Case(name) for name in UNSEEN),
+    Case("users", takes_turns=True, needs_root=True),
+    Case("c killed", status=-9),
+    Case("rsync", takes_turns=True, is_long=True, needs=("rsync",)),
+    Case("cpio", takes_turns=True, is_long=True, needs=("cpio",)),
+    Case("busybox", is_long=True, needs=("busybox",)),
+    Case("compressors", takes_turns=True, is_long=True, needs=("xz", "bzip2", "zstd", "lz4")),
+    Case("sqlite", is_long=True, needs=("sqlite3",)),
+    Case("gpg", is_long=True, needs=("gpg",)),
+    Case("node", is_long=True, needs=("node",)),
+    Case("java", takes_turns=True, is_long=True, needs=("java",)),
+    Case("ffmpeg", takes_turns=True, is_long=True, needs=("ffmpeg",)),
+    Case("python h5py", takes_turns=True, is_long=True, needs=("import h5py",)),
+)
