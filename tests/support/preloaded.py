@@ -6,8 +6,8 @@ status, stdout, stderr, and every file that the program left: its kind, mode, si
 and number of links.
 """
 
-import dataclasses
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -129,9 +129,12 @@ def make_inputs(folder: Path) -> None:
     ):
         shutil.copytree(ROOT / name, folder / "project" / Path(name).name)
     shutil.copy(ROOT / "libioshape" / "internal.h", folder / "project")
-    source = PROGRAMS / "preloaded_writers.c"
-    for name, flags in (("writers", []), ("writers-static", ["-static"])):
-        compile_program(source, folder / name, *flags)
+    for name, source, *flags in (
+        ("writers", "preloaded_writers.c"),
+        ("writers-static", "preloaded_writers.c", "-static"),
+        ("descriptors", "preloaded_descriptors.c"),
+    ):
+        compile_program(PROGRAMS / source, folder / name, *flags)
     for path in (folder, *folder.rglob("*")):
         os.utime(path, (1_600_000_000, 1_600_000_000), follow_symlinks=False)
 
@@ -246,15 +249,27 @@ def run(case: Case, inputs: Path, folder: Path, variables: Mapping[str, str]) ->
     return seen
 
 
+def first_difference(a: str, b: str) -> str:
+    """Return the first lines that differ, with their number."""
+    lines = itertools.zip_longest(a.splitlines(), b.splitlines())
+    number, (one, other) = next(
+        ((number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1]),
+        (0, ("other ends of lines", "")),
+    )
+    return f"line {number}: {one!r} without the library, {other!r} with it"
+
+
 def differences(plain: Seen, preloaded: Seen) -> list[str]:
     """Return a sentence for each difference."""
     found = [
-        f"{field.name}: {a!r} without the library, {b!r} with it"
-        for field in dataclasses.fields(Seen)
-        if field.name != "files"
-        for a, b in [(getattr(plain, field.name), getattr(preloaded, field.name))]
+        f"{name}, {first_difference(a, b)}"
+        for name in ("stdout", "stderr")
+        for a, b in [(getattr(plain, name), getattr(preloaded, name))]
         if a != b
     ]
+    if plain.status != preloaded.status:
+        found.append(f"status {plain.status} without the library, {preloaded.status} with it")
+    found += [f"left with the library: {command}" for command in preloaded.left]
     for name in sorted({*plain.files, *preloaded.files}):
         a, b = plain.files.get(name, "absent"), preloaded.files.get(name, "absent")
         if a != b:

@@ -266,6 +266,10 @@ run_c() { # run_c WAY
 	exec "$INPUTS/writers" "$1"
 }
 
+run_descriptors() { # run_descriptors SEED STEPS
+	exec "$INPUTS/descriptors" "$@"
+}
+
 run_static() { # run_static WAY
 	exec "$INPUTS/writers-static" "$1"
 }
