@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Turns of this process: asking its holders for slots, waiting for them, and leaving them. Threads
+ * that write to one filesystem wait together. No thread waits for another thread of the program,
+ * except while that thread waits for the slot of both.
+ */
+#define _GNU_SOURCE
+#include "preload/preload.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define TURNS 4 /* filesystems that a process writes to in slots */
+
+#define SLICE_MS 100 /* a waiting thread checks this often whether the holder still works */
+/* A thread that handled a signal waits only this much longer: the signal may be Ctrl-C. */
+#define PATIENCE_MS 5000u
+/* After the holder refused or could not be started, the program does not ask for so long. */
+#define RETRY_MS 60000u
+
+/* State of this process, in pages of its own. A forked child begins with zeros. */
+static union {
+	struct {
+		_Atomic int32_t owner; /* process id */
+		struct preload_turn turns[TURNS];
+	};
+	char pages[65536];
+} process __attribute__((aligned(65536)));
+
+static union preload_box boxes[TURNS] __attribute__((aligned(65536)));
+
+static struct mailbox *box_of(const struct preload_turn *turn)
+{
+	return &boxes[turn - process.turns].box;
+}
+
+/* ---- The process ----------------------------------------------------------------------------- */
+
+void preload_turns_prepare(void)
+{
+	madvise(&process, sizeof(process), MADV_WIPEONFORK);
+	atomic_store(&process.owner, (int32_t)getpid());
+}
+
+bool preload_is_owner(void)
+{
+	const int32_t pid = (int32_t)getpid();
+	int32_t expected = 0;
+
+	return atomic_load(&process.owner) == pid ||
+	       atomic_compare_exchange_strong(&process.owner, &expected, pid);
+}
+
+struct preload_turn *preload_turn_find(dev_t device)
+{
+	const uint64_t key = (uint64_t)device + 1;
+
+	for (struct preload_turn *turn = process.turns; turn < process.turns + TURNS; turn++) {
+		uint64_t found = 0;
+
+		if (atomic_compare_exchange_strong(&turn->device, &found, key) || found == key)
+			return atomic_load(&turn->retry_ms) <= mailbox_now_ms() ? turn : NULL;
+	}
+	return NULL;
+}
+
+/* ---- The holder ------------------------------------------------------------------------------ */
+
+static bool is_alive(const struct mailbox *box)
+{
+	const int32_t holder = atomic_load(&box->holder);
+	const uint64_t beat_ms = atomic_load(&box->beat_ms);
+
+	if (mailbox_now_ms() > beat_ms + MAILBOX_STILL_MS)
+		return false;
+	return !holder || !kill(holder, 0) || errno == EPERM;
+}
+
+bool preload_turn_check(struct preload_turn *turn)
+{
+	struct mailbox *box = box_of(turn);
+
+	if (atomic_load(&box->state) == MAILBOX_ABSENT)
+		return false;
+	if (is_alive(box))
+		return true;
+	atomic_store(&box->state, MAILBOX_ABSENT);
+	return false;
+}
+
+/* Starts the holder, or waits for the thread that does. Returns false if it cannot be started. */
+static bool start(struct preload_turn *turn)
+{
+	bool started;
+
+	if (atomic_exchange(&turn->starting, 1)) {
+		mailbox_wait(&turn->starting, 1, 1);
+		return true;
+	}
+	started = atomic_load(&box_of(turn)->state) != MAILBOX_ABSENT ||
+		  preload_start_holder(&boxes[turn - process.turns]);
+	if (!started)
+		atomic_store(&turn->retry_ms, mailbox_now_ms() + RETRY_MS);
+	atomic_store(&turn->starting, 0);
+	return started;
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+/* A wait of one thread. */
+struct wait {
+	uint64_t begin_ms, end_ms;
+};
+
+static struct wait wait_begin(uint64_t longest_ms)
+{
+	const uint64_t now = mailbox_now_ms();
+
+	return (struct wait){ now, now + longest_ms };
+}
+
+/* Waits for a moment while `word` is `value`. Returns false if the wait must end. */
+static bool wait_on(struct wait *wait, struct preload_turn *turn, _Atomic uint32_t *word,
+		    uint32_t value)
+{
+	const bool interrupted = mailbox_wait(word, value, SLICE_MS) && errno == EINTR;
+	const uint64_t now = mailbox_now_ms();
+
+	if (interrupted && now + PATIENCE_MS < wait->end_ms)
+		wait->end_ms = now + PATIENCE_MS;
+	return now < wait->end_ms && preload_turn_check(turn);
+}
+
+bool preload_turn_is_over(const struct preload_turn *turn)
+{
+	return atomic_load(&turn->waited_ms) >= preload_settings.wait_ms;
+}
+
+/* Takes the next step towards a slot. Returns 1 if the process has it, -1 if it shall go on
+ * without, 0 to call again. */
+static int step(struct preload_turn *turn, const char *path, struct wait *wait, bool *asked)
+{
+	struct mailbox *box = box_of(turn);
+	const uint32_t state = atomic_load(&box->state);
+
+	switch (state) {
+	case MAILBOX_HELD:
+		return 1;
+	case MAILBOX_ABSENT:
+		return start(turn) ? 0 : -1;
+	case MAILBOX_IDLE:
+		if (preload_turn_is_over(turn) ||
+		    atomic_load(&turn->retry_ms) > mailbox_now_ms())
+			return -1;
+		if (mailbox_move(box, MAILBOX_IDLE, MAILBOX_ASKING)) {
+			snprintf(box->path, sizeof(box->path), "%s", path);
+			*asked = true;
+			mailbox_move(box, MAILBOX_ASKING, MAILBOX_ASKED);
+		}
+		return 0;
+	case MAILBOX_REFUSED:
+		atomic_store(&turn->retry_ms, mailbox_now_ms() + RETRY_MS);
+		mailbox_move(box, MAILBOX_REFUSED, MAILBOX_IDLE);
+		return -1;
+	default:
+		if (wait_on(wait, turn, &box->state, state))
+			return 0;
+		if (atomic_load(&box->state) == MAILBOX_ASKED)
+			atomic_store(&turn->waited_ms, preload_settings.wait_ms);
+		mailbox_move(box, MAILBOX_ASKED, MAILBOX_IDLE);
+		return -1;
+	}
+}
+
+bool preload_turn_ask(struct preload_turn *turn, const char *path)
+{
+	const uint64_t waited = atomic_load(&turn->waited_ms);
+	struct wait wait;
+	bool asked = false;
+	int result;
+
+	if (waited >= preload_settings.wait_ms)
+		return false;
+	wait = wait_begin(preload_settings.wait_ms - waited);
+	do
+		result = step(turn, path, &wait, &asked);
+	while (!result);
+	/* One of the threads that wait together counts for all. */
+	if (asked)
+		atomic_fetch_add(&turn->waited_ms, mailbox_now_ms() - wait.begin_ms);
+	return result > 0;
+}
+
+/* ---- Writing --------------------------------------------------------------------------------- */
+
+struct mailbox *preload_turn_touch(struct preload_turn *turn)
+{
+	struct mailbox *box = box_of(turn);
+
+	atomic_fetch_add(&box->calls, 1);
+	return box;
+}
+
+struct mailbox *preload_turn_write(struct preload_turn *turn, uint64_t bytes)
+{
+	struct mailbox *box = box_of(turn);
+	struct wait wait = { 0 };
+	uint32_t state;
+
+	for (;;) {
+		state = atomic_load(&box->state);
+		if (state == MAILBOX_HELD && !atomic_load(&box->pacing))
+			break;
+		if (state != MAILBOX_HELD && state != MAILBOX_ASKING && state != MAILBOX_ASKED &&
+		    !atomic_load(&turn->starting))
+			return NULL;
+		if (!wait.end_ms)
+			wait = wait_begin(preload_settings.wait_ms);
+		if (state == MAILBOX_HELD ? !wait_on(&wait, turn, &box->pacing, 1) :
+					    !wait_on(&wait, turn, &box->state, state))
+			break;
+	}
+	atomic_fetch_add(&box->bytes, bytes);
+	return preload_turn_touch(turn);
+}
+
+void preload_turn_leave(struct preload_turn *turn, bool closed)
+{
+	if (closed)
+		atomic_store(&turn->waited_ms, 0);
+	if (atomic_fetch_sub(&turn->files, 1) <= 1) {
+		atomic_store(&turn->files, 0);
+		mailbox_move(box_of(turn), MAILBOX_HELD, MAILBOX_CLOSED);
+	}
+}
