@@ -72,6 +72,8 @@ class Case:
     #: runs as root only
     needs_root: bool = False
     status: int = 0
+    #: longest wait for slots of a file
+    wait_s: int = 60
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ all ways, by threads, children and signal handlers. Each call prints its result 
 from pathlib import Path
 
 import pytest
-from preloaded import Case, differences, make_inputs, preload, run
+from preloaded import Case, differences, make_inputs, preload, run, turns
 
 STEPS = 400
 SEEDS = range(24)
 LONG_SEEDS = range(24, 600)
 #: settings of the library: rare and frequent turns, alone and beside others, with and without waits
-SETTINGS = (
+SETTINGS: tuple[dict[str, str], ...] = (
     {},
     {"IOSHAPE_PRELOAD_BYTES": "4096", "IOSHAPE_SLOTS": "8"},
     {"IOSHAPE_PRELOAD_BYTES": "1", "IOSHAPE_SLOTS": "8"},
@@ -36,9 +36,11 @@ def _inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_random_calls_have_the_same_results(seed: int, inputs: Path, tmp_path: Path) -> None:
     case = Case(f"descriptors {seed} {STEPS}")
-    variables = SETTINGS[seed % len(SETTINGS)]
+    variables = {"IOSHAPE_PRELOAD_WAIT_S": "1", **SETTINGS[seed % len(SETTINGS)]}
     plain = run(case, inputs, tmp_path / "work", {})
     assert plain.status == 0
     assert plain.stdout.count("\n") > STEPS
     preloaded = run(case, inputs, tmp_path / "work", preload(tmp_path, **variables))
     assert differences(plain, preloaded) == [], f"{case.name} with {variables}"
+    if variables["IOSHAPE_PRELOAD_WAIT_S"] != "0":
+        assert turns(tmp_path)

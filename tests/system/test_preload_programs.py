@@ -53,7 +53,8 @@ def test_a_program_does_the_same_with_the_library(case: Case, inputs: Path, tmp_
         pytest.skip(why)
     plain = run(case, inputs, tmp_path / "work", {})
     assert plain.status == case.status, plain.stderr
-    preloaded = run(case, inputs, tmp_path / "work", preload(tmp_path))
+    variables = preload(tmp_path, IOSHAPE_PRELOAD_WAIT_S=str(case.wait_s))
+    preloaded = run(case, inputs, tmp_path / "work", variables)
     assert differences(plain, preloaded) == []
     if case.takes_turns:
         assert [turn for turn in turns(tmp_path) if turn.end not in NO_SLOT]

@@ -233,6 +233,7 @@ run_renamed() {
 	local writer
 	(for _ in {1..30}; do head -c 100000 "$random"; done) >log &
 	writer=$!
+	until [ -e log ]; do :; done
 	mv log log.1
 	wait $writer
 	exec 3>hidden
