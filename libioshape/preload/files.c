@@ -33,7 +33,7 @@
 
 /* Page-aligned on all machines, for madvise(). */
 __attribute__((aligned(65536))) struct preload_file preload_files[PRELOAD_FILES];
-uint64_t preload_look_bytes;
+uint64_t preload_look_bytes, preload_large_bytes;
 
 /* Whether this thread is in this file already, and now in a signal handler. */
 static __thread bool inside __attribute__((tls_model("initial-exec")));
@@ -44,6 +44,7 @@ void preload_files_prepare(void)
 	 * not own the table and passes all calls. */
 	madvise(preload_files, sizeof(preload_files), MADV_WIPEONFORK);
 	preload_look_bytes = preload_settings.bytes / 2 + preload_settings.bytes % 2;
+	preload_large_bytes = preload_settings.bytes;
 }
 
 /* Counts a descriptor's bytes from `bytes` on. A file that was large leaves its turn. */
@@ -129,7 +130,7 @@ static void decide(struct preload_file *file, int fd, uint64_t written, uint64_t
 		return;
 	}
 	position = lseek(fd, 0, SEEK_CUR);
-	large = bytes >= preload_settings.bytes ||
+	large = bytes >= preload_large_bytes ||
 		(atomic_load(&file->kind) == PRELOAD_SEEN && is_same(file, &found) &&
 		 has_grown(file, &found, position, written));
 	file->device = found.st_dev;

@@ -32,7 +32,9 @@
 #define WINDOW_TICKS 100u   /* 5 s */
 #define LEAST_BUSY_TICKS 10 /* of a window in which the program writes in fewer ticks is slow */
 #define LEAVE_MS 10000u     /* the holder ends after so long without a request */
+/* The program may write so many bytes, then as many more. */
 #define PACE_BYTES (UINT64_C(1) << 20)
+#define MOST_AHEAD (UINT64_C(64) << 20)
 
 /* State of this process. */
 static struct {
@@ -232,28 +234,37 @@ static struct ioshape_slot *take(struct turn *turn)
 
 /* What the program did in the slot so far. */
 struct progress {
-	uint64_t bytes;             /* bytes that were passed to ioshape_slot_pace() */
-	uint64_t busy_ms;           /* when the program last wrote */
+	uint64_t ahead;             /* bytes that it may write before it has to wait */
+	uint64_t busy_ms;           /* when it last wrote */
 	unsigned ticks, busy_ticks; /* of the current window */
 };
 
-/* Waits as the bandwidth limits demand for the bytes that the program has written. */
-static void pace(struct ioshape_slot *slot, struct progress *progress)
+static bool is_held(void)
+{
+	return atomic_load(&holder.box->state) == MAILBOX_HELD && !atomic_load(&holder.ended);
+}
+
+/*
+ * Allows the program to write the next bytes, as the bandwidth limits permit. Without a limit it may
+ * soon write so much ahead that it need not wait for this process.
+ */
+static void allow(struct ioshape_slot *slot, struct progress *progress)
 {
 	struct mailbox *box = holder.box;
-	const uint64_t begin_ms = mailbox_now_ms();
-	uint64_t left;
+	uint64_t begin_ms;
 
-	while ((left = atomic_load(&box->bytes) - progress->bytes) &&
-	       atomic_load(&box->state) == MAILBOX_HELD && !atomic_load(&holder.ended)) {
-		left = MIN(left, PACE_BYTES);
-		ioshape_slot_pace(slot, left);
-		progress->bytes += left;
-		if (mailbox_now_ms() > begin_ms + 1)
-			atomic_store(&box->pacing, 1);
+	while (is_held() &&
+	       atomic_load(&box->allowed) < atomic_load(&box->bytes) + progress->ahead) {
+		begin_ms = mailbox_now_ms();
+		ioshape_slot_pace(slot, PACE_BYTES);
+		if (mailbox_now_ms() > begin_ms + 2)
+			progress->ahead = PACE_BYTES;
+		else
+			progress->ahead = MIN(progress->ahead + PACE_BYTES, MOST_AHEAD);
+		atomic_fetch_add(&box->allowed, PACE_BYTES);
+		atomic_fetch_add(&box->grants, 1);
+		mailbox_wake(&box->grants);
 	}
-	if (atomic_exchange(&box->pacing, 0))
-		mailbox_wake(&box->pacing);
 }
 
 /* Returns why the slot must be given back now, or NULL. */
@@ -263,39 +274,53 @@ static const char *reason_to_end(struct progress *progress, uint64_t before)
 	const bool busy = atomic_load(&box->calls) > 0 || atomic_load(&box->bytes) != before;
 	const uint64_t now_ms = mailbox_now_ms();
 
-	if (atomic_load(&holder.ended))
-		return "exit";
 	if (atomic_load(&box->state) != MAILBOX_HELD)
 		return "close";
+	if (atomic_load(&holder.ended))
+		return "exit";
 	if (atomic_load(&holder.lost))
 		return "lost";
 	if (busy)
 		progress->busy_ms = now_ms;
 	if (now_ms - progress->busy_ms >= PAUSE_MS)
 		return "pause";
-	progress->busy_ticks += busy;
-	if (++progress->ticks < WINDOW_TICKS)
-		return NULL;
-	if (progress->busy_ticks < LEAST_BUSY_TICKS)
-		return "slow";
-	progress->ticks = progress->busy_ticks = 0;
 	return NULL;
 }
 
+/* Returns whether the program writes so seldom that others should have the slot. */
+static bool is_slow(struct progress *progress)
+{
+	const bool busy = atomic_load(&holder.box->calls) > 0;
+
+	progress->busy_ticks += busy;
+	if (++progress->ticks < WINDOW_TICKS)
+		return false;
+	if (progress->busy_ticks < LEAST_BUSY_TICKS)
+		return true;
+	progress->ticks = progress->busy_ticks = 0;
+	return false;
+}
+
 /* Holds the slot until there is a reason to give it back. */
-static void hold(struct ioshape_slot *slot, struct turn *turn, uint64_t first_byte)
+static void hold(struct ioshape_slot *slot, struct turn *turn)
 {
 	struct mailbox *box = holder.box;
-	const uint64_t begin_ms = mailbox_now_ms();
-	struct progress progress = { .bytes = first_byte, .busy_ms = begin_ms };
-	uint64_t before;
+	const uint64_t begin_ms = mailbox_now_ms(), first_byte = atomic_load(&box->bytes);
+	struct progress progress = { .ahead = PACE_BYTES, .busy_ms = begin_ms };
+	uint64_t tick_ms = begin_ms, before = first_byte;
 
-	do {
-		before = atomic_load(&box->bytes);
+	atomic_store(&box->allowed, first_byte);
+	while (!turn->end) {
+		allow(slot, &progress);
 		mailbox_wait(&box->state, MAILBOX_HELD, TICK_MS);
-		pace(slot, &progress);
 		turn->end = reason_to_end(&progress, before);
-	} while (!turn->end);
+		before = atomic_load(&box->bytes);
+		/* The program may wake this process more often. */
+		if (!turn->end && mailbox_now_ms() >= tick_ms + TICK_MS) {
+			tick_ms = mailbox_now_ms();
+			turn->end = is_slow(&progress) ? "slow" : NULL;
+		}
+	}
 	turn->bytes = atomic_load(&box->bytes) - first_byte;
 	turn->held_s = (double)(mailbox_now_ms() - begin_ms) / 1e3;
 }
@@ -304,8 +329,7 @@ static void hold(struct ioshape_slot *slot, struct turn *turn, uint64_t first_by
 static void serve(void)
 {
 	struct mailbox *box = holder.box;
-	struct turn turn = { .end = "" };
-	const uint64_t first_byte = atomic_load(&box->bytes);
+	struct turn turn = { .end = NULL };
 	struct ioshape_slot *slot;
 
 	snprintf(turn.path, sizeof(turn.path), "%.*s", MAILBOX_PATH_BYTES - 1, box->path);
@@ -313,7 +337,7 @@ static void serve(void)
 	if (!slot)
 		mailbox_move(box, MAILBOX_ASKED, MAILBOX_REFUSED);
 	else if (mailbox_move(box, MAILBOX_ASKED, MAILBOX_HELD))
-		hold(slot, &turn, first_byte);
+		hold(slot, &turn);
 	else
 		turn.end = "timeout";
 	ioshape_slot_free(slot);

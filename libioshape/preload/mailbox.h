@@ -54,7 +54,8 @@ struct mailbox {
 	/* Values of the holder. */
 	_Atomic int32_t holder;   /* its process id */
 	_Atomic uint64_t beat_ms; /* time of its last beat (CLOCK_MONOTONIC) */
-	_Atomic uint32_t pacing;  /* futex: 1 while a bandwidth limit lets no byte pass */
+	_Atomic uint64_t allowed; /* `bytes` may grow to this number now */
+	_Atomic uint32_t grants;  /* futex: changes when `allowed` grows */
 	/* Futex: an enum mailbox_state, which both change by compare and swap. */
 	_Atomic uint32_t state;
 };

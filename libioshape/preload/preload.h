@@ -112,10 +112,10 @@ struct preload_file {
 	int64_t size, position; /* of the file at the last look */
 };
 
-/* The table of descriptors and the number of bytes after which one is looked at; 0 bytes: the
- * library does nothing. */
+/* The table of descriptors. One is looked at after so many bytes, and before a call that writes the
+ * second number of bytes at once. 0 bytes: the library does nothing. */
 extern struct preload_file preload_files[PRELOAD_FILES];
-extern uint64_t preload_look_bytes;
+extern uint64_t preload_look_bytes, preload_large_bytes;
 
 /* Begins to follow the files of this process. */
 void preload_files_prepare(void);
@@ -136,11 +136,11 @@ static inline struct mailbox *preload_begin(int fd, uint64_t bytes)
 	if ((unsigned)fd >= PRELOAD_FILES || !preload_look_bytes)
 		return NULL;
 	file = &preload_files[fd];
-	written = atomic_load_explicit(&file->bytes, memory_order_relaxed) + bytes;
-	if (written >= preload_look_bytes ||
+	written = atomic_load_explicit(&file->bytes, memory_order_relaxed);
+	if (written >= preload_look_bytes || bytes >= preload_large_bytes ||
 	    atomic_load_explicit(&file->kind, memory_order_relaxed) == PRELOAD_LARGE)
 		return preload_look(fd, bytes);
-	atomic_store_explicit(&file->bytes, written, memory_order_relaxed);
+	atomic_store_explicit(&file->bytes, written + bytes, memory_order_relaxed);
 	return NULL;
 }
 

@@ -204,27 +204,51 @@ struct mailbox *preload_turn_touch(struct preload_turn *turn)
 	return box;
 }
 
+/* Bytes that the program may still write decide when it wakes the holder, which sleeps. */
+#define LITTLE_LEFT (UINT64_C(512) << 10)
+
+/* Waits until the bandwidth limits allow `bytes` bytes in all. */
+static void wait_for_bandwidth(struct preload_turn *turn, uint64_t bytes)
+{
+	struct mailbox *box = box_of(turn);
+	struct wait wait = wait_begin(preload_settings.wait_ms);
+	uint32_t grants;
+
+	do {
+		grants = atomic_load(&box->grants);
+		if (atomic_load(&box->allowed) < bytes + LITTLE_LEFT)
+			mailbox_wake(&box->state);
+	} while (atomic_load(&box->allowed) < bytes &&
+		 atomic_load(&box->state) == MAILBOX_HELD &&
+		 wait_on(&wait, turn, &box->grants, grants));
+}
+
+/* Waits while another thread gets the slot for this one, too. Returns whether there is a slot. */
+static bool wait_for_thread(struct preload_turn *turn)
+{
+	struct mailbox *box = box_of(turn);
+	struct wait wait = wait_begin(preload_settings.wait_ms);
+	uint32_t state;
+
+	do {
+		state = atomic_load(&box->state);
+		if (state == MAILBOX_HELD)
+			return true;
+	} while ((state == MAILBOX_ASKING || state == MAILBOX_ASKED ||
+		  atomic_load(&turn->starting)) &&
+		 wait_on(&wait, turn, &box->state, state));
+	return false;
+}
+
 struct mailbox *preload_turn_write(struct preload_turn *turn, uint64_t bytes)
 {
 	struct mailbox *box = box_of(turn);
-	struct wait wait = { 0 };
-	uint32_t state;
 
-	for (;;) {
-		state = atomic_load(&box->state);
-		if (state == MAILBOX_HELD && !atomic_load(&box->pacing))
-			break;
-		if (state != MAILBOX_HELD && state != MAILBOX_ASKING && state != MAILBOX_ASKED &&
-		    !atomic_load(&turn->starting))
-			return NULL;
-		if (!wait.end_ms)
-			wait = wait_begin(preload_settings.wait_ms);
-		if (state == MAILBOX_HELD ? !wait_on(&wait, turn, &box->pacing, 1) :
-					    !wait_on(&wait, turn, &box->state, state))
-			break;
-	}
-	atomic_fetch_add(&box->bytes, bytes);
-	return preload_turn_touch(turn);
+	if (atomic_load(&box->state) != MAILBOX_HELD && !wait_for_thread(turn))
+		return NULL;
+	preload_turn_touch(turn);
+	wait_for_bandwidth(turn, atomic_fetch_add(&box->bytes, bytes) + bytes);
+	return box;
 }
 
 void preload_turn_leave(struct preload_turn *turn, bool closed)
