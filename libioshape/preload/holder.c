@@ -384,7 +384,6 @@ int main(void)
 	if (!open_mailbox())
 		return 2;
 	close(MAILBOX_FD);
-	atomic_store(&holder.box->holder, (int32_t)getpid());
 	holder.program_fd =
 		base_above_streams((int)syscall(SYS_pidfd_open, holder.box->pid, 0));
 	ioshape_context_open(&holder.context, NULL);

@@ -51,8 +51,8 @@ struct mailbox {
 	/* Counters of the program. */
 	_Atomic int32_t calls;  /* calls in progress that write to its large files */
 	_Atomic uint64_t bytes; /* bytes that such calls were asked to write */
-	/* Values of the holder. */
-	_Atomic int32_t holder;   /* its process id */
+	/* Values of the holder. The program fills in its process id. */
+	_Atomic int32_t holder;
 	_Atomic uint64_t beat_ms; /* time of its last beat (CLOCK_MONOTONIC) */
 	_Atomic uint64_t allowed; /* `bytes` may grow to this number now */
 	_Atomic uint32_t grants;  /* futex: changes when `allowed` grows */

@@ -51,6 +51,7 @@ bool preload_excludes(const char *path);
 struct preload_turn {
 	_Atomic uint64_t device;   /* st_dev of the filesystem plus 1; 0: unused */
 	_Atomic uint32_t starting; /* 1 while a thread starts the holder */
+	_Atomic uint32_t started;  /* 1 if this process has a holder */
 	_Atomic int32_t files;     /* large files that are open */
 	/* time that the program has waited for slots since it closed its last large file */
 	_Atomic uint64_t waited_ms;

@@ -18,6 +18,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #ifndef SYS_close_range
@@ -87,17 +88,37 @@ static bool leave_program(void)
 	return !syscall(SYS_chdir, "/");
 }
 
+/* Lifts the program's limits for the holder, as far as this user may. */
+static void lift_limits(void)
+{
+	struct rlimit64 limit;
+
+	for (int resource = 0; resource < RLIM_NLIMITS; resource++) {
+		if (resource == RLIMIT_CORE ||
+		    syscall(SYS_prlimit64, 0, resource, NULL, &limit))
+			continue;
+		limit.rlim_cur = limit.rlim_max;
+		syscall(SYS_prlimit64, 0, resource, &limit, NULL);
+	}
+}
+
 /* Makes the mailbox and starts the holder. Runs in the memory of the program. */
 static int prepare_holder(void *unused)
 {
 	const pid_t program = (pid_t)(intptr_t)unused;
+	pid_t holder;
 
+	lift_limits();
 	if (leave_program() && make_mailbox()) {
 		fill_mailbox(&starting.box->box, program);
+		/* An emulator may give this child memory of its own. Then the program does not see
+		 * this, and goes on without a holder. */
 		starting.started = true;
-		if (clone(become_holder, starting.stacks[1] + STACK_BYTES, CLONE_VM | CLONE_VFORK,
-			  NULL) < 0)
+		holder = clone(become_holder, starting.stacks[1] + STACK_BYTES,
+			       CLONE_VM | CLONE_VFORK, NULL);
+		if (holder < 0)
 			starting.started = false;
+		atomic_store(&starting.box->box.holder, (int32_t)holder);
 	}
 	syscall(SYS_exit, 0);
 	return 0;
@@ -108,6 +129,7 @@ bool preload_start_holder(union preload_box *box)
 	const int32_t pid = (int32_t)getpid();
 	int32_t busy = atomic_load(&starting.busy);
 	uint64_t all = ~UINT64_C(0), before = 0;
+	bool started;
 	int status;
 	pid_t child;
 
@@ -123,11 +145,7 @@ bool preload_start_holder(union preload_box *box)
 	if (child > 0)
 		syscall(SYS_wait4, child, &status, __WCLONE, NULL);
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, SIGNAL_BYTES);
-	/* An emulator may have given the child memory of its own; then there is no mailbox here. */
-	if (!starting.started || strcmp(box->box.version, MAILBOX_VERSION)) {
-		starting.started = false;
-		atomic_store(&box->box.state, MAILBOX_ABSENT);
-	}
+	started = starting.started;
 	atomic_store(&starting.busy, 0);
-	return atomic_load(&box->box.state) != MAILBOX_ABSENT;
+	return started;
 }

@@ -18,7 +18,7 @@
 #define SLICE_MS 100 /* a waiting thread checks this often whether the holder still works */
 /* A thread that handled a signal waits only this much longer: the signal may be Ctrl-C. */
 #define PATIENCE_MS 5000u
-/* After the holder refused or could not be started, the program does not ask for so long. */
+/* After a holder refused, died or could not be started, the program does not ask for so long. */
 #define RETRY_MS 60000u
 
 /* State of this process, in pages of its own. A forked child begins with zeros. */
@@ -35,6 +35,12 @@ static union preload_box boxes[TURNS] __attribute__((aligned(65536)));
 static struct mailbox *box_of(const struct preload_turn *turn)
 {
 	return &boxes[turn - process.turns].box;
+}
+
+/* A forked child inherits the mailboxes of its parent, which it must not use. */
+static uint32_t state_of(const struct preload_turn *turn)
+{
+	return atomic_load(&turn->started) ? atomic_load(&box_of(turn)->state) : MAILBOX_ABSENT;
 }
 
 /* ---- The process ----------------------------------------------------------------------------- */
@@ -81,13 +87,12 @@ static bool is_alive(const struct mailbox *box)
 
 bool preload_turn_check(struct preload_turn *turn)
 {
-	struct mailbox *box = box_of(turn);
-
-	if (atomic_load(&box->state) == MAILBOX_ABSENT)
+	if (state_of(turn) == MAILBOX_ABSENT)
 		return false;
-	if (is_alive(box))
+	if (is_alive(box_of(turn)))
 		return true;
-	atomic_store(&box->state, MAILBOX_ABSENT);
+	atomic_store(&turn->retry_ms, mailbox_now_ms() + RETRY_MS);
+	atomic_store(&turn->started, 0);
 	return false;
 }
 
@@ -100,8 +105,9 @@ static bool start(struct preload_turn *turn)
 		mailbox_wait(&turn->starting, 1, 1);
 		return true;
 	}
-	started = atomic_load(&box_of(turn)->state) != MAILBOX_ABSENT ||
+	started = state_of(turn) != MAILBOX_ABSENT ||
 		  preload_start_holder(&boxes[turn - process.turns]);
+	atomic_store(&turn->started, started);
 	if (!started)
 		atomic_store(&turn->retry_ms, mailbox_now_ms() + RETRY_MS);
 	atomic_store(&turn->starting, 0);
@@ -144,7 +150,7 @@ bool preload_turn_is_over(const struct preload_turn *turn)
 static int step(struct preload_turn *turn, const char *path, struct wait *wait, bool *asked)
 {
 	struct mailbox *box = box_of(turn);
-	const uint32_t state = atomic_load(&box->state);
+	const uint32_t state = state_of(turn);
 
 	switch (state) {
 	case MAILBOX_HELD:
@@ -168,7 +174,7 @@ static int step(struct preload_turn *turn, const char *path, struct wait *wait, 
 	default:
 		if (wait_on(wait, turn, &box->state, state))
 			return 0;
-		if (atomic_load(&box->state) == MAILBOX_ASKED)
+		if (state_of(turn) == MAILBOX_ASKED)
 			atomic_store(&turn->waited_ms, preload_settings.wait_ms);
 		mailbox_move(box, MAILBOX_ASKED, MAILBOX_IDLE);
 		return -1;
@@ -219,7 +225,7 @@ static void wait_for_bandwidth(struct preload_turn *turn, uint64_t bytes)
 		if (atomic_load(&box->allowed) < bytes + LITTLE_LEFT)
 			mailbox_wake(&box->state);
 	} while (atomic_load(&box->allowed) < bytes &&
-		 atomic_load(&box->state) == MAILBOX_HELD &&
+		 state_of(turn) == MAILBOX_HELD &&
 		 wait_on(&wait, turn, &box->grants, grants));
 }
 
@@ -231,7 +237,7 @@ static bool wait_for_thread(struct preload_turn *turn)
 	uint32_t state;
 
 	do {
-		state = atomic_load(&box->state);
+		state = state_of(turn);
 		if (state == MAILBOX_HELD)
 			return true;
 	} while ((state == MAILBOX_ASKING || state == MAILBOX_ASKED ||
@@ -244,7 +250,7 @@ struct mailbox *preload_turn_write(struct preload_turn *turn, uint64_t bytes)
 {
 	struct mailbox *box = box_of(turn);
 
-	if (atomic_load(&box->state) != MAILBOX_HELD && !wait_for_thread(turn))
+	if (state_of(turn) != MAILBOX_HELD && !wait_for_thread(turn))
 		return NULL;
 	preload_turn_touch(turn);
 	wait_for_bandwidth(turn, atomic_fetch_add(&box->bytes, bytes) + bytes);
