@@ -36,6 +36,7 @@ PARTS = {
         "docs/coordinator.md",
         "docs/schedulers.md",
         "docs/slots.md",
+        "docs/preload.md",
         "docs/filesystems.md",
         "docs/runbook.md",
         "docs/troubleshooting.md",

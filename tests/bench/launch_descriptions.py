@@ -52,7 +52,12 @@ def bill_of_materials(work: Workplace) -> None:
 def kubernetes(work: Workplace) -> None:
     tool = checks(work).parent / "kubernetes-validate"
     examples = ROOT / "examples"
-    names = ("deploy/kubernetes.yaml", "kubernetes_group.yaml", "kubernetes_tier.yaml")
+    names = (
+        "deploy/kubernetes.yaml",
+        "kubernetes_group.yaml",
+        "kubernetes_preload.yaml",
+        "kubernetes_tier.yaml",
+    )
     files = [examples / name for name in names]
     for version in ("1.30.0", "1.33.0"):
         run(tool, "--strict", "--kubernetes-version", version, *files)

@@ -286,8 +286,8 @@ LIBRARY = Path("libioshape/preload/libioshape-preload.so")
 LARGE_BYTES = 64 << 10
 
 _LOGGED = re.compile(
-    r'pid=(?P<pid>\d+) program=(?P<program>\S+) path="(?P<path>[^"]*)" .*'
-    r"held_s=(?P<held_s>[\d.]+) bytes=(?P<n_bytes>\d+) end=(?P<end>\w+)"
+    r'program="(?P<program>[^"]*)" path="(?P<path>[^"]*)" .*'
+    r" bytes=(?P<n_bytes>\d+) end=(?P<end>\w+)"
 )
 #: ends of log lines about files that got no slot
 NO_SLOT = {"timeout", "local", "refused"}

@@ -40,7 +40,8 @@ GresTypes=gpu
 MailProg=/bin/true
 NodeName={host} NodeAddr=127.0.0.1 CPUs=64 Gres=gpu:4
 PartitionName=all Nodes=ALL Default=YES
-Epilog={epilog}
+Epilog={folder}/epilog
+TaskProlog={folder}/task_prolog
 """
 
 
@@ -116,10 +117,10 @@ class Cluster:
 
 
 @contextmanager
-def running_slurm(folder: Path, epilog: str) -> Iterator[Cluster]:
+def running_slurm(folder: Path, epilog: str, task_prolog: str = "#!/bin/sh\n") -> Iterator[Cluster]:
     """Run a Slurm whose daemons and jobs end with the block.
 
-    The script `epilog` runs after each job.
+    The script `epilog` runs after each job, and `task_prolog` before each task.
     """
     for name in ("spool", "state"):
         (folder / name).mkdir()
@@ -128,13 +129,13 @@ def running_slurm(folder: Path, epilog: str) -> Iterator[Cluster]:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     host = socket.gethostname().partition(".")[0]
-    (folder / "epilog").write_text(epilog)
-    (folder / "epilog").chmod(0o755)
+    for name, script in (("epilog", epilog), ("task_prolog", task_prolog)):
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
     (folder / "slurm.conf").write_text(
         _CONFIGURATION.format(
             host=host,
             folder=folder,
-            epilog=folder / "epilog",
             controller_port=free_port(),
             node_port=free_port(),
         )
