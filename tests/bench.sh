@@ -38,6 +38,9 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   fs     the engine of the rule against the best of all, on filesystems of several
          kinds and on the disk; requests that cross stripes; how much is in flight, on modelled storages
          and beside a fixed depth on the disk. --size has no say in it (about 3 minutes)
+  preload  programs that know nothing of ioshape, with the preload library and without: a storm of cp and
+         numpy while a neighbour reads small files, a build, small writes, and the table of programs
+         that must not notice it. --size and --dir have no say in the storm. Takes root (about 10 minutes)
   gpu    saves from a GPU and loads to one, against pinned copies, fio and, where it is installed,
          fastsafetensors. Without a GPU it says so, and measures nothing
   frameworks  training frameworks under ioshape run and with its plug-ins, against themselves
@@ -56,7 +59,7 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   --rounds N     how often everything is measured in turn (default: 7)
   --dir DIR      measure the filesystem of this directory (default: build/bench); a folder is made
                  in it and removed at the end
-  --on WHAT      for storm and tenants: on a small real cluster on this host, with four storage targets
+  --on WHAT      for storm, tenants and preload: on a small real cluster on this host, with four storage targets
                  of 60 MB/s and 8 ms for each request, NFS with one: cephfs, glusterfs, moosefs, or
                  what a kernel's client mounts: ceph, nfs3, nfs4.1 or nfs4.2. For ablation: one of its
                  scenes alone, such as save or storm_hdd

@@ -30,6 +30,7 @@ from . import (
     house,
     launch,
     load,
+    preload,
     realfs,
     report,
     save,
@@ -88,6 +89,10 @@ BENCHMARKS = {
     "ablation": Benchmark(
         ablation.measure, size=512 << 20, copies_in_memory=12, copies_on_disk=8, needs=CLUSTER_NEEDS
     ),
+    # What ranks hold and copy; the files in stripefs are in memory, too. On disk: a build.
+    "preload": Benchmark(
+        preload.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=1, needs=("test",)
+    ),
     # Tensors and the page cache. The files in stripefs are in memory, and smaller.
     "tier": Benchmark(tier.measure),
     # Four ranks hold tensors and staging memory. strace traces some of them.
@@ -108,7 +113,12 @@ BENCHMARKS = {
 
 #: Values of --on for each benchmark that takes it.
 CLUSTERS = (*PROGRAMS, *IN_MACHINE)
-PLACES = {"storm": CLUSTERS, "tenants": CLUSTERS, "ablation": tuple(ablation.SCENES)}
+PLACES = {
+    "storm": CLUSTERS,
+    "tenants": CLUSTERS,
+    "preload": CLUSTERS,
+    "ablation": tuple(ablation.SCENES),
+}
 
 
 def size_in_bytes(text: str) -> int:
@@ -134,7 +144,7 @@ def parse_arguments() -> argparse.Namespace:
     if given.rounds < 1:
         parser.error("--rounds is at least 1")
     if given.on and any(given.on not in PLACES.get(name, ()) for name in given.names):
-        parser.error("--on names a cluster for storm and tenants, or a scene for ablation")
+        parser.error("--on names a cluster for storm, tenants and preload, or a scene for ablation")
     return given
 
 

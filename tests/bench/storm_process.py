@@ -23,6 +23,8 @@ from ioshape._cli.bench import figures
 from ioshape._cli.bench_measure import Plan, Storm
 from striped import ask
 
+from . import preload_ways
+
 
 def counts(counter: str | list[str]) -> dict[str, int]:
     """Return how many operations of each kind the metadata server has received."""
@@ -70,6 +72,7 @@ def see_instead(path: Path, other: Path) -> None:
 
 def main(text: str) -> None:
     given: dict[str, Any] = json.loads(text)
+    preload_ways.add()
     plan = Plan(**{**given["plan"], "ways": tuple(given["plan"]["ways"])})
     mounts = [Path(path) for path in given["mounts"]]
     began = time.monotonic()

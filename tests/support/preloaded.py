@@ -303,7 +303,7 @@ class Turn:
     end: str
 
 
-def preload(folder: Path, library: Path | None = None, **more: str) -> dict[str, str]:
+def preload(folder: Path, **more: str) -> dict[str, str]:
     """Return variables with which programs take turns with every file, one at a time.
 
     The coordinator and the log are in `folder`.
@@ -311,7 +311,7 @@ def preload(folder: Path, library: Path | None = None, **more: str) -> dict[str,
     slots = folder / "slots"
     slots.mkdir(exist_ok=True)
     return {
-        "LD_PRELOAD": str(library or build_folder() / LIBRARY),
+        "LD_PRELOAD": str(build_folder() / LIBRARY),
         "IOSHAPE_PRELOAD_ALL": "yes",
         "IOSHAPE_PRELOAD_BYTES": str(LARGE_BYTES),
         "IOSHAPE_PRELOAD_LOG": str(folder / "preload.log"),
