@@ -142,6 +142,9 @@ look_for_missing() {
 		need user-mode-linux linux.uml --version
 	need iproute2 ip -V
 	need git git --version
+	need make make --version
+	need patch patch --version
+	need perl perl --version
 	need unzip unzip -v
 	need zip zip -v
 	need util-linux setarch --version
@@ -155,6 +158,17 @@ look_for_missing() {
 	need slurm-client command -v srun
 	need munge command -v munged
 	need prometheus command -v promtool
+	# Programs of tests/support/preloaded_table.py.
+	need busybox busybox true
+	need bzip2 bzip2 --help
+	need cpio cpio --version
+	need ffmpeg ffmpeg -version
+	need gnupg gpg --version
+	need lz4 lz4 --version
+	need rsync rsync --version
+	need sqlite3 sqlite3 --version
+	need xz-utils xz --version
+	need zstd zstd --version
 }
 
 install_missing() {

@@ -11,8 +11,8 @@ import pytest
 from preloaded import Case, differences, make_inputs, preload, run, turns
 
 STEPS = 400
-SEEDS = range(24)
-LONG_SEEDS = range(24, 600)
+SEEDS = range(12)
+LONG_SEEDS = range(12, 600)
 #: settings of the library: rare and frequent turns, alone and beside others, with and without waits
 SETTINGS: tuple[dict[str, str], ...] = (
     {},
