@@ -344,15 +344,16 @@ int base_settings_blame(struct base_error *error, const char *field, const char 
 /* ---- Unknown variables ----------------------------------------------------------------------- */
 
 /*
- * Returns whether the variable belongs to ioshape but is not a setting: those of the package and of
- * tests.
+ * Returns whether the variable belongs to ioshape but is not a setting: those of the package, of the
+ * preload library and of tests.
  */
 static bool is_other(const char *name)
 {
-	static const char tests[] = PREFIX "TEST_";
+	static const char tests[] = PREFIX "TEST_", preload[] = PREFIX "PRELOAD";
 
 	return !strcmp(name, PREFIX "PASSWORD") || !strcmp(name, PREFIX "RUN") ||
-	       !strcmp(name, PREFIX "INTEGRATIONS") || !strncmp(name, tests, strlen(tests));
+	       !strcmp(name, PREFIX "INTEGRATIONS") || !strncmp(name, tests, strlen(tests)) ||
+	       !strncmp(name, preload, strlen(preload));
 }
 
 /* Returns the setting of a variable; NULL if there is none. */

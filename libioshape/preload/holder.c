@@ -28,7 +28,9 @@
 #endif
 
 #define TICK_MS 50
-#define PAUSE_MS 2000u      /* a program that writes nothing for so long loses its slot */
+/* A program that writes nothing for so long loses its slot. It has half of the time each time that
+ * it asks again at once, because it may be part of a pipeline in which others wait for the slot. */
+#define PAUSE_MS 2000u
 #define WINDOW_TICKS 100u   /* 5 s */
 #define LEAST_BUSY_TICKS 10 /* of a window in which the program writes in fewer ticks is slow */
 #define LEAVE_MS 10000u     /* the holder ends after so long without a request */
@@ -236,6 +238,7 @@ static struct ioshape_slot *take(struct turn *turn)
 struct progress {
 	uint64_t ahead;             /* bytes that it may write before it has to wait */
 	uint64_t busy_ms;           /* when it last wrote */
+	uint64_t pause_ms;          /* it loses the slot if it writes nothing for so long */
 	unsigned ticks, busy_ticks; /* of the current window */
 };
 
@@ -282,7 +285,7 @@ static const char *reason_to_end(struct progress *progress, uint64_t before)
 		return "lost";
 	if (busy)
 		progress->busy_ms = now_ms;
-	if (now_ms - progress->busy_ms >= PAUSE_MS)
+	if (now_ms - progress->busy_ms >= progress->pause_ms)
 		return "pause";
 	return NULL;
 }
@@ -301,15 +304,28 @@ static bool is_slow(struct progress *progress)
 	return false;
 }
 
+/*
+ * Waits until the storage has the bytes of the program's file. This process opens the file itself,
+ * so the program's own fsync() still gets all errors.
+ */
+static void sync_file(const char *path)
+{
+	int fd = base_above_streams(open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+
+	if (fd < 0)
+		return;
+	fdatasync(fd);
+	close(fd);
+}
+
 /* Holds the slot until there is a reason to give it back. */
-static void hold(struct ioshape_slot *slot, struct turn *turn)
+static void hold(struct ioshape_slot *slot, struct turn *turn, uint64_t first_byte)
 {
 	struct mailbox *box = holder.box;
-	const uint64_t begin_ms = mailbox_now_ms(), first_byte = atomic_load(&box->bytes);
-	struct progress progress = { .ahead = PACE_BYTES, .busy_ms = begin_ms };
+	const uint64_t begin_ms = mailbox_now_ms();
+	struct progress progress = { PACE_BYTES, begin_ms, PAUSE_MS >> box->bounces, 0, 0 };
 	uint64_t tick_ms = begin_ms, before = first_byte;
 
-	atomic_store(&box->allowed, first_byte);
 	while (!turn->end) {
 		allow(slot, &progress);
 		mailbox_wait(&box->state, MAILBOX_HELD, TICK_MS);
@@ -321,7 +337,10 @@ static void hold(struct ioshape_slot *slot, struct turn *turn)
 			turn->end = is_slow(&progress) ? "slow" : NULL;
 		}
 	}
+	atomic_store(&box->paused_ms, strcmp(turn->end, "pause") ? 0 : mailbox_now_ms());
 	turn->bytes = atomic_load(&box->bytes) - first_byte;
+	if (strcmp(turn->end, "lost"))
+		sync_file(turn->path);
 	turn->held_s = (double)(mailbox_now_ms() - begin_ms) / 1e3;
 }
 
@@ -330,14 +349,16 @@ static void serve(void)
 {
 	struct mailbox *box = holder.box;
 	struct turn turn = { .end = NULL };
+	const uint64_t first_byte = atomic_load(&box->bytes);
 	struct ioshape_slot *slot;
 
 	snprintf(turn.path, sizeof(turn.path), "%.*s", MAILBOX_PATH_BYTES - 1, box->path);
 	slot = take(&turn);
+	atomic_store(&box->allowed, first_byte);
 	if (!slot)
 		mailbox_move(box, MAILBOX_ASKED, MAILBOX_REFUSED);
 	else if (mailbox_move(box, MAILBOX_ASKED, MAILBOX_HELD))
-		hold(slot, &turn);
+		hold(slot, &turn, first_byte);
 	else
 		turn.end = "timeout";
 	ioshape_slot_free(slot);

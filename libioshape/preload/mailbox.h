@@ -32,7 +32,7 @@ enum {
 enum mailbox_state {
 	MAILBOX_ABSENT, /* there is no holder, or it has ended (program, by starting one) */
 	MAILBOX_IDLE,   /* nothing is asked for (program; holder, when it ends) */
-	MAILBOX_ASKING, /* the program writes its path (program) */
+	MAILBOX_ASKING, /* the program writes its request (program) */
 	MAILBOX_ASKED,  /* the program waits (holder; program, when it gives up) */
 	MAILBOX_HELD,   /* the holder has the slot (both) */
 	MAILBOX_CLOSED, /* the program has closed its file (holder) */
@@ -46,8 +46,9 @@ struct mailbox {
 	uint32_t everywhere; /* 1: files of local filesystems take slots, too */
 	uint64_t wait_ms;    /* longest wait for a slot */
 	char program[MAILBOX_PROGRAM_BYTES];
-	/* The program writes the path of its file in MAILBOX_ASKING. */
-	char path[MAILBOX_PATH_BYTES];
+	/* The program writes these in MAILBOX_ASKING. */
+	char path[MAILBOX_PATH_BYTES]; /* of the file */
+	uint32_t bounces; /* slots in a row that it lost by a pause and asked for again at once */
 	/* Counters of the program. */
 	_Atomic int32_t calls;  /* calls in progress that write to its large files */
 	_Atomic uint64_t bytes; /* bytes that such calls were asked to write */
@@ -55,7 +56,9 @@ struct mailbox {
 	_Atomic int32_t holder;
 	_Atomic uint64_t beat_ms; /* time of its last beat (CLOCK_MONOTONIC) */
 	_Atomic uint64_t allowed; /* `bytes` may grow to this number now */
-	_Atomic uint32_t grants;  /* futex: changes when `allowed` grows */
+	/* time when the last slot was returned because of a pause; 0: for another reason */
+	_Atomic uint64_t paused_ms;
+	_Atomic uint32_t grants; /* futex: changes when `allowed` grows */
 	/* Futex: an enum mailbox_state, which both change by compare and swap. */
 	_Atomic uint32_t state;
 };

@@ -55,6 +55,7 @@ struct preload_turn {
 	_Atomic int32_t files;     /* large files that are open */
 	/* time that the program has waited for slots since it closed its last large file */
 	_Atomic uint64_t waited_ms;
+	_Atomic uint32_t bounces;  /* slots in a row that it lost and asked for again at once */
 	_Atomic uint64_t retry_ms; /* no slot is asked for before this time (CLOCK_MONOTONIC) */
 };
 

@@ -20,6 +20,12 @@
 #define PATIENCE_MS 5000u
 /* After a holder refused, died or could not be started, the program does not ask for so long. */
 #define RETRY_MS 60000u
+/*
+ * The programs of a pipeline may wait for each other and for one slot. Each loses the slot by a pause
+ * and asks again soon, when the next one has it. After so many times it goes on without.
+ */
+#define MOST_BOUNCES 3u
+#define BOUNCE_MS 3000u
 
 /* State of this process, in pages of its own. A forked child begins with zeros. */
 static union {
@@ -145,6 +151,18 @@ bool preload_turn_is_over(const struct preload_turn *turn)
 	return atomic_load(&turn->waited_ms) >= preload_settings.wait_ms;
 }
 
+/* Counts a request. Returns false if the program shall no longer ask for slots. */
+static bool may_ask(struct preload_turn *turn)
+{
+	const uint64_t paused_ms = atomic_load(&box_of(turn)->paused_ms), now = mailbox_now_ms();
+
+	if (!paused_ms || now > paused_ms + BOUNCE_MS)
+		atomic_store(&turn->bounces, 0);
+	else if (atomic_fetch_add(&turn->bounces, 1) + 1 >= MOST_BOUNCES)
+		atomic_store(&turn->waited_ms, preload_settings.wait_ms);
+	return !preload_turn_is_over(turn) && atomic_load(&turn->retry_ms) <= now;
+}
+
 /* Takes the next step towards a slot. Returns 1 if the process has it, -1 if it shall go on
  * without, 0 to call again. */
 static int step(struct preload_turn *turn, const char *path, struct wait *wait, bool *asked)
@@ -158,11 +176,11 @@ static int step(struct preload_turn *turn, const char *path, struct wait *wait, 
 	case MAILBOX_ABSENT:
 		return start(turn) ? 0 : -1;
 	case MAILBOX_IDLE:
-		if (preload_turn_is_over(turn) ||
-		    atomic_load(&turn->retry_ms) > mailbox_now_ms())
+		if (!may_ask(turn))
 			return -1;
 		if (mailbox_move(box, MAILBOX_IDLE, MAILBOX_ASKING)) {
 			snprintf(box->path, sizeof(box->path), "%s", path);
+			box->bounces = atomic_load(&turn->bounces);
 			*asked = true;
 			mailbox_move(box, MAILBOX_ASKING, MAILBOX_ASKED);
 		}
@@ -259,8 +277,10 @@ struct mailbox *preload_turn_write(struct preload_turn *turn, uint64_t bytes)
 
 void preload_turn_leave(struct preload_turn *turn, bool closed)
 {
-	if (closed)
+	if (closed) {
 		atomic_store(&turn->waited_ms, 0);
+		atomic_store(&turn->bounces, 0);
+	}
 	if (atomic_fetch_sub(&turn->files, 1) <= 1) {
 		atomic_store(&turn->files, 0);
 		mailbox_move(box_of(turn), MAILBOX_HELD, MAILBOX_CLOSED);

@@ -223,7 +223,7 @@ def _unknown() -> list[str]:
     for name in sorted(os.environ):
         if not name.startswith("IOSHAPE_") or name in (*known, *retired, *_OTHERS):
             continue
-        if name.startswith("IOSHAPE_TEST_"):
+        if name.startswith(("IOSHAPE_TEST_", "IOSHAPE_PRELOAD")):
             continue
         from difflib import get_close_matches  # noqa: PLC0415 - only for those who mistyped
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launcher of "ioshape run": replaces this process by Python running the user's program.
+"""Launcher of "ioshape run": replaces this process by the user's program.
 
-The only trace of ioshape is the folder startup/ in PYTHONPATH. Python runs its sitecustomize, which
+A script for Python finds the folder startup/ in PYTHONPATH. Python runs its sitecustomize, which
 waits for the import of torch, before the program. So the program has the sys.argv, sys.path,
-__main__, exit code and tracebacks of "python train.py". Its child processes inherit the folder.
+__main__, exit code and tracebacks of "python train.py". Its child processes inherit the folder, and
+the preload library, which makes large writes of all other kinds take slots.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ioshape._run import preload
 from ioshape._run.startup import _ioshape_hook as hook
 
 if TYPE_CHECKING:
@@ -23,10 +25,6 @@ STARTUP = Path(__file__).resolve().parent / "startup"
 
 #: Environment variable: "1", "no-load" (torch.load stays), or "0" (a child that is not patched).
 VARIABLE = "IOSHAPE_RUN"
-
-# Programs that launch training scripts, and are no Python scripts.
-_LAUNCHERS = ("torchrun", "accelerate", "srun")
-
 
 class CannotRun(Exception):
     """The program cannot be started. The message is for the user."""
@@ -118,32 +116,42 @@ def _check_package() -> None:
         raise CannotRun(f"the package ioshape is incomplete ({error}); reinstall it") from None
 
 
-def run(program: str, arguments: Sequence[str], *, is_module: bool, load: bool) -> NoReturn:
+def run(
+    program: str,
+    arguments: Sequence[str],
+    *,
+    is_module: bool,
+    load: bool,
+    preloads: bool = True,
+    everywhere: bool = False,
+) -> NoReturn:
     """Replace this process by the program.
 
     Args:
-        program: Path of a script, or the name of a module.
+        program: Path of a script, path or name of another program, or the name of a module.
         arguments: Arguments of the program.
         is_module: Whether `program` is a module, as with `python -m`.
         load: Whether torch.load is replaced, too.
+        preloads: Whether large writes of any kind take slots.
+        everywhere: Whether they do on filesystems of this host, too.
 
     Raises:
         CannotRun: The program could not be started.
     """
     _check_package()
-    if is_module:
-        what = ["-m", program]
+    variables = environment(os.environ, load=load)
+    if preloads:
+        variables = preload.environment(variables, everywhere=everywhere)
+    path = None if is_module else preload.program_of(program)
+    if path is not None:
+        command = [program, *arguments]
     else:
-        if program in _LAUNCHERS and not Path(program).exists():
-            raise CannotRun(
-                f"{program} is not a Python script; write torchrun … -m ioshape run train.py, "
-                "ioshape run -m accelerate.commands.launch … train.py, or srun … ioshape run "
-                "train.py"
-            )
         # Python would take a name that begins with a dash as an option.
-        what = [f"./{program}" if program.startswith("-") and program != "-" else program]
-    command = [sys.executable, *_options(), *what, *arguments]
+        script = f"./{program}" if program.startswith("-") and program != "-" else program
+        what = ["-m", program] if is_module else [script]
+        path = sys.executable
+        command = [path, *_options(), *what, *arguments]
     try:
-        os.execve(sys.executable, command, environment(os.environ, load=load))
+        os.execve(path, command, variables)
     except OSError as error:
-        raise CannotRun(f"cannot start {sys.executable}: {error.strerror}") from None
+        raise CannotRun(f"cannot start {path}: {error.strerror}") from None

@@ -300,6 +300,7 @@ TEST(environment, variables_that_are_no_settings_are_told_once)
 	setenv("IOSHAPE_PASSWORD", "s3cret", 1);
 	setenv("IOSHAPE_RUN", "1", 1);
 	setenv("IOSHAPE_INTEGRATIONS", "a=b:c", 1);
+	setenv("IOSHAPE_PRELOAD_LOG", "syslog", 1);
 	setenv("IOSHAPE_TEST_NODE", "a", 1);
 	setenv("OTHER_ENGIN", "a", 1);
 	base_settings_warn(&nobody);

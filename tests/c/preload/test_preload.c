@@ -308,7 +308,7 @@ TEST(processes, a_child_of_vfork_disturbs_no_turn)
 	must_log(1, "");
 }
 
-TEST(processes, a_killed_program_frees_its_slot_at_once)
+TEST(processes, a_killed_program_frees_its_slot)
 {
 	pid_t child = start("steadily");
 	struct ioshape_slot *slot;
@@ -317,9 +317,9 @@ TEST(processes, a_killed_program_frees_its_slot_at_once)
 	wait_until_held();
 	kill(child, SIGKILL);
 	begin = now_s();
-	slot = take(10000);
+	slot = take(10000); /* shorter than a lease */
 	ck_assert_ptr_nonnull(slot);
-	ck_assert_double_lt(now_s() - begin, 1);
+	ck_assert_double_lt(now_s() - begin, 10);
 	ioshape_slot_free(slot);
 	waitpid(child, NULL, 0);
 	must_log(1, "end=exit");

@@ -603,7 +603,6 @@ def test_a_child_where_the_package_is_not_installed_goes_on(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [
-        (["torchrun", "train.py"], "srun … ioshape run train.py"),
         (["--lr", "train.py"], '(see "ioshape run --help")'),
         ([], '(see "ioshape run --help")'),
         (["-m"], '(see "ioshape run --help")'),
