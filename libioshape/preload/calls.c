@@ -4,8 +4,8 @@
  * close them. Each calls the next library's function, which is usually that of the C library.
  * Functions that open or duplicate descriptors are left alone, because files.c compares identities.
  *
- * The C library's own calls of write(), such as that of fclose(), do not come here. So the functions
- * of stdio that write much are replaced, too.
+ * The C library's own calls of write(), such as that of fclose(), do not come here. So the
+ * functions of stdio that write much are replaced, too.
  */
 #define _GNU_SOURCE
 #undef _FILE_OFFSET_BITS /* it would rename pwrite() to pwrite64() */
@@ -34,8 +34,7 @@
 	FUNCTION(ssize_t, pwritev64, (int, const struct iovec *, int, off64_t))                    \
 	FUNCTION(ssize_t, pwritev2, (int, const struct iovec *, int, off_t, int))                  \
 	FUNCTION(ssize_t, pwritev64v2, (int, const struct iovec *, int, off64_t, int))             \
-	FUNCTION(ssize_t, copy_file_range,                                                         \
-		 (int, off64_t *, int, off64_t *, size_t, unsigned))                               \
+	FUNCTION(ssize_t, copy_file_range, (int, off64_t *, int, off64_t *, size_t, unsigned))     \
 	FUNCTION(ssize_t, sendfile, (int, int, off_t *, size_t))                                   \
 	FUNCTION(ssize_t, sendfile64, (int, int, off64_t *, size_t))                               \
 	FUNCTION(ssize_t, splice, (int, off64_t *, int, off64_t *, size_t, unsigned))              \

@@ -63,7 +63,8 @@ static void count_anew(struct preload_file *file)
 
 /* ---- Looking at a file ----------------------------------------------------------------------- */
 
-/* Returns whether the filesystem is certainly of this host only. The holder decides about others. */
+/* Returns whether the filesystem is certainly of this host only. The holder decides about others.
+ */
 static bool is_local(int fd)
 {
 	struct statfs found;

@@ -14,8 +14,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,121 +39,87 @@
 /* State of this process. */
 static struct {
 	struct mailbox *box;
-	int program_fd; /* pidfd of the program; -1: the kernel has none */
-	_Atomic uint32_t ended; /* 1 when the program has ended */
-	_Atomic uint32_t lost;  /* 1 when the slot is lost */
 	struct ioshape_context *context;
-	bool known, shared; /* whether the filesystem was looked at, and whether it is shared */
-} holder = { .program_fd = -1 };
+	_Atomic bool ended; /* whether the program has ended */
+} holder;
 
 /* A request and what became of it, for the log. */
 struct turn {
 	char path[MAILBOX_PATH_BYTES];
-	char pool[128];
-	char error[512];
+	struct ioshape_slot_info slot;
 	double waited_s, held_s;
 	uint64_t bytes;
-	const char *end;
+	const char *end, *error;
 };
 
 /* ---- Log ------------------------------------------------------------------------------------- */
 
 /* Appends a quoted text, with unsafe characters as \xNN. */
-static void print_quoted(FILE *line, const char *text)
+static void print_quoted(FILE *line, const char *name, const char *text)
 {
-	fputc('"', line);
+	fprintf(line, " %s=\"", name);
 	for (; *text; text++) {
 		const unsigned char c = (unsigned char)*text;
 
-		if (c < ' ' || c == '"' || c == '\\' || c == 0x7f)
-			fprintf(line, "\\x%02x", c);
-		else
-			fputc(c, line);
+		fprintf(line, c < ' ' || c == '"' || c == '\\' || c == 0x7f ? "\\x%02x" : "%c", c);
 	}
 	fputc('"', line);
 }
 
 static void print_turn(FILE *line, const struct turn *turn)
 {
-	fprintf(line, "pid=%d program=", holder.box->pid);
-	print_quoted(line, holder.box->program);
-	fputs(" path=", line);
-	print_quoted(line, turn->path);
-	fputs(" pool=", line);
-	print_quoted(line, turn->pool);
-	fprintf(line, " waited_s=%.3f held_s=%.3f bytes=%llu end=%s", turn->waited_s, turn->held_s,
-		(unsigned long long)turn->bytes, turn->end);
-	if (*turn->error) {
-		fputs(" error=", line);
-		print_quoted(line, turn->error);
-	}
-}
-
-/* Appends a line to a file by a single write(), because other holders do so, too. */
-static void append(const char *path, const char *line)
-{
-	char text[MAILBOX_PATH_BYTES * 5], time_text[32];
+	char now_text[32];
 	const time_t now = time(NULL);
 	struct tm utc;
-	int fd, bytes;
 
-	strftime(time_text, sizeof(time_text), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-	bytes = snprintf(text, sizeof(text), "%s %s\n", time_text, line);
-	fd = base_above_streams(
-		open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0644));
-	if (fd < 0)
-		return;
-	if (write(fd, text, (size_t)bytes) != bytes)
-		close(fd); /* nowhere to report it */
-	else
-		close(fd);
+	strftime(now_text, sizeof(now_text), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+	fprintf(line, "%s pid=%d", now_text, holder.box->pid);
+	print_quoted(line, "program", holder.box->program);
+	print_quoted(line, "path", turn->path);
+	print_quoted(line, "pool", turn->slot.pool);
+	fprintf(line, " waited_s=%.3f held_s=%.3f bytes=%llu end=%s", turn->waited_s, turn->held_s,
+		(unsigned long long)turn->bytes, turn->end);
+	if (turn->error)
+		print_quoted(line, "error", turn->error);
+	fputc('\n', line);
 }
 
+/* Writes a line to the log by a single write(), because other holders write there, too. */
 static void log_turn(const struct turn *turn)
 {
 	const char *log = getenv("IOSHAPE_PRELOAD_LOG");
 	char *text = NULL;
-	size_t bytes;
-	FILE *line;
+	size_t bytes = 0;
+	FILE *line = log && *log ? open_memstream(&text, &bytes) : NULL;
+	int fd;
 
-	if (!log || !*log)
-		return;
-	line = open_memstream(&text, &bytes);
 	if (!line)
 		return;
 	print_turn(line, turn);
-	if (!fclose(line)) {
-		if (strcmp(log, "syslog"))
-			append(log, text);
-		else
-			syslog(LOG_USER | LOG_INFO, "ioshape-preload: %s", text);
+	if (!fclose(line) && !strcmp(log, "syslog")) {
+		syslog(LOG_USER | LOG_INFO, "ioshape-preload: %s", text);
+	} else if (text) {
+		fd = base_above_streams(
+			open(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0644));
+		(void)!write(fd, text, bytes);
+		close(fd);
 	}
 	free(text);
 }
 
 /* ---- The program ----------------------------------------------------------------------------- */
 
-static bool program_has_ended(int wait_ms)
-{
-	struct pollfd program = { holder.program_fd, POLLIN, 0 };
-
-	if (holder.program_fd >= 0)
-		return poll(&program, 1, wait_ms) > 0;
-	poll(NULL, 0, wait_ms);
-	return kill(holder.box->pid, 0) && errno == ESRCH;
-}
-
 /* Tells the program that this process works, and watches whether the program does. */
 static void *beat(void *unused)
 {
-	bool ended;
+	const int fd = base_above_streams((int)syscall(SYS_pidfd_open, holder.box->pid, 0));
+	struct pollfd program = { fd, POLLIN, 0 };
 
 	(void)unused;
-	do {
+	do
 		atomic_store(&holder.box->beat_ms, mailbox_now_ms());
-		ended = program_has_ended(MAILBOX_BEAT_MS);
-	} while (!ended);
-	atomic_store(&holder.ended, 1);
+	while (!poll(&program, 1, MAILBOX_BEAT_MS));
+	atomic_store(&holder.ended, true);
 	mailbox_wake(&holder.box->state);
 	return NULL;
 }
@@ -174,39 +138,23 @@ static int give_up(void *user, const struct ioshape_place *place)
 	return !is_wanted();
 }
 
-static void note_loss(void *user, const char *why)
-{
-	(void)user;
-	(void)why;
-	atomic_store(&holder.lost, 1);
-	mailbox_wake(&holder.box->state);
-}
-
 /* Returns whether other hosts may share the filesystem of a file. */
 static bool is_shared(const char *path)
 {
 	static struct fs_storage storage;
-	char *folder;
-	int fd;
+	char *folder = base_directory_of(path);
+	int fd = folder ? base_above_streams(open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC)) : -1;
+	const bool known = fd >= 0 && !fs_look_at_storage(fd, path, "", &storage, NULL);
 
-	if (holder.known)
-		return holder.shared;
-	folder = base_directory_of(path);
-	fd = folder ? base_above_streams(open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC)) : -1;
 	free(folder);
-	if (fd < 0)
-		return false;
-	holder.known = !fs_look_at_storage(fd, path, "", &storage, NULL);
-	holder.shared = holder.known && storage.remote;
 	close(fd);
-	return holder.shared;
+	return known && storage.remote;
 }
 
 /* Takes a slot for the program's file. Fills in why there is none. */
 static struct ioshape_slot *take(struct turn *turn)
 {
 	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
-	struct ioshape_slot_info info = IOSHAPE_SLOT_INFO_INIT;
 	struct ioshape_slot *slot = NULL;
 	const uint64_t begin_ms = mailbox_now_ms();
 	int ret;
@@ -218,18 +166,17 @@ static struct ioshape_slot *take(struct turn *turn)
 	options.path = turn->path;
 	options.timeout_ms = (int64_t)holder.box->wait_ms + 1;
 	options.waiting = give_up;
-	options.lost = note_loss;
-	atomic_store(&holder.lost, 0);
-	ret = holder.context ? ioshape_slot_acquire(holder.context, &options, &slot) : -EINVAL;
+	ret = ioshape_slot_acquire(holder.context, &options, &slot);
 	turn->waited_s = (double)(mailbox_now_ms() - begin_ms) / 1e3;
-	if (!ret && !ioshape_slot_get_info(slot, &info)) {
-		snprintf(turn->pool, sizeof(turn->pool), "%s", info.pool);
-		return slot;
+	if (!ret) {
+		ioshape_slot_get_info(slot, &turn->slot);
+	} else if (ret == -ECANCELED || ret == -ETIMEDOUT) {
+		turn->end = "timeout";
+	} else {
+		turn->end = "refused";
+		turn->error = ioshape_last_error()->sentence;
 	}
-	turn->end = ret == -ECANCELED || ret == -ETIMEDOUT ? "timeout" : "refused";
-	if (!strcmp(turn->end, "refused"))
-		snprintf(turn->error, sizeof(turn->error), "%s", ioshape_last_error()->sentence);
-	return NULL;
+	return slot;
 }
 
 /* ---- Holding it ------------------------------------------------------------------------------ */
@@ -248,8 +195,8 @@ static bool is_held(void)
 }
 
 /*
- * Allows the program to write the next bytes, as the bandwidth limits permit. Without a limit it may
- * soon write so much ahead that it need not wait for this process.
+ * Allows the program to write the next bytes, as the bandwidth limits permit. Without a limit it
+ * may soon write so much ahead that it need not wait for this process.
  */
 static void allow(struct ioshape_slot *slot, struct progress *progress)
 {
@@ -281,8 +228,6 @@ static const char *reason_to_end(struct progress *progress, uint64_t before)
 		return "close";
 	if (atomic_load(&holder.ended))
 		return "exit";
-	if (atomic_load(&holder.lost))
-		return "lost";
 	if (busy)
 		progress->busy_ms = now_ms;
 	if (now_ms - progress->busy_ms >= progress->pause_ms)
@@ -334,7 +279,8 @@ static void hold(struct ioshape_slot *slot, struct turn *turn, uint64_t first_by
 		/* The program may wake this process more often. */
 		if (!turn->end && mailbox_now_ms() >= tick_ms + TICK_MS) {
 			tick_ms = mailbox_now_ms();
-			turn->end = is_slow(&progress) ? "slow" : NULL;
+			ioshape_slot_get_info(slot, &turn->slot);
+			turn->end = turn->slot.lost ? "lost" : is_slow(&progress) ? "slow" : NULL;
 		}
 	}
 	atomic_store(&box->paused_ms, strcmp(turn->end, "pause") ? 0 : mailbox_now_ms());
@@ -348,7 +294,7 @@ static void hold(struct ioshape_slot *slot, struct turn *turn, uint64_t first_by
 static void serve(void)
 {
 	struct mailbox *box = holder.box;
-	struct turn turn = { .end = NULL };
+	struct turn turn = { .slot = IOSHAPE_SLOT_INFO_INIT };
 	const uint64_t first_byte = atomic_load(&box->bytes);
 	struct ioshape_slot *slot;
 
@@ -369,54 +315,36 @@ static void serve(void)
 
 /* ---- The process ----------------------------------------------------------------------------- */
 
-/* Undoes what the program did with signals, which its children inherit. */
-static void reset_signals(void)
-{
-	sigset_t none;
-
-	for (int number = 1; number < NSIG; number++)
-		signal(number, SIG_DFL);
-	signal(SIGPIPE, SIG_IGN);
-	signal(SIGXFSZ, SIG_IGN);
-	sigemptyset(&none);
-	sigprocmask(SIG_SETMASK, &none, NULL);
-}
-
 static bool open_mailbox(void)
 {
 	struct stat found;
 
 	if (fstat(MAILBOX_FD, &found) || found.st_size < (off_t)sizeof(*holder.box))
 		return false;
-	holder.box = mmap(NULL, sizeof(*holder.box), PROT_READ | PROT_WRITE, MAP_SHARED, MAILBOX_FD,
-			  0);
+	holder.box =
+		mmap(NULL, sizeof(*holder.box), PROT_READ | PROT_WRITE, MAP_SHARED, MAILBOX_FD, 0);
 	if (holder.box == MAP_FAILED)
 		return false;
 	return !strncmp(holder.box->version, MAILBOX_VERSION, sizeof(holder.box->version));
 }
 
+/* Signals stay blocked, as the library left them: this process ends when the program does. */
 int main(void)
 {
 	pthread_t thread;
-	uint64_t idle_ms;
+	uint64_t idle_ms = mailbox_now_ms();
 	uint32_t state;
 
-	reset_signals();
-	if (!open_mailbox())
-		return 2;
-	close(MAILBOX_FD);
-	holder.program_fd =
-		base_above_streams((int)syscall(SYS_pidfd_open, holder.box->pid, 0));
-	ioshape_context_open(&holder.context, NULL);
-	if (pthread_create(&thread, NULL, beat, NULL))
+	if (!open_mailbox() || pthread_create(&thread, NULL, beat, NULL))
 		return 1;
-	idle_ms = mailbox_now_ms();
+	close(MAILBOX_FD);
+	ioshape_context_open(&holder.context, NULL);
 	while (!atomic_load(&holder.ended)) {
 		state = atomic_load(&holder.box->state);
 		if (state == MAILBOX_ASKED) {
 			serve();
 			idle_ms = mailbox_now_ms();
-		} else if (state == MAILBOX_IDLE && mailbox_now_ms() - idle_ms > LEAVE_MS) {
+		} else if (state == MAILBOX_IDLE && mailbox_now_ms() > idle_ms + LEAVE_MS) {
 			if (mailbox_move(holder.box, MAILBOX_IDLE, MAILBOX_ABSENT))
 				break;
 		} else {

@@ -66,7 +66,8 @@ void preload_turns_prepare(void);
 bool preload_is_owner(void);
 /* Finds the turn on a filesystem. Returns NULL if slots are not to be asked for there now. */
 struct preload_turn *preload_turn_find(dev_t device);
-/* Waits for a slot for the file at this path. Returns false if the program shall go on without. */
+/* Waits for a slot for the file at this path. With NULL, waits only if another thread asked for the
+ * slot of this process. Returns false if the program shall go on without. */
 bool preload_turn_ask(struct preload_turn *turn, const char *path);
 /* Returns whether this process has waited for so long that it writes without a slot until it closes
  * the file. */

@@ -29,8 +29,8 @@ static char copied[128 << 10];
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-/* Returns the number of bytes that a text such as "64M" means, or `otherwise`. */
-static uint64_t size_of(const char *text, uint64_t otherwise)
+/* Returns the number that a text such as "60" or "64M" means, or `otherwise`. */
+static uint64_t number_of(const char *text, uint64_t otherwise)
 {
 	static const char units[] = "KMGT";
 	const char *unit;
@@ -44,25 +44,15 @@ static uint64_t size_of(const char *text, uint64_t otherwise)
 	value = strtoull(text, &end, 10);
 	unit = *end ? strchr(units, *end & ~0x20) : NULL;
 	shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
-	if (errno || !value || (*end && (!unit || end[1])) || value > UINT64_MAX >> shift)
+	if (errno || (*end && (!unit || end[1])) || value > UINT64_MAX >> shift)
 		return otherwise;
 	return value << shift;
 }
 
-static uint64_t wait_ms_of(const char *text)
-{
-	char *end;
-	unsigned long value;
-
-	if (!text || *text < '0' || *text > '9')
-		return USUAL_WAIT_S * 1000;
-	value = strtoul(text, &end, 10);
-	return *end || value > MOST_WAIT_S ? USUAL_WAIT_S * 1000 : value * 1000;
-}
-
 /* Calls `matches` for each entry of a list with commas, until it returns true. */
-static bool any_entry(const char *list, bool (*matches)(const char *entry, size_t bytes,
-							const char *subject), const char *subject)
+static bool any_entry(const char *list,
+		      bool (*matches)(const char *entry, size_t bytes, const char *subject),
+		      const char *subject)
 {
 	while (*list) {
 		size_t bytes = strcspn(list, ",");
@@ -101,23 +91,14 @@ bool preload_excludes(const char *path)
 static bool find_holder(void)
 {
 	char *holder = preload_settings.holder;
-	char *slash;
 	Dl_info library;
-	size_t bytes = 0;
 
-	if (!dladdr(&preload_settings, &library) || !library.dli_fname)
+	if (!dladdr(&preload_settings, &library) || !realpath(library.dli_fname, holder))
 		return false;
-	if (*library.dli_fname != '/') {
-		if (!getcwd(holder, MAILBOX_PATH_BYTES))
-			return false;
-		bytes = strlen(holder);
-	}
-	if (bytes + strlen(library.dli_fname) + sizeof(HOLDER) + 2 > MAILBOX_PATH_BYTES)
+	strrchr(holder, '/')[1] = 0;
+	if (strlen(holder) + sizeof(HOLDER) > sizeof(preload_settings.holder))
 		return false;
-	snprintf(holder + bytes, MAILBOX_PATH_BYTES - bytes, "%s%s", bytes ? "/" : "",
-		 library.dli_fname);
-	slash = strrchr(holder, '/');
-	memcpy(slash + 1, HOLDER, sizeof(HOLDER));
+	memcpy(holder + strlen(holder), HOLDER, sizeof(HOLDER));
 	return true;
 }
 
@@ -166,12 +147,16 @@ bool preload_settings_read(void)
 {
 	const char *on = getenv("IOSHAPE_PRELOAD"), *all = getenv("IOSHAPE_PRELOAD_ALL");
 	const char *excluded = getenv("IOSHAPE_PRELOAD_EXCLUDE");
+	uint64_t wait_s;
 
 	if (getauxval(AT_SECURE) || (on && !strcmp(on, "off")) || !environ)
 		return false;
 	preload_settings.everywhere = all && !strcmp(all, "yes");
-	preload_settings.bytes = size_of(getenv("IOSHAPE_PRELOAD_BYTES"), USUAL_BYTES);
-	preload_settings.wait_ms = wait_ms_of(getenv("IOSHAPE_PRELOAD_WAIT_S"));
+	preload_settings.bytes = number_of(getenv("IOSHAPE_PRELOAD_BYTES"), USUAL_BYTES);
+	if (!preload_settings.bytes)
+		preload_settings.bytes = USUAL_BYTES;
+	wait_s = number_of(getenv("IOSHAPE_PRELOAD_WAIT_S"), USUAL_WAIT_S);
+	preload_settings.wait_ms = (wait_s < MOST_WAIT_S ? wait_s : MOST_WAIT_S) * 1000;
 	snprintf(preload_settings.excluded, MAILBOX_PATH_BYTES, "%s", excluded ? excluded : "");
 	if (is_excluded() || !find_holder())
 		return false;

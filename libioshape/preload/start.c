@@ -2,11 +2,11 @@
 /*
  * Starting a holder from any thread of an unknown program, which must not notice it:
  *
- * - A child that shares the program's memory, as after vfork(), creates the mailbox and maps it. The
- *   child has descriptors of its own, so the program has none of ours at any time, and a program
+ * - A child that shares the program's memory, as after vfork(), creates the mailbox and maps it.
+ * The child has descriptors of its own, so the program has none of ours at any time, and a program
  *   without free descriptors does not matter.
- * - That child starts the holder and ends, so the program has no child to wait for. Its end sends no
- *   signal.
+ * - That child starts the holder and ends, so the program has no child to wait for. Its end sends
+ * no signal.
  * - The holder leaves the session and the folder of the program and closes its descriptors.
  */
 #define _GNU_SOURCE
@@ -94,8 +94,7 @@ static void lift_limits(void)
 	struct rlimit64 limit;
 
 	for (int resource = 0; resource < RLIM_NLIMITS; resource++) {
-		if (resource == RLIMIT_CORE ||
-		    syscall(SYS_prlimit64, 0, resource, NULL, &limit))
+		if (resource == RLIMIT_CORE || syscall(SYS_prlimit64, 0, resource, NULL, &limit))
 			continue;
 		limit.rlim_cur = limit.rlim_max;
 		syscall(SYS_prlimit64, 0, resource, &limit, NULL);

@@ -21,8 +21,8 @@
 /* After a holder refused, died or could not be started, the program does not ask for so long. */
 #define RETRY_MS 60000u
 /*
- * The programs of a pipeline may wait for each other and for one slot. Each loses the slot by a pause
- * and asks again soon, when the next one has it. After so many times it goes on without.
+ * The programs of a pipeline may wait for each other and for one slot. Each loses the slot by a
+ * pause and asks again soon, when the next one has it. After so many times it goes on without.
  */
 #define MOST_BOUNCES 3u
 #define BOUNCE_MS 3000u
@@ -125,13 +125,14 @@ static bool start(struct preload_turn *turn)
 /* A wait of one thread. */
 struct wait {
 	uint64_t begin_ms, end_ms;
+	bool asked; /* whether this thread asked for the slot */
 };
 
 static struct wait wait_begin(uint64_t longest_ms)
 {
 	const uint64_t now = mailbox_now_ms();
 
-	return (struct wait){ now, now + longest_ms };
+	return (struct wait){ now, now + longest_ms, false };
 }
 
 /* Waits for a moment while `word` is `value`. Returns false if the wait must end. */
@@ -165,7 +166,7 @@ static bool may_ask(struct preload_turn *turn)
 
 /* Takes the next step towards a slot. Returns 1 if the process has it, -1 if it shall go on
  * without, 0 to call again. */
-static int step(struct preload_turn *turn, const char *path, struct wait *wait, bool *asked)
+static int step(struct preload_turn *turn, const char *path, struct wait *wait)
 {
 	struct mailbox *box = box_of(turn);
 	const uint32_t state = state_of(turn);
@@ -174,14 +175,14 @@ static int step(struct preload_turn *turn, const char *path, struct wait *wait, 
 	case MAILBOX_HELD:
 		return 1;
 	case MAILBOX_ABSENT:
-		return start(turn) ? 0 : -1;
+		return (path || atomic_load(&turn->starting)) && start(turn) ? 0 : -1;
 	case MAILBOX_IDLE:
-		if (!may_ask(turn))
+		if (!path || !may_ask(turn))
 			return -1;
 		if (mailbox_move(box, MAILBOX_IDLE, MAILBOX_ASKING)) {
 			snprintf(box->path, sizeof(box->path), "%s", path);
 			box->bounces = atomic_load(&turn->bounces);
-			*asked = true;
+			wait->asked = true;
 			mailbox_move(box, MAILBOX_ASKING, MAILBOX_ASKED);
 		}
 		return 0;
@@ -203,17 +204,16 @@ bool preload_turn_ask(struct preload_turn *turn, const char *path)
 {
 	const uint64_t waited = atomic_load(&turn->waited_ms);
 	struct wait wait;
-	bool asked = false;
 	int result;
 
 	if (waited >= preload_settings.wait_ms)
 		return false;
 	wait = wait_begin(preload_settings.wait_ms - waited);
 	do
-		result = step(turn, path, &wait, &asked);
+		result = step(turn, path, &wait);
 	while (!result);
 	/* One of the threads that wait together counts for all. */
-	if (asked)
+	if (wait.asked)
 		atomic_fetch_add(&turn->waited_ms, mailbox_now_ms() - wait.begin_ms);
 	return result > 0;
 }
@@ -242,33 +242,15 @@ static void wait_for_bandwidth(struct preload_turn *turn, uint64_t bytes)
 		grants = atomic_load(&box->grants);
 		if (atomic_load(&box->allowed) < bytes + LITTLE_LEFT)
 			mailbox_wake(&box->state);
-	} while (atomic_load(&box->allowed) < bytes &&
-		 state_of(turn) == MAILBOX_HELD &&
+	} while (atomic_load(&box->allowed) < bytes && state_of(turn) == MAILBOX_HELD &&
 		 wait_on(&wait, turn, &box->grants, grants));
-}
-
-/* Waits while another thread gets the slot for this one, too. Returns whether there is a slot. */
-static bool wait_for_thread(struct preload_turn *turn)
-{
-	struct mailbox *box = box_of(turn);
-	struct wait wait = wait_begin(preload_settings.wait_ms);
-	uint32_t state;
-
-	do {
-		state = state_of(turn);
-		if (state == MAILBOX_HELD)
-			return true;
-	} while ((state == MAILBOX_ASKING || state == MAILBOX_ASKED ||
-		  atomic_load(&turn->starting)) &&
-		 wait_on(&wait, turn, &box->state, state));
-	return false;
 }
 
 struct mailbox *preload_turn_write(struct preload_turn *turn, uint64_t bytes)
 {
 	struct mailbox *box = box_of(turn);
 
-	if (state_of(turn) != MAILBOX_HELD && !wait_for_thread(turn))
+	if (state_of(turn) != MAILBOX_HELD && !preload_turn_ask(turn, NULL))
 		return NULL;
 	preload_turn_touch(turn);
 	wait_for_bandwidth(turn, atomic_fetch_add(&box->bytes, bytes) + bytes);

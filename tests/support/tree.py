@@ -26,7 +26,7 @@ PYTHONPATH = os.pathsep.join(
 )
 
 # Layers, lowest first. Includes layers of the design that have no folder yet.
-FLOORS = ["base", "fs", "io", "format", "slots", "save", "group", "tier", "mpi"]
+FLOORS = ["base", "fs", "io", "format", "slots", "save", "group", "tier", "preload", "mpi"]
 # The last layer is a library of its own, which includes public headers only.
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)

@@ -32,7 +32,7 @@
 #define REQUIRE(condition)                                                                         \
 	do {                                                                                       \
 		if (!(condition)) {                                                                \
-			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #condition, errno); \
+			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #condition, errno);  \
 			_exit(1);                                                                  \
 		}                                                                                  \
 	} while (0)

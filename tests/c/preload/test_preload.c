@@ -183,12 +183,12 @@ static void wait_until_held(void)
 
 static struct test_case writes = { .name = "writes", .setup = setup, .teardown = teardown };
 
-static const char *const ways[] = { "write",  "one-write", "offset", "pieces",    "stream",
-				    "copy",   "sendfile",  "sendfile64", "splice", "errno",
-				    "unnoticed", "without-descriptors", "small-files" };
+static const char *const ways[] = { "write",      "one-write", "offset",    "pieces",
+				    "stream",     "copy",      "sendfile",  "sendfile64",
+				    "splice",     "errno",     "unnoticed", "without-descriptors",
+				    "small-files" };
 
-LOOP_TEST(writes, a_large_write_takes_a_slot_and_returns_it,
-	  0, (int)(sizeof(ways) / sizeof(*ways)))
+LOOP_TEST(writes, a_large_write_takes_a_slot_and_returns_it, 0, (int)(sizeof(ways) / sizeof(*ways)))
 {
 	run(ways[_i]);
 	must_log(1, "/file\" pool=\"shared\"");
@@ -383,8 +383,7 @@ TEST(failures, the_holder_may_die_at_any_moment)
 
 static const char *const lacks[] = { "without-memory", "reused", "all-closed" };
 
-LOOP_TEST(failures, a_program_that_lacks_something_writes, 0,
-	  (int)(sizeof(lacks) / sizeof(*lacks)))
+LOOP_TEST(failures, a_program_that_lacks_something_writes, 0, (int)(sizeof(lacks) / sizeof(*lacks)))
 {
 	run(lacks[_i]);
 	/* A descriptor that was closed in silence counts as a pause. */
