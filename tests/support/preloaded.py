@@ -78,7 +78,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run did."""
+    """The results of a run."""
 
     status: int | str
     stdout: str

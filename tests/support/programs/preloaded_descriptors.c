@@ -43,7 +43,7 @@ static uint32_t below(uint32_t limit)
 	return (uint32_t)(state >> 33) % limit;
 }
 
-/* A size: most are large, some small, a few nothing. */
+/* Draws a size. Most are large, some are small, and a few are 0. */
 static size_t any_size(void)
 {
 	switch (below(8)) {
@@ -58,7 +58,7 @@ static size_t any_size(void)
 	}
 }
 
-/* A descriptor: 0 to 2 are the transcript's, and most others are open. */
+/* Draws a descriptor, which is often open. 0 to 2 belong to the transcript. */
 static int any_descriptor(void)
 {
 	if (below(50) == 0)
@@ -156,7 +156,7 @@ static void write_once(void)
 	}
 }
 
-/* The calls that a large sequential write consists of. */
+/* Makes the calls of a large sequential write. */
 static void write_much(void)
 {
 	const int fd = any_descriptor();
@@ -397,7 +397,7 @@ static void fork_child(void)
 	told_child("fork", child);
 }
 
-/* The child has the descriptors that are not closed on exec, and a library that starts anew. */
+/* Starts this program again. The child inherits the descriptors that are not closed on exec. */
 static void execute_child(void)
 {
 	char seed[24];
@@ -438,7 +438,7 @@ static void *write_in_thread(void *argument)
 	return NULL;
 }
 
-/* They open and close files at the same time, so the kernel gives each number to several. */
+/* Starts threads that open and close files at the same time, so that they reuse descriptors. */
 static void start_threads(void)
 {
 	pthread_t threads[N_THREADS];
