@@ -10,7 +10,7 @@
 
 #define PIECE_BYTES 4096
 #define FILE_PIECES 4096 /* then the program begins at the start again */
-#define CALLS	    200000
+#define CALLS 200000
 
 static double now_ns(void)
 {
