@@ -486,6 +486,33 @@ void base_mac_put(struct base_mac *state, const void *data, size_t bytes);
 /* Returns the MAC. `state` cannot be used afterwards. */
 void base_mac_end(struct base_mac *state, uint8_t mac[BASE_MAC_BYTES]);
 
+/* ---- Statistics of tensors (statistics.c) ---------------------------------------------------- */
+
+/* Facts about the elements of a tensor. A complex element counts as two numbers. */
+struct base_statistics {
+	uint32_t dtype; /* an enum ioshape_dtype; 0: the elements are not examined */
+	uint32_t part_bytes;
+	uint8_t part[8]; /* beginning of a number whose end has not been added yet */
+	uint64_t count;  /* numbers, including the following two kinds */
+	uint64_t nans, infinities;
+	uint64_t zeros;
+	/* Of finite numbers. Without such numbers, the minimum is infinite, and the maximum minus
+	 * infinity. */
+	double minimum, maximum;
+	double sum_squares; /* of finite numbers, to about six digits; may be infinite */
+};
+
+/* Begins statistics. Returns whether elements of this type are examined. */
+bool base_statistics_begin(struct base_statistics *statistics, uint32_t dtype);
+/* Adds bytes of a tensor, however they are divided. */
+void base_statistics_add(struct base_statistics *statistics, const void *data, size_t bytes);
+/* Adds bytes with an instruction set that is at most `most`, so that tests reach all of them. */
+enum base_instructions { BASE_PORTABLE, BASE_AVX2, BASE_AVX512, BASE_INSTRUCTION_SETS };
+void base_statistics_add_with(struct base_statistics *statistics, const void *data, size_t bytes,
+			      enum base_instructions most);
+/* Returns whether all numbers are finite and equal. Integers beyond 2^53 are compared rounded. */
+bool base_statistics_constant(const struct base_statistics *statistics);
+
 /* ---- Memory (memory.c) ----------------------------------------------------------------------- */
 
 /*

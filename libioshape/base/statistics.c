@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Statistics of the elements of a tensor.
+ *
+ * Floats are examined in blocks that fit into the first-level cache, each in two passes. The first
+ * pass finds the extremes by comparing integers. If they are finite, so are all numbers, and the
+ * second pass adds up the squares. Blocks with NaN or infinities, the ends of records and the rarer
+ * types are examined number by number.
+ */
+#include "base/base.h"
+
+#include <ioshape/ioshape.h>
+
+#include <math.h>
+#include <string.h>
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#define BLOCK_BYTES 4096u
+
+/* Numbers at any address. */
+typedef uint16_t loose16 __attribute__((aligned(1), may_alias));
+typedef uint32_t loose32 __attribute__((aligned(1), may_alias));
+typedef uint64_t loose64 __attribute__((aligned(1), may_alias));
+typedef int16_t loose_int16 __attribute__((aligned(1), may_alias));
+typedef int32_t loose_int32 __attribute__((aligned(1), may_alias));
+typedef int64_t loose_int64 __attribute__((aligned(1), may_alias));
+
+/* Extremes of a block, as bit patterns. `most_signed` has the largest magnitude of the numbers
+ * without sign, `most` of those with sign. `least` has the smallest magnitude if all have one sign.
+ */
+struct range {
+	int64_t most_signed;
+	uint64_t most, least;
+	uint64_t zeros;
+};
+
+/* ---- Single numbers -------------------------------------------------------------------------- */
+
+/* Returns a float of fewer than 64 bits: its sign, `exponent` bits and `mantissa` bits. */
+static double small_float(uint64_t bits, unsigned exponent, unsigned mantissa, int bias)
+{
+	const uint64_t fraction = bits & ((1ull << mantissa) - 1);
+	const uint64_t power = bits >> mantissa & ((1ull << exponent) - 1);
+	const double magnitude = power ? ldexp((double)(fraction | 1ull << mantissa),
+					       (int)power - bias - (int)mantissa) :
+					 ldexp((double)fraction, 1 - bias - (int)mantissa);
+
+	return bits >> (exponent + mantissa) & 1 ? -magnitude : magnitude;
+}
+
+static double float16_of(const void *at)
+{
+	const uint32_t bits = *(const loose16 *)at;
+
+	if ((bits & 0x7c00) == 0x7c00)
+		return bits & 0x3ff ? NAN : bits >> 15 ? -INFINITY : INFINITY;
+	return small_float(bits, 5, 10, 15);
+}
+
+static double float32_of(const void *at)
+{
+	float number;
+
+	memcpy(&number, at, sizeof(number));
+	return (double)number;
+}
+
+static double bfloat16_of(const void *at)
+{
+	const uint32_t bits = (uint32_t) * (const loose16 *)at << 16;
+
+	return float32_of(&bits);
+}
+
+static double float64_of(const void *at)
+{
+	double number;
+
+	memcpy(&number, at, sizeof(number));
+	return number;
+}
+
+static double float8_e4m3fn_of(const void *at)
+{
+	const uint8_t bits = *(const uint8_t *)at;
+
+	return (bits & 0x7f) == 0x7f ? NAN : small_float(bits, 4, 3, 7);
+}
+
+static double float8_e5m2_of(const void *at)
+{
+	const uint16_t bits = (uint16_t)(*(const uint8_t *)at << 8); /* half of a float16 */
+
+	return float16_of(&bits);
+}
+
+static double float8_e4m3fnuz_of(const void *at)
+{
+	const uint8_t bits = *(const uint8_t *)at;
+
+	return bits == 0x80 ? NAN : small_float(bits, 4, 3, 8);
+}
+
+static double float8_e5m2fnuz_of(const void *at)
+{
+	const uint8_t bits = *(const uint8_t *)at;
+
+	return bits == 0x80 ? NAN : small_float(bits, 5, 2, 16);
+}
+
+static double float8_e8m0fnu_of(const void *at)
+{
+	const uint8_t bits = *(const uint8_t *)at;
+
+	return bits == 0xff ? NAN : ldexp(1, bits - 127);
+}
+
+#define NUMBER(name, type)                                                                         \
+	static double name##_of(const void *at)                                                    \
+	{                                                                                          \
+		type number;                                                                       \
+                                                                                                   \
+		memcpy(&number, at, sizeof(number));                                               \
+		return (double)number;                                                             \
+	}
+NUMBER(uint8, uint8_t)
+NUMBER(int8, int8_t)
+NUMBER(int16, int16_t)
+NUMBER(int32, int32_t)
+NUMBER(int64, int64_t)
+NUMBER(uint16, uint16_t)
+NUMBER(uint32, uint32_t)
+NUMBER(uint64, uint64_t)
+#undef NUMBER
+
+/* ---- Loops for the instruction sets ---------------------------------------------------------- */
+
+#define NAME(name) name##_portable
+#define TARGET
+#define VECTOR_BYTES 16
+/* Moves exponent and mantissa to their places in a float32, and the sign. The factor corrects the
+ * bias, also of subnormal numbers. */
+#define HALVES(into, from)                                                                         \
+	do {                                                                                       \
+		uint32_t halves[VECTOR_BYTES / 4];                                                 \
+                                                                                                   \
+		for (size_t k = 0; k < VECTOR_BYTES / 4; k++)                                      \
+			halves[k] =                                                                \
+				(uint32_t)(((const loose16 *)(const void *)(from))[k] & 0x7fff)    \
+				<< 13;                                                             \
+		memcpy(&(into), halves, sizeof(halves));                                           \
+		(into) *= 0x1p112f;                                                                \
+	} while (0)
+#include "base/statistics_loops.h"
+#undef HALVES
+#undef VECTOR_BYTES
+#undef TARGET
+#undef NAME
+
+#ifdef __x86_64__
+#define NAME(name) name##_avx2
+#define TARGET __attribute__((target("avx2,fma,f16c")))
+#define VECTOR_BYTES 32
+#define HALVES(into, from)                                                                         \
+	(into) = (NAME(floats))_mm256_cvtph_ps(_mm_loadu_si128((const void *)(from)))
+#include "base/statistics_loops.h"
+#undef HALVES
+#undef VECTOR_BYTES
+#undef TARGET
+#undef NAME
+
+#define NAME(name) name##_avx512
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")))
+#define VECTOR_BYTES 64
+#define SQUARES_ONLY
+#define HALVES(into, from)                                                                         \
+	(into) = (NAME(floats))_mm512_cvtph_ps(_mm256_loadu_si256((const void *)(from)))
+#include "base/statistics_loops.h"
+#undef HALVES
+#undef VECTOR_BYTES
+#undef TARGET
+#undef NAME
+#endif
+
+struct loops {
+	/* For floats. */
+	void (*range)(const void *data, struct range *range);
+	double (*squares)(const void *data, double scale);
+	/* For integers. */
+	void (*integers)(const void *data, struct base_statistics *statistics);
+};
+
+/* AVX-512 makes only the sums of floats faster. */
+#ifdef __x86_64__
+#define FLOATS(bits, name)                                                                         \
+	{                                                                                          \
+		{ range##bits##_portable, squares_##name##_portable, NULL },                       \
+			{ range##bits##_avx2, squares_##name##_avx2, NULL },                       \
+		{                                                                                  \
+			range##bits##_avx2, squares_##name##_avx512, NULL                          \
+		}                                                                                  \
+	}
+#define INTEGERS(name)                                                                             \
+	{                                                                                          \
+		{ NULL, NULL, integers_##name##_portable },                                        \
+			{ NULL, NULL, integers_##name##_avx2 },                                    \
+		{                                                                                  \
+			NULL, NULL, integers_##name##_avx2                                         \
+		}                                                                                  \
+	}
+#else
+#define FLOATS(bits, name)                                                                         \
+	{                                                                                          \
+		{                                                                                  \
+			range##bits##_portable, squares_##name##_portable, NULL                    \
+		}                                                                                  \
+	}
+#define INTEGERS(name)                                                                             \
+	{                                                                                          \
+		{                                                                                  \
+			NULL, NULL, integers_##name##_portable                                     \
+		}                                                                                  \
+	}
+#endif
+
+static enum base_instructions best_of(enum base_instructions most)
+{
+#ifdef __x86_64__
+	if (most >= BASE_AVX512 && __builtin_cpu_supports("avx512bw") &&
+	    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+		return BASE_AVX512;
+	if (most >= BASE_AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+		return BASE_AVX2;
+#endif
+	(void)most;
+	return BASE_PORTABLE;
+}
+
+/* ---- Types ----------------------------------------------------------------------------------- */
+
+/* What the elements of a type consist of: one number, or two in a complex one. */
+struct numbers {
+	double (*number_of)(const void *at);
+	uint8_t bytes;
+	uint8_t mantissa; /* for floats that have loops: bits of the mantissa */
+	int bias;
+	struct loops loops[BASE_INSTRUCTION_SETS];
+};
+
+#define FLOAT(bits, name, mantissa, bias)                                                          \
+	static const struct numbers name = { name##_of, (bits) / 8, mantissa, bias,                \
+					     FLOATS(bits, name) };
+#define INTEGER(name)                                                                              \
+	static const struct numbers name = { name##_of, sizeof(name##_t), 0, 0, INTEGERS(name) };
+#define FLOAT8(name) static const struct numbers name = { .number_of = name##_of, .bytes = 1 };
+FLOAT(16, float16, 10, 15)
+FLOAT(32, float32, 23, 127)
+FLOAT(64, float64, 52, 1023)
+FLOAT(16, bfloat16, 7, 127)
+INTEGER(int8)
+INTEGER(int16)
+INTEGER(int32)
+INTEGER(int64)
+INTEGER(uint8)
+INTEGER(uint16)
+INTEGER(uint32)
+INTEGER(uint64)
+FLOAT8(float8_e4m3fn)
+FLOAT8(float8_e5m2)
+FLOAT8(float8_e4m3fnuz)
+FLOAT8(float8_e5m2fnuz)
+FLOAT8(float8_e8m0fnu)
+
+static const struct numbers *const types[] = {
+	[IOSHAPE_UINT8] = &uint8,
+	[IOSHAPE_INT8] = &int8,
+	[IOSHAPE_INT16] = &int16,
+	[IOSHAPE_INT32] = &int32,
+	[IOSHAPE_INT64] = &int64,
+	[IOSHAPE_FLOAT16] = &float16,
+	[IOSHAPE_FLOAT32] = &float32,
+	[IOSHAPE_FLOAT64] = &float64,
+	[IOSHAPE_COMPLEX32] = &float16,
+	[IOSHAPE_COMPLEX64] = &float32,
+	[IOSHAPE_COMPLEX128] = &float64,
+	[IOSHAPE_BOOL] = &uint8,
+	[IOSHAPE_BFLOAT16] = &bfloat16,
+	[IOSHAPE_UINT16] = &uint16,
+	[IOSHAPE_UINT32] = &uint32,
+	[IOSHAPE_UINT64] = &uint64,
+	[IOSHAPE_FLOAT8_E4M3FN] = &float8_e4m3fn,
+	[IOSHAPE_FLOAT8_E5M2] = &float8_e5m2,
+	[IOSHAPE_FLOAT8_E4M3FNUZ] = &float8_e4m3fnuz,
+	[IOSHAPE_FLOAT8_E5M2FNUZ] = &float8_e5m2fnuz,
+	[IOSHAPE_FLOAT8_E8M0FNU] = &float8_e8m0fnu,
+};
+
+static const struct numbers *numbers_of(uint32_t dtype)
+{
+	return dtype < ARRAY_LENGTH(types) ? types[dtype] : NULL;
+}
+
+bool base_statistics_begin(struct base_statistics *statistics, uint32_t dtype)
+{
+	*statistics = (struct base_statistics){ .minimum = INFINITY, .maximum = -INFINITY };
+	if (numbers_of(dtype))
+		statistics->dtype = dtype;
+	return statistics->dtype;
+}
+
+/* ---- Adding numbers -------------------------------------------------------------------------- */
+
+/* Counts `times` equal numbers. */
+static void add_number(struct base_statistics *statistics, double number, uint64_t times)
+{
+	statistics->count += times;
+	if (isnan(number)) {
+		statistics->nans += times;
+	} else if (isinf(number)) {
+		statistics->infinities += times;
+	} else {
+		statistics->zeros += number == 0 ? times : 0;
+		statistics->minimum = MIN(statistics->minimum, number);
+		statistics->maximum = MAX(statistics->maximum, number);
+		statistics->sum_squares += number * number * (double)times;
+	}
+}
+
+static void add_numbers(struct base_statistics *statistics, const struct numbers *numbers,
+			const uint8_t *data, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i += numbers->bytes)
+		add_number(statistics, numbers->number_of(data + i), 1);
+}
+
+/* Adds a block of finite floats, whose extremes are known. */
+static void add_finite(struct base_statistics *statistics, const struct numbers *numbers,
+		       const struct loops *loops, const uint8_t *data, const struct range *range)
+{
+	const uint64_t sign = 1ull << (8 * numbers->bytes - 1);
+	const bool negative = range->most & sign, positive = range->most_signed >= 0;
+	const uint64_t most_positive = (uint64_t)range->most_signed;
+	const double minimum = numbers->number_of(negative ? &range->most : &range->least);
+	const double maximum = numbers->number_of(positive ? &most_positive : &range->least);
+	const double largest = MAX(-minimum, maximum);
+	int exponent = 0;
+
+	statistics->count += BLOCK_BYTES / numbers->bytes;
+	statistics->zeros += range->zeros;
+	statistics->minimum = MIN(statistics->minimum, minimum);
+	statistics->maximum = MAX(statistics->maximum, maximum);
+	/* Squares of very large or small numbers would leave the range of floats. */
+	if (numbers != &float16 && largest && (largest > 0x1p50 || largest < 0x1p-30))
+		frexp(largest, &exponent);
+	/* The scale must be a normal float, too. */
+	exponent = MAX(exponent, 2 - numbers->bias);
+	statistics->sum_squares += ldexp(loops->squares(data, ldexp(1, -exponent)), 2 * exponent);
+}
+
+static void add_block(struct base_statistics *statistics, const struct numbers *numbers,
+		      const struct loops *loops, const uint8_t *data)
+{
+	const uint64_t magnitudes = (1ull << (8 * numbers->bytes - 1)) - 1;
+	const uint64_t infinity = magnitudes & ~((1ull << numbers->mantissa) - 1);
+	struct range range;
+
+	loops->range(data, &range);
+	if ((range.most_signed >= 0 && (uint64_t)range.most_signed >= infinity) ||
+	    (range.most > magnitudes && (range.most & magnitudes) >= infinity))
+		add_numbers(statistics, numbers, data, BLOCK_BYTES);
+	else
+		add_finite(statistics, numbers, loops, data, &range);
+}
+
+/* Adds numbers of one byte, at most 64 KiB, by counting how often each of the 256 occurs. */
+static void add_bytes(struct base_statistics *statistics, const struct numbers *numbers,
+		      const uint8_t *data, size_t bytes)
+{
+	/* Several tables, because a count cannot be read just after it was written. */
+	uint32_t counts[4][256] = { { 0 } };
+
+	for (size_t i = 0; i < bytes; i++)
+		counts[i % 4][data[i]]++;
+	for (unsigned value = 0; value < 256; value++) {
+		const uint8_t byte = (uint8_t)value;
+		const uint64_t times = (uint64_t)counts[0][value] + counts[1][value] +
+				       counts[2][value] + counts[3][value];
+
+		if (times)
+			add_number(statistics, numbers->number_of(&byte), times);
+	}
+}
+
+/* Adds whole numbers. */
+static void add_whole(struct base_statistics *statistics, const struct numbers *numbers,
+		      const struct loops *loops, const uint8_t *data, size_t bytes)
+{
+	if (loops->range)
+		for (; bytes >= BLOCK_BYTES; bytes -= BLOCK_BYTES, data += BLOCK_BYTES)
+			add_block(statistics, numbers, loops, data);
+	else if (loops->integers)
+		for (; bytes >= BLOCK_BYTES; bytes -= BLOCK_BYTES, data += BLOCK_BYTES)
+			loops->integers(data, statistics);
+	else
+		for (size_t piece; bytes >= 256; bytes -= piece, data += piece) {
+			piece = MIN(bytes, 64 * KIB);
+			add_bytes(statistics, numbers, data, piece);
+		}
+	add_numbers(statistics, numbers, data, bytes);
+}
+
+void base_statistics_add_with(struct base_statistics *statistics, const void *data, size_t bytes,
+			      enum base_instructions most)
+{
+	const struct numbers *numbers = numbers_of(statistics->dtype);
+	const uint8_t *at = data;
+	size_t piece;
+
+	if (!numbers)
+		return;
+	if (statistics->part_bytes) {
+		piece = MIN(bytes, (size_t)numbers->bytes - statistics->part_bytes);
+		memcpy(statistics->part + statistics->part_bytes, at, piece);
+		statistics->part_bytes += (uint32_t)piece;
+		at += piece;
+		bytes -= piece;
+		if (statistics->part_bytes < numbers->bytes)
+			return;
+		add_numbers(statistics, numbers, statistics->part, numbers->bytes);
+	}
+	statistics->part_bytes = (uint32_t)(bytes % numbers->bytes);
+	add_whole(statistics, numbers, &numbers->loops[best_of(most)], at,
+		  bytes - statistics->part_bytes);
+	memcpy(statistics->part, at + bytes - statistics->part_bytes, statistics->part_bytes);
+}
+
+void base_statistics_add(struct base_statistics *statistics, const void *data, size_t bytes)
+{
+	base_statistics_add_with(statistics, data, bytes, BASE_INSTRUCTION_SETS);
+}
+
+bool base_statistics_constant(const struct base_statistics *statistics)
+{
+	return statistics->count && !statistics->nans && !statistics->infinities &&
+	       statistics->minimum == statistics->maximum;
+}
