@@ -172,7 +172,7 @@ int ioshape_group_open(struct ioshape_context *context, const char *directory,
  * @param out      receives the background save, to be freed with ioshape_save_free(). NULL makes
  *                 the call wait. If the call fails, *out is NULL
  * @return 0; -EINVAL for an invalid argument; -EEXIST; -ETIMEDOUT if a rank did not come or answer
- *         in time; -ENOSPC, -EDQUOT or IOSHAPE_E_SKIPPED for lack of space; IOSHAPE_E_UNCHANGED;
+ *         in time; -ENOSPC, -EDQUOT or IOSHAPE_E_SKIPPED for lack of space; IOSHAPE_E_ALARM;
  *         -ECANCELED if a callback stopped the save; another negative code, also that of another
  *         rank
  */
@@ -207,7 +207,7 @@ int ioshape_group_save_tensors(struct ioshape_group *group, uint64_t step,
  * @param out      receives the background save, to be freed with ioshape_save_free(). NULL makes
  *                 the call wait. If the call fails, *out is NULL
  * @return 0; -EINVAL for an invalid argument; -EEXIST; -ETIMEDOUT if a rank did not come or answer
- *         in time; -ENOSPC, -EDQUOT or IOSHAPE_E_SKIPPED for lack of space; IOSHAPE_E_UNCHANGED;
+ *         in time; -ENOSPC, -EDQUOT or IOSHAPE_E_SKIPPED for lack of space; IOSHAPE_E_ALARM;
  *         -ECANCELED if a callback stopped the save; another negative code, also that of another
  *         rank
  */

@@ -76,9 +76,10 @@ enum ioshape_code {
 	/** The save did not fit into the free space and wrote nothing, because the context has
 	 * IOSHAPE_FULL_SKIP. */
 	IOSHAPE_E_SKIPPED = -5006,
-	/** The large tensors are byte for byte those of the previous save, and the context has
-	 * IOSHAPE_UNCHANGED_FAIL. See enum ioshape_unchanged. */
-	IOSHAPE_E_UNCHANGED = -5007,
+	/** The content of the save looks wrong, compared with the checkpoint before it, and
+	 * `examine` of the context's options says that the save fails. */
+	IOSHAPE_E_ALARM = -5007,
+	IOSHAPE_E_UNCHANGED = -5007, /**< former name of IOSHAPE_E_ALARM */
 	/** The program changed memory that a save still read: in a save of a group that borrows, or
 	 * in a save of the Python package that copies after the call. */
 	IOSHAPE_E_CHANGED = -5008,
@@ -214,21 +215,18 @@ enum ioshape_full {
 	IOSHAPE_FULL_SKIP
 };
 
-/**
- * What a save does if it repeats the previous one.
- *
- * A save repeats the previous one if its large tensors are byte for byte those of the previous one.
- * The program may then save a stale copy of its tensors. Tensors of 1 MiB or more are large; if
- * there are none, those of at least 16 KiB and half the size of the largest. The previous save is
- * the last one of this context to this path, or to a path that differs in numbers only, such as
- * "step-100.pt" and "step-200.pt". A load from such a path counts as a save.
- */
-enum ioshape_unchanged {
-	/** save, write a line to the log, and set `unchanged` in the report */
-	IOSHAPE_UNCHANGED_WARN = 0,
-	/** fail with IOSHAPE_E_UNCHANGED; the old file stays at the path */
-	IOSHAPE_UNCHANGED_FAIL,
-	IOSHAPE_UNCHANGED_IGNORE /**< compare nothing and remember nothing */
+/** What can be wrong with the content of a checkpoint, compared with the checkpoint before it. */
+enum ioshape_alarm {
+	/** a tensor has NaN or infinities, and had none */
+	IOSHAPE_ALARM_NONFINITE = 1,
+	/** all large tensors are byte for byte those of the checkpoint before, or all of a group
+	 * that moved before are */
+	IOSHAPE_ALARM_UNCHANGED = 2,
+	/** a large tensor has one number everywhere, and had several */
+	IOSHAPE_ALARM_CONSTANT = 4,
+	/** the norm of a large tensor is more than ten times, or less than a tenth of what it was
+	 */
+	IOSHAPE_ALARM_JUMP = 8
 };
 
 /** Severity of a log line. Lower values are more severe. */
@@ -331,8 +329,19 @@ struct ioshape_context_options {
 	 */
 	const char *layout;
 	enum ioshape_full full; /**< what a save that does not fit does (IOSHAPE_FULL) */
-	/** what a save of unchanged tensors does (IOSHAPE_UNCHANGED) */
-	enum ioshape_unchanged unchanged;
+	/**
+	 * What a save does if its content looks wrong, compared with the checkpoint before it
+	 * (IOSHAPE_EXAMINE): "warn" writes a line to the log, "fail" fails with IOSHAPE_E_ALARM and
+	 * leaves the old file at the path, "off" does nothing. A list sets single rules, such as
+	 * "nonfinite=fail,jump=warn"; enum ioshape_alarm describes the rules. The others keep
+	 * their default, which is "warn", and "off" for `jump`. A word without a rule sets all
+	 * rules but `jump`. Default: "warn".
+	 *
+	 * The checkpoint before is the newest that this context saved or loaded and whose path
+	 * differs in numbers at most. Without one, there are no alarms. If all rules are off, saves
+	 * take no statistics.
+	 */
+	const char *examine;
 };
 
 /** Initializes a struct ioshape_context_options with all defaults. */
@@ -612,10 +621,10 @@ struct ioshape_report {
 	uint32_t downgrade_count;
 	/** the first IOSHAPE_REPORT_DOWNGRADES downgrades, in the order in which they happened */
 	struct ioshape_downgrade downgrades[IOSHAPE_REPORT_DOWNGRADES];
-	char engine[16]; /**< engine: "uring", "uring-async", "threads" or "buffered" */
-	uint32_t direct; /**< 1 if all blocks but possibly the last bypassed the page cache */
-	/** 1 if the save repeats the previous one, as enum ioshape_unchanged describes it */
-	uint32_t unchanged;
+	char engine[16];     /**< engine: "uring", "uring-async", "threads" or "buffered" */
+	uint32_t direct;     /**< 1 if all blocks but possibly the last bypassed the page cache */
+	uint32_t alarms;     /**< what looks wrong with the content: bits of enum ioshape_alarm */
+	char alarm[256];     /**< the first alarm as a sentence; "" if there is none */
 	char filesystem[32]; /**< filesystem: "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
 	char stripes[96];    /**< layout of the file, for people; "" if it is not striped */
 	/** coordinator: "redis", "local" or "open"; "stagger" or "deadline" if the save wrote
@@ -748,7 +757,7 @@ struct ioshape_save;
  * @param out      receives the background save, to be freed with ioshape_save_free(). NULL makes
  *                 the call wait. If the call fails, *out is NULL
  * @return 0; -EINVAL for an invalid argument; IOSHAPE_E_LIMIT; -ENOSPC, -EDQUOT or
- *         IOSHAPE_E_SKIPPED for lack of space; -EEXIST; IOSHAPE_E_UNCHANGED; IOSHAPE_E_COORDINATOR;
+ *         IOSHAPE_E_SKIPPED for lack of space; -EEXIST; IOSHAPE_E_ALARM; IOSHAPE_E_COORDINATOR;
  *         -ECANCELED if a callback stopped the save; another negative code. In the background,
  *         errors after the copy are returned by ioshape_save_wait()
  */
@@ -888,6 +897,12 @@ struct ioshape_record {
 	 * otherwise. */
 	ioshape_fetch_fn fetch;
 	void *fetch_user; /**< passed to `fetch` */
+	/** Type of the elements: a member of enum ioshape_dtype. The save then examines them. 0 if
+	 * the record is no tensor. */
+	uint32_t dtype;
+	/** Number from 1 to 255 of a group of tensors that change together, such as the parameters
+	 * or the state of the optimizer. 0 for no group. See `examine` of the context's options. */
+	uint32_t group;
 };
 
 /**
@@ -925,7 +940,7 @@ struct ioshape_record {
  *                 the call wait. If the call fails, *out is NULL
  * @return 0; -EEXIST if two records have the same name, or if options->replace is off and the path
  *         exists; -EINVAL for an invalid argument; IOSHAPE_E_LIMIT; -ENOSPC, -EDQUOT or
- *         IOSHAPE_E_SKIPPED for lack of space; IOSHAPE_E_UNCHANGED; IOSHAPE_E_COORDINATOR;
+ *         IOSHAPE_E_SKIPPED for lack of space; IOSHAPE_E_ALARM; IOSHAPE_E_COORDINATOR;
  *         -ECANCELED if a callback stopped the save; another negative code. In the background,
  *         errors after the copy are returned by ioshape_save_wait()
  */
@@ -1115,6 +1130,9 @@ struct ioshape_reader_info {
 	/** 1 if the file is read as a torch zip; 0 if it is read as a file in another format */
 	uint32_t torch_zip;
 	uint32_t checksums; /**< 1 if the file has checksums to verify what is read */
+	uint32_t examined;  /**< 1 if the file has statistics of its tensors */
+	/** What the save found to be wrong: bits of enum ioshape_alarm */
+	uint32_t alarms;
 };
 
 /** Initializes a struct ioshape_reader_info. */
@@ -1133,6 +1151,31 @@ struct ioshape_record_info {
 
 /** Initializes a struct ioshape_record_info. */
 #define IOSHAPE_RECORD_INFO_INIT IOSHAPE_SIZED(ioshape_record_info)
+
+/**
+ * Statistics of the numbers in a record, which the save took. A complex element counts as two
+ * numbers.
+ */
+struct ioshape_statistics {
+	size_t size; /**< sizeof(struct ioshape_statistics); set before the call */
+	/** type of the elements; 0 if the record was not examined, and then all else is 0 */
+	uint32_t dtype;
+	uint32_t alarms;     /**< what is wrong with this record: bits of enum ioshape_alarm */
+	uint64_t count;      /**< number of numbers */
+	uint64_t nans;       /**< how many of them are NaN */
+	uint64_t infinities; /**< how many are infinite */
+	uint64_t zeros;      /**< how many are zero */
+	/** smallest finite number; infinity if there is none */
+	double minimum;
+	/** largest finite number; minus infinity if there is none */
+	double maximum;
+	double sum_squares; /**< sum of the squares of all finite numbers, to about six digits */
+	uint32_t constant;  /**< 1 if all numbers are finite and equal */
+	uint32_t reserved;  /**< 0 */
+};
+
+/** Initializes a struct ioshape_statistics. */
+#define IOSHAPE_STATISTICS_INIT IOSHAPE_SIZED(ioshape_statistics)
 
 /** A tensor of an open file. */
 struct ioshape_tensor_info {
@@ -1194,6 +1237,19 @@ int ioshape_reader_get_info(struct ioshape_reader *reader, struct ioshape_reader
  */
 int ioshape_reader_get_record(struct ioshape_reader *reader, uint64_t index,
 			      struct ioshape_record_info *info);
+
+/**
+ * Returns the statistics of a record.
+ *
+ * @param reader      the reader
+ * @param index       index of the record
+ * @param statistics  filled. Its size must be set before the call
+ * @return 0; -ENOENT if there is no record with this index; -ENODATA if the file has no
+ *         statistics; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked
+ *         child
+ */
+int ioshape_reader_get_statistics(struct ioshape_reader *reader, uint64_t index,
+				  struct ioshape_statistics *statistics);
 
 /**
  * Finds a record by its name.

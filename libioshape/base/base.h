@@ -504,6 +504,8 @@ struct base_statistics {
 
 /* Begins statistics. Returns whether elements of this type are examined. */
 bool base_statistics_begin(struct base_statistics *statistics, uint32_t dtype);
+/* Returns how many numbers so many bytes have. */
+uint64_t base_statistics_count(uint32_t dtype, uint64_t bytes);
 /* Adds bytes of a tensor, however they are divided. */
 void base_statistics_add(struct base_statistics *statistics, const void *data, size_t bytes);
 /* Adds bytes with an instruction set that is at most `most`, so that tests reach all of them. */

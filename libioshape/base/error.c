@@ -99,8 +99,8 @@ IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 		return "the slot coordinator cannot be used";
 	case IOSHAPE_E_SKIPPED:
 		return "skipped because the free space is too small";
-	case IOSHAPE_E_UNCHANGED:
-		return "no large tensor has changed since the previous save";
+	case IOSHAPE_E_ALARM:
+		return "the content looks wrong, compared with the previous checkpoint";
 	case IOSHAPE_E_CHANGED:
 		return "the data changed before it was copied";
 	case IOSHAPE_E_UNUSABLE:

@@ -311,6 +311,13 @@ bool base_statistics_begin(struct base_statistics *statistics, uint32_t dtype)
 	return statistics->dtype;
 }
 
+uint64_t base_statistics_count(uint32_t dtype, uint64_t bytes)
+{
+	const struct numbers *numbers = numbers_of(dtype);
+
+	return numbers ? bytes / numbers->bytes : 0;
+}
+
 /* ---- Adding numbers -------------------------------------------------------------------------- */
 
 /* Counts `times` equal numbers. */

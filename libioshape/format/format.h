@@ -142,8 +142,17 @@ struct format_tensor_row {
 	uint64_t record; /* position in the central directory; increases from row to row */
 };
 
-/* Contents of the index record: checksums of blocks, the tensor table and metadata. A decoded index
- * owns all that it points to. */
+/* Size of a record's statistics in the index. */
+#define FORMAT_STATISTICS_BYTES 56u
+
+/* Statistics of a record. */
+struct format_examined {
+	struct base_statistics statistics; /* dtype 0: the record was not examined */
+	uint32_t alarms;                   /* bits of enum ioshape_alarm that it raised */
+};
+
+/* Contents of the index record: checksums of blocks, the tensor table, metadata and statistics. A
+ * decoded index owns all that it points to. */
 struct format_index {
 	uint64_t check_bytes; /* size of a block: the writer's FORMAT_CHECK_BYTES */
 	/* format_directory_crc32() of the records, which shows whether the directory is still the
@@ -163,6 +172,9 @@ struct format_index {
 	const struct format_tensor_row *tensors;
 	struct format_names *names; /* names of the tensors, by position; set by the decoder only */
 	struct ioshape_metadata metadata;
+	bool has_statistics;
+	const struct format_examined *examined; /* for each record */
+	uint32_t alarms;                        /* bits of enum ioshape_alarm */
 	void *memory; /* memory of a decoded index, for all but the names */
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Encodes and decodes the index record, which holds checksums of blocks, the tensor table and
- * metadata. Also encodes and decodes the file of checksums beside a file in another format.
+/* Encodes and decodes the index record, which holds checksums of blocks, the tensor table, metadata
+ * and statistics. Also encodes and decodes the file of checksums beside a file in another format.
  * docs/format.md specifies their bytes. All numbers are little-endian. Pure. */
 #define _GNU_SOURCE
 #include "format/format.h"
@@ -26,10 +26,11 @@
 #define SECTION_ALIGNMENT 8u
 
 enum index_section {
-	SECTION_OFFSETS = 1,  /* u64 for each record: offset of its data in the file */
-	SECTION_CHECKS = 2,   /* u32 for each block of each record: its CRC-32 */
-	SECTION_TENSORS = 3,  /* optional: the tensor table */
-	SECTION_METADATA = 4, /* optional: step, attributes and blob */
+	SECTION_OFFSETS = 1,    /* u64 for each record: offset of its data in the file */
+	SECTION_CHECKS = 2,     /* u32 for each block of each record: its CRC-32 */
+	SECTION_TENSORS = 3,    /* optional: the tensor table */
+	SECTION_METADATA = 4,   /* optional: step, attributes and blob */
+	SECTION_STATISTICS = 5, /* optional: alarms, and statistics of each record */
 	SECTION_COUNT
 };
 
@@ -43,6 +44,12 @@ enum index_section {
 #define METADATA_HEADER_BYTES 24u
 /* u32 name_bytes, u32 value_bytes */
 #define METADATA_PAIR_BYTES 8u
+
+/* u32 alarms, u32 zero; then a row for each record */
+#define STATISTICS_HEADER_BYTES 8u
+/* u32 dtype, u32 alarms, u64 nans, u64 infinities, u64 zeros, f64 minimum, f64 maximum, f64 sum of
+ * squares */
+#define STATISTICS_ROW_BYTES FORMAT_STATISTICS_BYTES
 
 /* ---- Checking metadata ----------------------------------------------------------------------- */
 
@@ -237,6 +244,35 @@ static void put_metadata(struct out *out, const struct ioshape_metadata *metadat
 	end_section(out, begin);
 }
 
+static void put_double(struct out *out, double value)
+{
+	uint64_t bits;
+
+	memcpy(&bits, &value, sizeof(bits));
+	put_le(out, bits, 8);
+}
+
+static void put_statistics(struct out *out, const struct format_index *index)
+{
+	const size_t begin = begin_section(out, SECTION_STATISTICS);
+
+	put_le(out, index->alarms, 4);
+	put_le(out, 0, 4);
+	for (uint64_t i = 0; i < index->records; i++) {
+		const struct base_statistics *row = &index->examined[i].statistics;
+
+		put_le(out, row->dtype, 4);
+		put_le(out, index->examined[i].alarms, 4);
+		put_le(out, row->nans, 8);
+		put_le(out, row->infinities, 8);
+		put_le(out, row->zeros, 8);
+		put_double(out, row->minimum);
+		put_double(out, row->maximum);
+		put_double(out, row->sum_squares);
+	}
+	end_section(out, begin);
+}
+
 int format_index_encode(struct base_buffer *bytes, const struct format_index *index)
 {
 	const struct ioshape_metadata *metadata = &index->metadata;
@@ -255,6 +291,8 @@ int format_index_encode(struct base_buffer *bytes, const struct format_index *in
 		put_table(&out, index);
 	if (metadata->step || metadata->blob_bytes || metadata->attribute_count)
 		put_metadata(&out, metadata);
+	if (index->has_statistics)
+		put_statistics(&out, index);
 	/* The library must not write a file that it could not read again. */
 	if (!out.failed && bytes->bytes - before > FORMAT_MAX_INDEX_BYTES)
 		out.failed = IOSHAPE_E_LIMIT;
@@ -489,6 +527,23 @@ static int size_metadata(struct decoder *decoder, uint64_t *room)
 	return 0;
 }
 
+static int size_statistics(struct decoder *decoder, uint64_t *room)
+{
+	struct view *rows = &decoder->sections[SECTION_STATISTICS];
+
+	if (!rows->data)
+		return 0;
+	if (rows->bytes < STATISTICS_HEADER_BYTES ||
+	    (rows->bytes - STATISTICS_HEADER_BYTES) % STATISTICS_ROW_BYTES ||
+	    (rows->bytes - STATISTICS_HEADER_BYTES) / STATISTICS_ROW_BYTES != decoder->entry_count)
+		return damaged(decoder, "the numbers of statistics and of records differ");
+	decoder->index->has_statistics = true;
+	decoder->index->alarms = (uint32_t)next(rows, 4);
+	next(rows, 4);
+	*room += decoder->entry_count * sizeof(struct format_examined);
+	return 0;
+}
+
 /* ---- Second pass: copy with checks ----------------------------------------------------------- */
 
 /* Allocates memory of the result, whose size the first pass has computed. Types with wider
@@ -652,12 +707,64 @@ static int copy_metadata(struct decoder *decoder, struct ioshape_attribute *attr
 	return ret ? damaged(decoder, "an attribute occurs twice") : 0;
 }
 
+static double next_double(struct view *view)
+{
+	const uint64_t bits = next(view, 8);
+	double value;
+
+	memcpy(&value, &bits, sizeof(value));
+	return value;
+}
+
+/* Returns whether the numbers are possible. A comparison with NaN gives false. */
+static bool statistics_valid(const struct base_statistics *row)
+{
+	const uint64_t count = row->count;
+	const bool finite = count - row->nans - row->infinities;
+
+	return row->nans <= count && row->infinities <= count - row->nans &&
+	       row->zeros <= count - row->nans - row->infinities && row->sum_squares >= 0 &&
+	       (finite ? row->minimum <= row->maximum : row->minimum > row->maximum);
+}
+
+static int copy_statistics(struct decoder *decoder, struct format_examined *examined)
+{
+	struct view *rows = &decoder->sections[SECTION_STATISTICS];
+
+	for (uint64_t i = 0; i < decoder->entry_count; i++) {
+		struct base_statistics *row = &examined[i].statistics;
+		const uint32_t dtype = (uint32_t)next(rows, 4);
+
+		/* A later version may examine other types. */
+		if (!base_statistics_begin(row, dtype)) {
+			examined[i].alarms = 0;
+			take(rows, STATISTICS_ROW_BYTES - 4, &(struct view){ 0 });
+			continue;
+		}
+		examined[i].alarms = (uint32_t)next(rows, 4);
+		row->count = base_statistics_count(dtype, decoder->entries[i].bytes);
+		row->nans = next(rows, 8);
+		row->infinities = next(rows, 8);
+		row->zeros = next(rows, 8);
+		row->minimum = next_double(rows);
+		row->maximum = next_double(rows);
+		row->sum_squares = next_double(rows);
+		if (!statistics_valid(row))
+			return damaged(decoder, "statistics are not valid");
+	}
+	decoder->index->examined = examined;
+	return 0;
+}
+
 static int copy_all(struct decoder *decoder)
 {
 	struct format_tensor_row *rows = give(decoder, decoder->tensors * sizeof(*rows));
 	struct ioshape_attribute *attributes =
 		give(decoder, decoder->attributes * sizeof(*attributes));
 	int64_t *numbers = give(decoder, decoder->dims * 16);
+	struct format_examined *examined =
+		give(decoder,
+		     decoder->index->has_statistics ? decoder->entry_count * sizeof(*examined) : 0);
 	int ret = 0;
 
 	copy_records(decoder);
@@ -665,6 +772,8 @@ static int copy_all(struct decoder *decoder)
 		ret = copy_table(decoder, rows, numbers);
 	if (!ret && decoder->sections[SECTION_METADATA].data)
 		ret = copy_metadata(decoder, attributes);
+	if (!ret && decoder->index->has_statistics)
+		ret = copy_statistics(decoder, examined);
 	return ret;
 }
 
@@ -692,6 +801,8 @@ int format_index_decode(struct format_index *index, const uint8_t *data, size_t 
 		ret = size_table(&decoder, &room);
 	if (!ret)
 		ret = size_metadata(&decoder, &room);
+	if (!ret)
+		ret = size_statistics(&decoder, &room);
 	if (ret)
 		goto fail;
 

@@ -812,7 +812,8 @@ int format_length_add_index(struct format_length *length, const struct format_in
 	index.records = index.check_count = 0;
 	ret = format_index_encode(&rest, &index);
 	bytes = rest.bytes + length->records * sizeof(*index.data_offsets) +
-		base_round_up(length->checks * sizeof(*index.checks), sizeof(uint64_t));
+		base_round_up(length->checks * sizeof(*index.checks), sizeof(uint64_t)) +
+		(index.has_statistics ? length->records * FORMAT_STATISTICS_BYTES : 0);
 	base_buffer_free(&rest);
 	return ret ? ret :
 		     format_length_add(length, strlen(FORMAT_FOLDER) + strlen(FORMAT_INDEX_RECORD),

@@ -76,7 +76,14 @@ struct save_slots {
 /* Checkpoint families that are remembered for saves, and as many for loads: the newest ones. */
 #define SAVE_KEPT_SERIES 32u
 
-/* The facts that are remembered of a file (unchanged.c). */
+/* Rules that judge a save (examine.c). The bits of enum ioshape_alarm have the same order. */
+enum save_rule { SAVE_NONFINITE, SAVE_UNCHANGED, SAVE_CONSTANT, SAVE_JUMP, SAVE_RULES };
+enum save_action { SAVE_WARN, SAVE_FAIL, SAVE_OFF };
+
+/* Takes the setting `examine`, which may be NULL. -EINVAL: it is not valid. */
+int save_examine_parse(uint8_t chosen[SAVE_RULES], const char *text, struct base_error *error);
+
+/* The facts that are remembered of a file (examine.c). */
 struct save_seen;
 
 struct save_seen_list {
@@ -90,7 +97,8 @@ struct ioshape_context {
 	struct io_config config;
 	bool has_neighbours; /* the job has other ranks on this host */
 	enum ioshape_full full;
-	enum ioshape_unchanged unchanged;
+	uint8_t examine[SAVE_RULES]; /* an enum save_action for each rule */
+	bool examines;               /* not all rules are off */
 	struct save_staging pool;
 	struct save_staging shared_pool; /* for ranks whose bytes another process writes */
 	struct save_slots slots;
@@ -103,6 +111,7 @@ struct ioshape_context {
 	size_t tidied_count;
 	TAILQ_HEAD(, save_order) orders;       /* saves under way, oldest first */
 	struct save_seen_list saved, loaded;   /* newest file of each checkpoint family */
+	uint64_t seen_count;                   /* files remembered so far */
 	TAILQ_HEAD(, save_compare) compared;   /* saves under way whose records were compared */
 	struct save_hold *holds;               /* slots of open files */
 	TAILQ_HEAD(, ioshape_save) background; /* handles that are not freed yet (save.c) */
@@ -114,7 +123,7 @@ int save_take_queue(struct ioshape_context *context, struct io_queue **queue,
 /* Keeps the queue for later, or closes it. NULL is allowed. */
 void save_return_queue(struct ioshape_context *context, struct io_queue *queue);
 
-/* Forgets all saved and loaded files, when a context is freed (unchanged.c). */
+/* Forgets all saved and loaded files, when a context is freed (examine.c). */
 void save_seen_forget(struct ioshape_context *context);
 
 /* Stops all background saves and detaches their handles, when a context is freed (save.c). */

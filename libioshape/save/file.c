@@ -688,8 +688,7 @@ static int put_safetensors(struct save_file *file, const struct save_plan *plan,
 		entries[i].crc32 = segment.crc32;
 	}
 	if (!ret)
-		ret = save_compare_records(compare, entries + plan->own, plan->count - plan->own,
-					   error);
+		ret = save_examine(compare, plan, entries, error);
 	free(entries);
 	return ret;
 }
@@ -892,7 +891,7 @@ int save_file_write_records(struct ioshape_file *file, const struct ioshape_reco
 	if (bytes)
 		*bytes = 0;
 	if (!ret)
-		ret = save_plan_make(&plan, file->path, &payload, NULL, &file->error);
+		ret = save_plan_make(&plan, file->path, &payload, NULL, false, &file->error);
 	if (ret)
 		return leave(file, ret);
 	direct.plan = &plan;

@@ -19,6 +19,8 @@ struct save_record {
 	ioshape_fetch_fn fetch;
 	void *fetch_user;
 	uint32_t alignment; /* 0: chosen by the size */
+	uint32_t dtype;     /* type of the elements; 0: not examined */
+	uint32_t group;     /* number of the group of the record; 0: none */
 	bool later;         /* may be copied after the call */
 	uint32_t sample;    /* if copied later: checksum of sample bytes, taken during the call */
 };
@@ -38,8 +40,10 @@ struct save_plan {
 	/* Payload_bytes plus the gaps between records in staging memory. */
 	uint64_t staged_bytes;
 	uint64_t expected_bytes;   /* exact size of the file */
-	struct format_index index; /* table of tensors, and metadata */
-	void *memory;              /* names, shapes and strides */
+	struct format_index index; /* table of tensors, metadata, and statistics */
+	/* Statistics of each record, filled while it is written; NULL: nothing is examined. */
+	struct format_examined *examined;
+	void *memory; /* names, shapes and strides */
 	void *metadata_memory;
 	/* Members for tensors only. */
 	struct ioshape_tensor *tensors; /* copies, in which only `data` is still the caller's */
@@ -50,10 +54,11 @@ struct save_plan {
 
 /*
  * Checks the arguments and copies all but the payload's bytes and the path, which stay the
- * caller's. -EINVAL, -EEXIST or IOSHAPE_E_LIMIT: the arguments are not valid.
+ * caller's. With `examine`, the save takes statistics of the tensors. -EINVAL, -EEXIST or
+ * IOSHAPE_E_LIMIT: the arguments are not valid.
  */
 int save_plan_make(struct save_plan *plan, const char *path, const struct save_payload *payload,
-		   const struct ioshape_metadata *metadata, struct base_error *error);
+		   const struct ioshape_metadata *metadata, bool examine, struct base_error *error);
 void save_plan_free(struct save_plan *plan);
 
 /*
@@ -86,28 +91,30 @@ int save_order_begin(struct ioshape_context *context, struct save_order *order, 
 /* Gives the place up, committed or not, and wakes the saves behind it. */
 void save_order_end(struct ioshape_context *context, struct save_order *order);
 
-/* ---- Stale bytes (unchanged.c) --------------------------------------------------------------- */
+/* ---- Examined saves (examine.c) -------------------------------------------------------------- */
 
-/* A save in the comparison with earlier saves of its checkpoint family. All members but the first
- * two begin as zeros. */
+/* A save in the comparison with the checkpoint before it. All members but the first two begin as
+ * zeros. */
 struct save_compare {
 	struct ioshape_context *context;
 	const char *path;       /* absolute path; borrowed */
 	struct save_seen *seen; /* the facts that will be remembered of it */
 	TAILQ_ENTRY(save_compare) entry;
-	uint64_t compared_bytes, unchanged_bytes;
+	uint64_t compared_bytes, unchanged_bytes; /* of large tensors */
+	uint32_t alarms;                          /* bits of enum ioshape_alarm */
+	char alarm[256];                          /* the first one, as a sentence */
 };
 
 /*
- * Compares the records of a save with what was saved and loaded before in its family of
- * checkpoints, and with saves of the family that are under way. Called when all records are put,
- * before the archive is finished. If all large records are unchanged, logs a warning or returns
- * IOSHAPE_E_UNCHANGED, as the context's `unchanged` demands.
+ * Compares a save with what was saved and loaded before in its family of checkpoints, and with
+ * saves of the family that are under way. Called when all records are put, before the archive is
+ * finished. `entries` has one entry for each record of the plan. For each alarm, logs a warning or
+ * returns IOSHAPE_E_ALARM, as the context's `examine` demands.
  */
-int save_compare_records(struct save_compare *compare, const struct format_entry *entries,
-			 uint64_t count, struct base_error *error);
-/* Ends the comparison, even if save_compare_records() was not called. If the file is in place, the
- * next save is compared with it. */
+int save_examine(struct save_compare *compare, const struct save_plan *plan,
+		 const struct format_entry *entries, struct base_error *error);
+/* Ends the comparison, even if save_examine() was not called. If the file is in place, the next
+ * save is compared with it. */
 void save_compare_end(struct save_compare *compare, bool in_place, struct ioshape_report *report);
 
 /* Remembers a file that was loaded, because a restarted job saves to the family from which it

@@ -272,6 +272,8 @@ IOSHAPE_EXPORT int ioshape_reader_get_info(struct ioshape_reader *reader,
 	full.block_bytes = reader->zip.has_index ? (uint32_t)reader->zip.index.check_bytes : 0;
 	full.torch_zip = !reader->zip.plain;
 	full.checksums = !reader->zip.no_checksums;
+	full.examined = reader->zip.has_index && reader->zip.index.has_statistics;
+	full.alarms = reader->zip.has_index ? reader->zip.index.alarms : 0;
 	return leave(reader, base_give_struct(info, &full, sizeof(full), "ioshape_reader_info",
 					      &reader->error));
 }
@@ -295,6 +297,39 @@ IOSHAPE_EXPORT int ioshape_reader_get_record(struct ioshape_reader *reader, uint
 	full.file_offset = entry->data_offset;
 	full.crc32 = entry->crc32;
 	return leave(reader, base_give_struct(info, &full, sizeof(full), "ioshape_record_info",
+					      &reader->error));
+}
+
+IOSHAPE_EXPORT int ioshape_reader_get_statistics(struct ioshape_reader *reader, uint64_t index,
+						 struct ioshape_statistics *statistics)
+{
+	struct ioshape_statistics full = { .size = sizeof(full) };
+	const struct base_statistics *found;
+	int ret = enter_reader(reader);
+
+	if (!ret)
+		ret = check_result(reader, statistics);
+	if (!ret)
+		ret = check_record(reader, index);
+	if (!ret && (!reader->zip.has_index || !reader->zip.index.has_statistics))
+		ret = base_refuse(&reader->error, -ENODATA,
+				  "the file has no statistics of its tensors");
+	if (ret)
+		return leave(reader, ret);
+	found = &reader->zip.index.examined[index].statistics;
+	if (found->dtype) {
+		full.dtype = found->dtype;
+		full.alarms = reader->zip.index.examined[index].alarms;
+		full.count = found->count;
+		full.nans = found->nans;
+		full.infinities = found->infinities;
+		full.zeros = found->zeros;
+		full.minimum = found->minimum;
+		full.maximum = found->maximum;
+		full.sum_squares = found->sum_squares;
+		full.constant = base_statistics_constant(found);
+	}
+	return leave(reader, base_give_struct(statistics, &full, sizeof(full), "ioshape_statistics",
 					      &reader->error));
 }
 

@@ -112,10 +112,13 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	struct save_test_options tests;
 	struct ioshape_context *context;
 	struct fs_layout_request request;
+	uint8_t examine[SAVE_RULES];
 	int ret;
 
 	take_test_options(&tests, &given);
 	ret = take_options(&options, given, &request, error);
+	if (!ret && save_examine_parse(examine, options.examine, error))
+		ret = base_settings_blame(error, "examine", options.examine);
 	if (ret)
 		return ret;
 	context = calloc(1, sizeof(*context));
@@ -134,7 +137,9 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	};
 	context->has_neighbours = local_ranks() > 1;
 	context->full = options.full;
-	context->unchanged = options.unchanged;
+	memcpy(context->examine, examine, sizeof(examine));
+	for (enum save_rule rule = 0; rule < SAVE_RULES; rule++)
+		context->examines |= examine[rule] != SAVE_OFF;
 	base_settings_warn(&context->log);
 	ret = save_slots_init(&context->slots, &options, tests.lease_ms, &context->log, error);
 	if (ret) {

@@ -70,7 +70,12 @@ static int make_space(struct save_plan *plan, size_t count, size_t copy_bytes, s
 	if (!plan->records || !plan->memory)
 		return base_no_memory(error, "a plan", copy_bytes + count * sizeof(*plan->records));
 	plan->count = count;
-	return 0;
+	if (!plan->index.has_statistics)
+		return 0;
+	plan->index.examined = plan->examined = calloc(MAX(count, 1), sizeof(*plan->examined));
+	return plan->examined ?
+		       0 :
+		       base_no_memory(error, "statistics", count * sizeof(*plan->examined));
 }
 
 static int copy_metadata(struct ioshape_metadata *into, void **memory,
@@ -237,6 +242,10 @@ static int check_record(const struct ioshape_record *record, const char *path,
 					"use ioshape_file_open() for bytes of unknown length",
 					"record \"%s\" for \"%s\" must have a known size",
 					FORMAT_SHOWN(record->name), path);
+	if (record->dtype && !ioshape_dtype_bytes(record->dtype))
+		return base_refuse(error, -EINVAL,
+				   "record \"%s\" for \"%s\" has the unknown dtype %u",
+				   FORMAT_SHOWN(record->name), path, record->dtype);
 	if (record->bytes && !record->data && !record->fetch)
 		return base_refuse(
 			error, -EINVAL, "record \"%s\" for \"%s\" has %llu bytes but no data",
@@ -276,6 +285,8 @@ static int plan_records(struct save_plan *plan, const struct save_payload *paylo
 			.name = hand_out(&arena, from->name, strlen(from->name) + 1),
 			.bytes = from->bytes,
 			.alignment = from->alignment,
+			.dtype = from->dtype,
+			.group = from->group,
 			.data = from->data,
 			.fetch = from->fetch,
 			.fetch_user = from->fetch_user,
@@ -346,6 +357,7 @@ static void copy_tensor(struct save_plan *plan, size_t i, const struct ioshape_t
 	record->name = to->name;
 	record->bytes = layout->bytes;
 	record->data = to->data;
+	record->dtype = to->dtype;
 }
 
 /* Allocates `own` records, those of `count` checked tensors, and the tensors' tables. */
@@ -556,7 +568,7 @@ static int place_records(struct save_plan *plan, struct base_error *error)
 }
 
 int save_plan_make(struct save_plan *plan, const char *path, const struct save_payload *payload,
-		   const struct ioshape_metadata *metadata, struct base_error *error)
+		   const struct ioshape_metadata *metadata, bool examine, struct base_error *error)
 {
 	/* The index needs one record of its own. */
 	const bool records = payload->kind == SAVE_RECORDS;
@@ -568,6 +580,7 @@ int save_plan_make(struct save_plan *plan, const char *path, const struct save_p
 	plan->path = path;
 	plan->safetensors = payload->kind == SAVE_SAFETENSORS;
 	plan->checksums = payload->checksums;
+	plan->index.has_statistics = examine;
 	if (payload->count && !given)
 		return base_refuse(error, -EINVAL, "the array of %zu %s is NULL", payload->count,
 				   kind_of(payload));
@@ -595,6 +608,7 @@ void save_plan_free(struct save_plan *plan)
 	free(plan->rows);
 	free(plan->layouts);
 	free(plan->tensors);
+	free(plan->examined);
 	free(plan->records);
 	memset(plan, 0, sizeof(*plan));
 }
@@ -629,23 +643,49 @@ int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void
 
 /* ---- Writing the records of a plan ----------------------------------------------------------- */
 
+/* Bytes that are examined just before they are written, and still are in a cache then. */
+#define EXAMINED_BYTES (128 * KIB)
+
+/* Puts bytes, and examines them unless `statistics` is NULL. The pieces end at multiples of
+ * EXAMINED_BYTES in memory, so that a writer can borrow whole pages. */
+static int examine_and_put(struct base_statistics *statistics,
+			   int (*put)(void *to, const void *data, size_t bytes,
+				      struct base_error *error),
+			   void *to, const uint8_t *data, size_t bytes, struct base_error *error)
+{
+	size_t piece;
+	int ret = 0;
+
+	if (!statistics || !statistics->dtype)
+		return put(to, data, bytes, error);
+	for (; !ret && bytes; data += piece, bytes -= piece) {
+		piece = MIN(bytes, EXAMINED_BYTES - (uintptr_t)data % EXAMINED_BYTES);
+		base_statistics_add(statistics, data, piece);
+		ret = put(to, data, piece, error);
+	}
+	return ret;
+}
+
 int save_bring_record(const struct save_plan *plan, size_t i, const struct save_source *source,
 		      int (*put)(void *to, const void *data, size_t bytes,
 				 struct base_error *error),
 		      void *to, struct base_error *error)
 {
 	const struct save_record *record = &plan->records[i];
+	struct base_statistics *statistics = plan->examined ? &plan->examined[i].statistics : NULL;
 	const void *data = record->data;
 	size_t run;
 	uint64_t done;
 	int ret = 0;
 
+	if (statistics)
+		base_statistics_begin(statistics, record->dtype);
 	for (done = 0; !ret && done < record->bytes; done += run) {
 		run = record->bytes - done;
 		if (i >= plan->own)
 			ret = source->next(source->user, i, done, &data, &run, error);
 		if (!ret)
-			ret = put(to, data, run, error);
+			ret = examine_and_put(statistics, put, to, data, run, error);
 	}
 	return ret;
 }
@@ -659,6 +699,7 @@ int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 		       const struct save_source *source, struct save_compare *compare,
 		       struct base_error *error)
 {
+	struct format_index index = plan->index;
 	const struct format_entry *entries;
 	uint64_t count;
 	int ret = 0;
@@ -675,9 +716,10 @@ int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 	}
 	if (!ret && compare) {
 		entries = format_writer_entries(zip, &count);
-		ret = save_compare_records(compare, entries, count, error);
+		ret = save_examine(compare, plan, entries, error);
+		index.alarms = compare->alarms;
 	}
-	return ret ? ret : format_writer_finish(zip, &plan->index, error);
+	return ret ? ret : format_writer_finish(zip, &index, error);
 }
 
 /* ---- The source that reads the caller's memory ----------------------------------------------- */

@@ -100,8 +100,9 @@ IOSHAPE_EXPORT size_t ioshape_report_text(const struct ioshape_report *report, c
 		put(&line, ", %s%s on %s", known.engine, known.direct ? ", direct" : "",
 		    known.filesystem);
 	put_group(&line, &known);
-	if (known.unchanged)
-		put(&line, ", all large tensors are unchanged since the previous save");
+	known.alarm[sizeof(known.alarm) - 1] = '\0';
+	if (*known.alarm)
+		put(&line, "; alarm: %s", known.alarm);
 	for (uint32_t i = 0; i < MIN(known.downgrade_count, IOSHAPE_REPORT_DOWNGRADES); i++)
 		put(&line, "; %s", known.downgrades[i].sentence);
 	return line.length;

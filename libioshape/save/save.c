@@ -906,7 +906,8 @@ static int take_payload(struct ioshape_save *save, const char *path,
 	 * change. */
 	ret = save_absolute_path(path, &request->path, error);
 	if (!ret)
-		ret = save_plan_make(&request->plan, request->path, payload, metadata, error);
+		ret = save_plan_make(&request->plan, request->path, payload, metadata,
+				     save->context->examines, error);
 	if (ret)
 		return ret;
 	save->state.report.plan_s = base_seconds(base_now_ns() - request->begin_ns);
@@ -1264,7 +1265,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	struct save_plan plan;
 	int ret;
 
-	ret = save_plan_make(&plan, path, payload, options->metadata, error);
+	ret = save_plan_make(&plan, path, payload, options->metadata, context->examines, error);
 	if (ret)
 		return ret;
 	report->plan_s = base_seconds(base_now_ns() - begin);

@@ -45,7 +45,7 @@ def near_samples(setting: Setting) -> Samples:
     from ioshape._core.context import Context  # noqa: PLC0415
     from ioshape._tier.tier import Tier  # noqa: PLC0415
 
-    ioshape.configure(unchanged="ignore")  # the same state is saved again and again
+    ioshape.configure(examine="off")  # the same state is saved again and again
     memory = mmap.mmap(-1, setting.size)
     memory.madvise(mmap.MADV_HUGEPAGE)  # as fio's memory is
     state = {"weight": torch.frombuffer(memory, dtype=torch.uint8).random_()}

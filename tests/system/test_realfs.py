@@ -102,7 +102,7 @@ def assert_is(loaded: dict[str, torch.Tensor], seed: int) -> None:
 def test_another_client_loads_what_was_saved(
     cluster: Mounted, direct: Literal["prefer", "require", "off"]
 ) -> None:
-    ioshape.configure(direct=direct, unchanged="ignore")
+    ioshape.configure(direct=direct, examine="off")
     ioshape.save(state(1), cluster.path / f"{direct}.pt")
     report = ioshape.save(state(2), cluster.path / f"{direct}.pt")  # replaces the first one
     expected = {"prefer": EXPECTED[cluster.kind].direct, "require": True, "off": False}
@@ -240,7 +240,7 @@ import ioshape
 from checkpoints import checkpoint
 from group_program import arguments, rank, say
 
-ioshape.configure(unchanged="ignore")
+ioshape.configure(examine="off")
 for number in range(10):
     ioshape.save(checkpoint(100 * rank + number, 8 << 20), arguments[rank])
 say("done")

@@ -26,7 +26,7 @@ def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for setting in config.SETTINGS.values():
         monkeypatch.delenv(setting.variable, raising=False)
     with left_clean():
-        ioshape.configure(job="realfs", unchanged="ignore")
+        ioshape.configure(job="realfs", examine="off")
         yield
         monkeypatch.undo()
 

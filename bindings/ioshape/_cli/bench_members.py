@@ -340,7 +340,7 @@ def _become(place: Place) -> None:
         LOCAL_RANK=str(place.rank % ranks_of_a_node),
         LOCAL_WORLD_SIZE=str(ranks_of_a_node),
         TORCHELASTIC_RUN_ID=place.token,
-        IOSHAPE_UNCHANGED="ignore",  # every save has an unchanged state
+        IOSHAPE_EXAMINE="off",  # every save has an unchanged state
     )
     # Waits for slots are part of the result. Log lines about them would hide it.
     logging.getLogger("ioshape").addHandler(logging.NullHandler())

@@ -242,7 +242,7 @@ _ERRNOS = {
     lib.IOSHAPE_E_NO_TABLE: errno.ENODATA,
     lib.IOSHAPE_E_COORDINATOR: errno.ENOTCONN,
     lib.IOSHAPE_E_SKIPPED: errno.ENOSPC,
-    lib.IOSHAPE_E_UNCHANGED: errno.EINVAL,
+    lib.IOSHAPE_E_ALARM: errno.EINVAL,
     lib.IOSHAPE_E_CHANGED: errno.EBUSY,
     lib.IOSHAPE_E_UNUSABLE: errno.EBADMSG,
 }

@@ -40,7 +40,15 @@ PHASES = {
 }
 
 #: fields that are numbers in C and bool in Python
-FLAGS = frozenset({"direct", "unchanged"})
+FLAGS = frozenset({"direct"})
+
+#: rules that judge the content of a save, by the bits of enum ioshape_alarm
+ALARMS = {
+    lib.IOSHAPE_ALARM_NONFINITE: "nonfinite",
+    lib.IOSHAPE_ALARM_UNCHANGED: "unchanged",
+    lib.IOSHAPE_ALARM_CONSTANT: "constant",
+    lib.IOSHAPE_ALARM_JUMP: "jump",
+}
 
 #: Attributes of earlier versions, and where to find their values now. A job must not end because
 #: its log line uses one. So until version 0.3 they are empty and give a warning.
@@ -64,8 +72,8 @@ _REMOVED = {
     "express": "the log reports it at level DEBUG",
     "slot_lost": 'an entry of downgrades with the code "slot" reports it',
     "ranks": "ioshape.job().world_size has it",
-    "compared_bytes": "unchanged reports whether all large tensors are unchanged",
-    "unchanged_bytes": "unchanged reports whether all large tensors are unchanged",
+    "compared_bytes": 'alarms has "unchanged" if all large tensors are unchanged',
+    "unchanged_bytes": 'alarms has "unchanged" if all large tensors are unchanged',
     "hashed_bytes": "the log reports it at level DEBUG",
 }
 _REMOVED_TEXTS = frozenset({"choice", "pool", "stripes_asked"})
@@ -179,9 +187,11 @@ class Report:
     stripes: str = ""
     #: Whether the save was skipped because it did not fit (setting "full"). Nothing was written.
     skipped: bool = False
-    #: Whether all large storages equal those of the previous save. They may be stale, or nothing
-    #: was trained in between.
-    unchanged: bool = False
+    #: What looks wrong with the content, compared with the checkpoint before it: "nonfinite",
+    #: "unchanged", "constant" and "jump" (setting "examine").
+    alarms: tuple[str, ...] = ()
+    #: The first alarm as a sentence; "" if there is none.
+    alarm: str = ""
     #: Seconds between the end of the save and its deadline. Negative: it was late. 0: no deadline.
     deadline_left_s: float = 0.0
     #: The folder of the tier that holds the file; "" if it was saved directly.
@@ -233,7 +243,7 @@ class Report:
             value = getattr(self, name, None)
             if isinstance(value, str):
                 value = value.encode(errors="replace")[: member.type.length - 1]
-            if value is not None and name != "downgrades":
+            if value is not None and name not in {"alarms", "downgrades"}:
                 setattr(struct, name, value)
         text = ffi.new("char[]", 1 + lib.ioshape_report_text(struct, ffi.NULL, 0))
         lib.ioshape_report_text(struct, text, len(text))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ioshape._core import terminal as _terminal
 from ioshape._core import trace, under_way
 from ioshape._core.errors import SkippedWarning, StorageError, failure, last_failure, warn_skipped
-from ioshape._core.report import CODES, FLAGS, PHASES, Downgrade, Progress, Report
+from ioshape._core.report import ALARMS, CODES, FLAGS, PHASES, Downgrade, Progress, Report
 from ioshape._core.structs import said, shared_fields, sized
 from ioshape._native import ffi, lib
 
@@ -493,6 +493,7 @@ def report_of(
     told = struct.downgrades[0 : min(struct.downgrade_count, len(struct.downgrades))]
     values = shared_fields(Report, struct, flags=FLAGS)
     del values["downgrades"]  # an array of structs
+    values["alarms"] = tuple(name for bit, name in ALARMS.items() if struct.alarms & bit)
     values["total_s"] += pickle_s
     values["started_s"] = max(0.0, values["started_s"] - pickle_s)
     return Report(

@@ -448,13 +448,14 @@ TEST(calls_case, a_report_is_told_in_one_line)
 	report = (struct ioshape_report){ .size = sizeof(report), .file_bytes = 999 };
 	report.checkpoint_bytes = 1000;
 	report.repeated_bytes = 1000000;
-	report.unchanged = 1;
+	report.alarms = IOSHAPE_ALARM_NONFINITE;
+	strcpy(report.alarm, "tensor \"a\" has 1 NaN");
 	strcpy(report.mode, "node");
 	strcpy(report.why, "one node");
 	ioshape_report_text(&report, text, sizeof(text));
 	ck_assert_str_eq(text, "999 bytes in 0.000 s, part of 1,000 bytes, node: one node, "
-			       "1,000,000 bytes of identical shards are stored once, "
-			       "all large tensors are unchanged since the previous save");
+			       "1,000,000 bytes of identical shards are stored once; "
+			       "alarm: tensor \"a\" has 1 NaN");
 	report.size = 3;
 	ck_assert_uint_eq(ioshape_report_text(&report, text, sizeof(text)), 0);
 }
@@ -495,7 +496,11 @@ TEST(calls_case, context_options_out_of_range_are_refused)
 		{ .log_level = (enum ioshape_log_level)(IOSHAPE_LOG_DEBUG + 1) },
 		{ .full = (enum ioshape_full)2 },
 		{ .full = (enum ioshape_full) - 1 },
-		{ .unchanged = (enum ioshape_unchanged)3 },
+		{ .examine = "ignore" },
+		{ .examine = "nonfinite=stop" },
+		{ .examine = "nonfinit=fail" },
+		{ .examine = "constant=off,,jump=warn" },
+		{ .examine = "constant" },
 		{ .engine = IOSHAPE_ENGINE_BUFFERED, .direct = IOSHAPE_DIRECT_REQUIRE },
 	};
 

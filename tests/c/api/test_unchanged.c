@@ -42,12 +42,12 @@ static void listen(void *user, enum ioshape_log_level level, const char *message
 		sscanf(numbers, ": %llu of %llu", &unchanged_bytes, &compared_bytes);
 }
 
-static void open_context(enum ioshape_unchanged unchanged)
+static void open_context(const char *examine)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 
 	ioshape_context_free(context);
-	options.unchanged = unchanged;
+	options.examine = examine;
 	options.log = listen;
 	options.log_level = IOSHAPE_LOG_DEBUG;
 	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
@@ -77,7 +77,7 @@ static void make_state(size_t large_bytes, size_t small_bytes)
 static void setup(void)
 {
 	scratch_setup();
-	open_context(IOSHAPE_UNCHANGED_WARN);
+	open_context("warn");
 	make_state(2 * MIB, 8);
 }
 
@@ -363,12 +363,12 @@ TEST(series, a_save_that_was_overtaken_is_not_the_one_before)
 TEST(series, a_job_that_restarts_compares_with_what_it_has_loaded)
 {
 	save("model-1000.pt");
-	open_context(IOSHAPE_UNCHANGED_WARN);
+	open_context("warn");
 	ck_assert_uint_eq(save("model-1100.pt"), 0);
-	open_context(IOSHAPE_UNCHANGED_WARN);
+	open_context("warn");
 	load("model-1000.pt");
 	ck_assert_uint_eq(save("model-1100.pt"), 1);
-	open_context(IOSHAPE_UNCHANGED_WARN);
+	open_context("warn");
 	load("model-1000.pt");
 	train();
 	ck_assert_uint_eq(save("model-1100.pt"), 0);
@@ -395,11 +395,11 @@ TEST(doing, fail_leaves_the_old_file_and_nothing_else)
 	uint8_t *before;
 	size_t bytes;
 
-	open_context(IOSHAPE_UNCHANGED_FAIL);
+	open_context("unchanged=fail");
 	save("last.pt");
 	before = scratch_read(scratch_path("last.pt"), &bytes);
 	state.memory[2][0]++;
-	ck_assert_int_eq(try_save("last.pt"), IOSHAPE_E_UNCHANGED);
+	ck_assert_int_eq(try_save("last.pt"), IOSHAPE_E_ALARM);
 	error = ioshape_last_error();
 	ck_assert_str_eq(error->operation, "save");
 	ck_assert_str_eq(error->path, scratch_path("last.pt"));
@@ -410,7 +410,7 @@ TEST(doing, fail_leaves_the_old_file_and_nothing_else)
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 	free(before);
 	/* An unchanged save fails again; a changed one does not. */
-	ck_assert_int_eq(try_save("last.pt"), IOSHAPE_E_UNCHANGED);
+	ck_assert_int_eq(try_save("last.pt"), IOSHAPE_E_ALARM);
 	train();
 	ck_assert_int_eq(try_save("last.pt"), 0);
 	ck_assert_uint_eq(atomic_load(&warnings), 0);
@@ -420,19 +420,19 @@ TEST(doing, fail_fails_saves_in_the_background)
 {
 	struct ioshape_save *background;
 
-	open_context(IOSHAPE_UNCHANGED_FAIL);
+	open_context("unchanged=fail");
 	save("model-1.pt");
 	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("model-2.pt"), state.tensors,
 					      TENSORS, NULL, &background),
 			 0);
-	ck_assert_int_eq(ioshape_save_wait(background, -1), IOSHAPE_E_UNCHANGED);
+	ck_assert_int_eq(ioshape_save_wait(background, -1), IOSHAPE_E_ALARM);
 	ioshape_save_free(background);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
 
 TEST(doing, ignore_compares_nothing)
 {
-	open_context(IOSHAPE_UNCHANGED_IGNORE);
+	open_context("off");
 	save("last.pt");
 	load("last.pt");
 	ck_assert_uint_eq(save("last.pt"), 0);

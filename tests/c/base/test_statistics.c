@@ -291,8 +291,3 @@ TEST(tests, other_types_are_not_examined)
 	base_statistics_add(&result, bytes, sizeof(bytes));
 	ck_assert_uint_eq(result.count, 0);
 }
-
-int main(void)
-{
-	return check_run("base/statistics");
-}

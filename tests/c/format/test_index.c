@@ -7,6 +7,7 @@
 #include "format/index.c"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,6 +41,19 @@ static const struct ioshape_attribute attributes[] = {
 };
 static const uint8_t blob[] = { 0, 1, 2, 0xff, 0 };
 
+/* Records without a dtype, all kinds of numbers, nothing but NaN, and no number. */
+static const struct format_examined examined[] = {
+	{ .alarms = 0 },
+	{ .alarms = 0 },
+	{ { IOSHAPE_INT32, .count = 24, .zeros = 3, .minimum = -5, .maximum = 70,
+	    .sum_squares = 1e4 },
+	  IOSHAPE_ALARM_CONSTANT },
+	{ { IOSHAPE_FLOAT32, .count = 3 * CHECK_BYTES / 4 + 1, .nans = 3 * CHECK_BYTES / 4,
+	    .infinities = 1, .minimum = INFINITY, .maximum = -INFINITY },
+	  IOSHAPE_ALARM_NONFINITE | IOSHAPE_ALARM_JUMP },
+	{ { IOSHAPE_BFLOAT16, .minimum = INFINITY, .maximum = -INFINITY }, 0 },
+};
+
 static const struct format_index everything = {
 	.check_bytes = CHECK_BYTES,
 	.directory_crc32 = 0xfedcba98,
@@ -57,6 +71,9 @@ static const struct format_index everything = {
 		.attributes = attributes,
 		.attribute_count = ARRAY_LENGTH(attributes),
 	},
+	.has_statistics = true,
+	.examined = examined,
+	.alarms = IOSHAPE_ALARM_NONFINITE | IOSHAPE_ALARM_UNCHANGED,
 };
 
 static struct base_buffer encoded(const struct format_index *index)
@@ -89,6 +106,21 @@ static void expect_equal_tables(const struct format_index *a, const struct forma
 	}
 }
 
+static void expect_equal_rows(const struct format_examined *a, const struct format_examined *b)
+{
+	ck_assert_uint_eq(a->alarms, b->alarms);
+	ck_assert_uint_eq(a->statistics.dtype, b->statistics.dtype);
+	if (!a->statistics.dtype)
+		return;
+	ck_assert_uint_eq(a->statistics.count, b->statistics.count);
+	ck_assert_uint_eq(a->statistics.nans, b->statistics.nans);
+	ck_assert_uint_eq(a->statistics.infinities, b->statistics.infinities);
+	ck_assert_uint_eq(a->statistics.zeros, b->statistics.zeros);
+	ck_assert_double_eq(a->statistics.minimum, b->statistics.minimum);
+	ck_assert_double_eq(a->statistics.maximum, b->statistics.maximum);
+	ck_assert_double_eq(a->statistics.sum_squares, b->statistics.sum_squares);
+}
+
 static void expect_equal(const struct format_index *a, const struct format_index *b)
 {
 	ck_assert_uint_eq(a->check_bytes, b->check_bytes);
@@ -107,6 +139,10 @@ static void expect_equal(const struct format_index *a, const struct format_index
 		ck_assert_str_eq(a->metadata.attributes[i].name, b->metadata.attributes[i].name);
 		ck_assert_str_eq(a->metadata.attributes[i].value, b->metadata.attributes[i].value);
 	}
+	ck_assert_int_eq(a->has_statistics, b->has_statistics);
+	ck_assert_uint_eq(a->alarms, b->alarms);
+	for (uint64_t i = 0; a->has_statistics && i < a->records; i++)
+		expect_equal_rows(&a->examined[i], &b->examined[i]);
 }
 
 /* ---- Round trips ----------------------------------------------------------------------------- */
@@ -212,7 +248,7 @@ TEST(round_trips, no_section_is_there_twice)
 	struct base_buffer bytes;
 	size_t without;
 
-	given.metadata = (struct ioshape_metadata){ 0 };
+	given.has_statistics = false;
 	bytes = encoded(&given);
 	without = bytes.bytes;
 	base_buffer_free(&bytes);
@@ -246,6 +282,8 @@ static void touch(const struct format_index *index)
 			strlen(index->metadata.attributes[i].value);
 	for (size_t i = 0; i < index->metadata.blob_bytes; i++)
 		used += ((const uint8_t *)index->metadata.blob)[i];
+	for (uint64_t i = 0; index->has_statistics && i < index->records; i++)
+		used += index->examined[i].statistics.zeros;
 }
 
 /* Decodes an exact copy of the bytes, so that sanitizers detect a read beyond them. */
@@ -507,6 +545,59 @@ TEST(damage, tensors_and_names_fit_their_records)
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
 		expect_refused(cases[i].at, cases[i].number, cases[i].width, IOSHAPE_E_DAMAGED);
+}
+
+static void expect_refused_statistics(struct base_statistics statistics)
+{
+	struct format_examined changed[ARRAY_LENGTH(examined)];
+	struct format_index given = everything;
+	struct base_buffer bytes;
+
+	memcpy(changed, examined, sizeof(changed));
+	changed[2].statistics = statistics;
+	given.examined = changed;
+	bytes = encoded(&given);
+	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_DAMAGED);
+	base_buffer_free(&bytes);
+}
+
+TEST(damage, impossible_statistics_are_refused)
+{
+	struct base_statistics wrong = examined[2].statistics;
+
+	wrong.nans = 25;
+	expect_refused_statistics(wrong);
+	wrong.nans = 0;
+	wrong.infinities = UINT64_MAX;
+	expect_refused_statistics(wrong);
+	wrong.infinities = 22; /* and three zeros, of 24 numbers */
+	expect_refused_statistics(wrong);
+	wrong = examined[2].statistics;
+	wrong.minimum = NAN;
+	expect_refused_statistics(wrong);
+	wrong.minimum = 71;
+	expect_refused_statistics(wrong);
+	wrong = examined[2].statistics;
+	wrong.sum_squares = -1;
+	expect_refused_statistics(wrong);
+}
+
+TEST(damage, statistics_of_unknown_types_are_skipped)
+{
+	struct format_examined changed[ARRAY_LENGTH(examined)];
+	struct format_index given = everything, index;
+	struct base_buffer bytes;
+
+	memcpy(changed, examined, sizeof(changed));
+	changed[2].statistics.dtype = 1000;
+	given.examined = changed;
+	bytes = encoded(&given);
+	ck_assert_int_eq(decode(&index, &bytes), 0);
+	ck_assert_uint_eq(index.examined[2].statistics.dtype, 0);
+	ck_assert_uint_eq(index.examined[2].alarms, 0);
+	expect_equal_rows(&index.examined[3], &examined[3]);
+	format_index_free(&index);
+	base_buffer_free(&bytes);
 }
 
 TEST(damage, names_are_unique)

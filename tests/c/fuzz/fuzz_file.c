@@ -36,11 +36,14 @@ static void set_up(void)
 static bool read_record(struct ioshape_reader *reader, uint64_t index, bool verified)
 {
 	struct ioshape_record_info record = IOSHAPE_RECORD_INFO_INIT;
+	struct ioshape_statistics statistics = IOSHAPE_STATISTICS_INIT;
 	bool read = false;
 	uint8_t *data;
 
 	if (ioshape_reader_get_record(reader, index, &record) || record.bytes > MOST_READ_BYTES)
 		return !verified;
+	if (!ioshape_reader_get_statistics(reader, index, &statistics))
+		MUST(statistics.nans <= statistics.count);
 	data = malloc(record.bytes ? record.bytes : 1);
 	MUST(data);
 	read = !ioshape_reader_read(reader, index, 0, data, record.bytes);

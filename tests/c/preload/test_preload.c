@@ -511,8 +511,3 @@ TEST(exclusions, saves_of_ioshape_have_their_slots_already)
 	poll(NULL, 0, 300);
 	must_log(0, "");
 }
-
-int main(void)
-{
-	return check_run("preload");
-}

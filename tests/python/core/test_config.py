@@ -46,7 +46,7 @@ VALUES: dict[str, tuple[Any, str, Any, Any]] = {
     "rate": ("500M", "1G", 500 << 20, 1 << 30),
     "layout": ("directory", "stripe_count=8", "directory", "stripe_count=8"),
     "full": ("skip", "fail", "skip", "fail"),
-    "unchanged": ("fail", "ignore", "fail", "ignore"),
+    "examine": ("fail", "jump=warn,constant=off", "fail", "jump=warn,constant=off"),
     "mode": ("node", "rank0", "node", "rank0"),
     "deadline_ms": (1000, "3600000", 1000, 3_600_000),
     "parity": ("1/4", "2/6", "1/4", "2/6"),
@@ -229,7 +229,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "rate": [0, -1, "500MB", "fast", 1.5, True],
     "layout": ["", 8, "stripe_count=8\n", "x" * 1024],
     "full": ["", "stop", 1],
-    "unchanged": ["", "skip", 1],
+    "examine": ["", 1, "nonfinite", "nonfinite=stop", "x" * 128],
     "mode": ["", "all", "rank1", 1],
     "deadline_ms": [0, 999, 3_600_001, "1s", True],
     "parity": ["", "1", "1/3", "2/2", 1, True],
@@ -256,6 +256,7 @@ def test_what_cannot_be_used_is_refused_where_it_is_set(tmp_path: Path) -> None:
     """Check that the C library's own checks of addresses and layouts run at once."""
     refused: list[tuple[dict[str, Any], str]] = [
         ({"layout": "stripes=8"}, "layout"),
+        ({"examine": "jump"}, "examine"),
         ({"coordinator": "redis://host:notaport"}, "coordinator"),
         ({"engine": "buffered", "direct": "require"}, "the buffered engine"),
     ]
@@ -335,7 +336,7 @@ BAD_TEXTS = {
     "unreachable": ["retry"],
     "rate": ["0", "500MB", "x"],
     "full": ["stop"],
-    "unchanged": ["skip"],
+    "examine": ["skip", "jump=warn,,"],
     "mode": ["all"],
     "durable": ["maybe", "2"],
 }

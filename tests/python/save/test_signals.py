@@ -25,7 +25,7 @@ PROGRAM = """
     wanted, end = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
     at_random = random.Random(1)
     mine, small = checkpoint(7, 2 << 20), checkpoint(3, 5000)
-    ioshape.configure(durable=False, staging_bytes="16M", unchanged="ignore")
+    ioshape.configure(durable=False, staging_bytes="16M", examine="off")
     faulthandler.dump_traceback_later(100)
     for name in ("main.pt", "other.pt", "async.pt"):
         ioshape.save(small, name)

@@ -1,0 +1,668 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Compares what a save writes with the checkpoint before it, and judges the difference by rules.
+ * Training that goes wrong often writes files that are valid and useless: of NaN, of a copy that
+ * never changes, or of tensors that were overwritten.
+ *
+ * The comparison needs only the checksums of records, which writing computes anyway, and the
+ * statistics of tensors. Both are in the file. So a restarted job compares its first save with the
+ * checkpoint that it loaded.
+ */
+#include "save/file.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Size from which a record is large. Small records (step counters, states of random generators)
+ * change even if all tensors stand still. */
+#define LARGE_BYTES (1 * MIB)
+/* In a file without such records, those of at least half the largest size count as large, but never
+ * below this limit. The state of torch's generator, which has 5 KiB, never counts. */
+#define LEAST_LARGE_BYTES (16 * KIB)
+/* Factor by which a norm changes at least if it jumps. */
+#define JUMP 10.0
+
+/* ---- The setting ----------------------------------------------------------------------------- */
+
+static const char *const rules[SAVE_RULES] = { "nonfinite", "unchanged", "constant", "jump" };
+static const char *const actions[] = { "warn", "fail", "off" };
+
+/* Finds a word that ends at `bytes` in a list. Returns `count` if it is not there. */
+static size_t find_word(const char *const *words, size_t count, const char *word, size_t bytes)
+{
+	size_t i = 0;
+
+	while (i < count && (strlen(words[i]) != bytes || memcmp(words[i], word, bytes) != 0))
+		i++;
+	return i;
+}
+
+/* Takes "RULE=ACTION". Returns false if it is something else. */
+static bool take_rule(uint8_t chosen[SAVE_RULES], const char *text, size_t bytes)
+{
+	const char *sign = memchr(text, '=', bytes);
+	size_t rule, action;
+
+	if (!sign)
+		return false;
+	rule = find_word(rules, SAVE_RULES, text, (size_t)(sign - text));
+	action = find_word(actions, ARRAY_LENGTH(actions), sign + 1,
+			   bytes - (size_t)(sign + 1 - text));
+	if (rule == SAVE_RULES || action == ARRAY_LENGTH(actions))
+		return false;
+	chosen[rule] = (uint8_t)action;
+	return true;
+}
+
+int save_examine_parse(uint8_t chosen[SAVE_RULES], const char *text, struct base_error *error)
+{
+	const size_t all = text ? find_word(actions, ARRAY_LENGTH(actions), text, strlen(text)) :
+				  SAVE_WARN;
+
+	memset(chosen, SAVE_WARN, SAVE_RULES);
+	chosen[SAVE_JUMP] = SAVE_OFF;
+	if (all < ARRAY_LENGTH(actions)) {
+		memset(chosen, (int)all, SAVE_JUMP);
+		return 0;
+	}
+	for (size_t bytes; *text; text += bytes + (text[bytes] == ',')) {
+		bytes = strcspn(text, ",");
+		if (!take_rule(chosen, text, bytes))
+			return base_refuse_with(
+				error, -EINVAL,
+				"it takes warn, fail, off, or such as nonfinite=fail,constant=off",
+				"\"%.*s\" is not a rule and its action", (int)MIN(bytes, 64), text);
+	}
+	return 0;
+}
+
+/* ---- Facts remembered of a file -------------------------------------------------------------- */
+
+struct large_record {
+	uint64_t bytes;
+	uint32_t crc32;
+};
+
+/* A record that was examined and has more than one number. */
+struct seen_tensor {
+	uint64_t key; /* hash of the tensor's name, if known, and of its dtype */
+	uint64_t bytes;
+	uint64_t record; /* position in the file */
+	double sum_squares;
+	uint32_t crc32;
+	uint8_t group;
+	bool large;
+	bool moved;     /* it changed in an earlier comparison */
+	bool nonfinite; /* it has NaN or infinities */
+	bool constant;
+};
+
+struct save_seen {
+	TAILQ_ENTRY(save_seen) entry;
+	char *path;      /* absolute path */
+	uint64_t number; /* order in which files were remembered */
+	uint64_t bytes;  /* size of all large records */
+	size_t count;
+	struct large_record *records; /* sorted by size and checksum */
+	size_t tensor_count;
+	struct seen_tensor *tensors; /* sorted by key, size and position */
+};
+
+/* What is known of the records of a file. */
+struct facts {
+	const struct format_entry *entries;
+	uint64_t count;
+	uint64_t own; /* leading records that are not tensors */
+	const struct format_index *index;
+	const struct save_record *records; /* NULL: the file was loaded */
+};
+
+/* Returns whether a record is a tensor or may be one. The pickle has numbers and other objects. */
+static bool may_be_tensor(const struct facts *facts, uint64_t i)
+{
+	const char *name = facts->entries[i].name;
+	const char *slash = strrchr(name, '/');
+
+	return i >= facts->own && strcmp(slash ? slash + 1 : name, "data.pkl") != 0;
+}
+
+static uint64_t least_large_bytes(const struct facts *facts)
+{
+	uint64_t most = 0;
+
+	for (uint64_t i = 0; i < facts->count; i++)
+		if (may_be_tensor(facts, i))
+			most = MAX(most, facts->entries[i].bytes);
+	return MIN(MAX(most / 2, LEAST_LARGE_BYTES), LARGE_BYTES);
+}
+
+static int compare_records(const void *one, const void *other)
+{
+	const struct large_record *a = one, *b = other;
+
+	if (a->bytes != b->bytes)
+		return a->bytes < b->bytes ? -1 : 1;
+	return (a->crc32 > b->crc32) - (a->crc32 < b->crc32);
+}
+
+/* Compares the classes of two tensors: those of one class cannot be told apart. */
+static int compare_classes(const struct seen_tensor *a, const struct seen_tensor *b)
+{
+	if (a->key != b->key)
+		return a->key < b->key ? -1 : 1;
+	return (a->bytes > b->bytes) - (a->bytes < b->bytes);
+}
+
+static int compare_tensors(const void *one, const void *other)
+{
+	const struct seen_tensor *a = one, *b = other;
+	const int order = compare_classes(a, b);
+
+	return order ? order : (a->record > b->record) - (a->record < b->record);
+}
+
+static void free_seen(struct save_seen *seen)
+{
+	if (!seen)
+		return;
+	free(seen->path);
+	free(seen->records);
+	free(seen->tensors);
+	free(seen);
+}
+
+static void add_tensor(struct save_seen *seen, const struct facts *facts, uint64_t i, bool large,
+		       const char *name)
+{
+	const struct format_examined *examined = &facts->index->examined[i];
+	const struct base_statistics *statistics = &examined->statistics;
+
+	if (!statistics->dtype || statistics->count < 2)
+		return;
+	/* A number that is wrong since an earlier save stays wrong until it is repaired. So it
+	 * counts as right in the checkpoint before. */
+	seen->tensors[seen->tensor_count++] = (struct seen_tensor){
+		.key = base_hash_text(name) + statistics->dtype,
+		.bytes = facts->entries[i].bytes,
+		.record = i,
+		.sum_squares = statistics->sum_squares,
+		.crc32 = facts->entries[i].crc32,
+		.group = facts->records ? (uint8_t)facts->records[i].group : 0,
+		.large = large,
+		.nonfinite = statistics->nans + statistics->infinities &&
+			     !(examined->alarms & IOSHAPE_ALARM_NONFINITE),
+		.constant = base_statistics_constant(statistics) &&
+			    !(examined->alarms & IOSHAPE_ALARM_CONSTANT),
+	};
+}
+
+/* Collects the large records and the examined tensors. */
+static void collect(struct save_seen *seen, const struct facts *facts)
+{
+	const uint64_t least = least_large_bytes(facts);
+	const struct format_index *index = facts->index;
+	uint64_t row = 0;
+
+	for (uint64_t i = 0; i < facts->count; i++) {
+		const bool large = facts->entries[i].bytes >= least;
+		const char *name = "";
+
+		while (index && row < index->tensor_count && index->tensors[row].record < i)
+			row++;
+		if (!may_be_tensor(facts, i))
+			continue;
+		if (index && row < index->tensor_count && index->tensors[row].record == i)
+			name = index->tensors[row].name;
+		if (index && index->has_statistics)
+			add_tensor(seen, facts, i, large, name);
+		if (!large)
+			continue;
+		seen->records[seen->count].bytes = facts->entries[i].bytes;
+		seen->records[seen->count++].crc32 = facts->entries[i].crc32;
+		seen->bytes += facts->entries[i].bytes;
+	}
+	qsort(seen->records, seen->count, sizeof(*seen->records), compare_records);
+	qsort(seen->tensors, seen->tensor_count, sizeof(*seen->tensors), compare_tensors);
+}
+
+/* Returns the facts to remember of a file, still without its path. NULL: there are none, or no
+ * memory. That makes no save or load fail. */
+static struct save_seen *look(const struct facts *facts)
+{
+	struct save_seen *seen = calloc(1, sizeof(*seen));
+	const size_t room = MAX(facts->count, 1);
+
+	if (!seen)
+		return NULL;
+	seen->records = reallocarray(NULL, room, sizeof(*seen->records));
+	seen->tensors = reallocarray(NULL, room, sizeof(*seen->tensors));
+	if (seen->records && seen->tensors)
+		collect(seen, facts);
+	if (seen->count || seen->tensor_count)
+		return seen;
+	free_seen(seen);
+	return NULL;
+}
+
+/* Returns the size of the records that both files have. Positions do not matter, because a new
+ * tensor renumbers all tensors behind it. */
+static uint64_t bytes_in_both(const struct save_seen *one, const struct save_seen *other)
+{
+	size_t i = 0, j = 0;
+	uint64_t bytes = 0;
+
+	while (i < one->count && j < other->count) {
+		int order = compare_records(&one->records[i], &other->records[j]);
+
+		if (!order)
+			bytes += one->records[i].bytes;
+		i += order <= 0;
+		j += order >= 0;
+	}
+	return bytes;
+}
+
+/* ---- Checkpoint families --------------------------------------------------------------------- */
+
+/* Returns whether two paths belong to one checkpoint family: they differ at most in their
+ * numbers. */
+static bool is_same_series(const char *one, const char *other)
+{
+	for (;; one++, other++) {
+		while (isdigit((unsigned char)*one))
+			one++;
+		while (isdigit((unsigned char)*other))
+			other++;
+		if (*one != *other)
+			return false;
+		if (!*one)
+			return true;
+	}
+}
+
+static struct save_seen *find(const struct save_seen_list *list, const char *path)
+{
+	struct save_seen *seen = TAILQ_FIRST(&list->all);
+
+	while (seen && !is_same_series(seen->path, path))
+		seen = TAILQ_NEXT(seen, entry);
+	return seen;
+}
+
+static void forget(struct save_seen_list *list, struct save_seen *seen)
+{
+	TAILQ_REMOVE(&list->all, seen, entry);
+	list->count--;
+	free_seen(seen);
+}
+
+/* Adds a file to the list, and removes the previous one of its family. If the list is full, removes
+ * the oldest instead. */
+static void remember(struct ioshape_context *context, struct save_seen_list *list,
+		     struct save_seen *seen)
+{
+	struct save_seen *old = find(list, seen->path);
+
+	if (!old && list->count == SAVE_KEPT_SERIES)
+		for (old = TAILQ_FIRST(&list->all); TAILQ_NEXT(old, entry);)
+			old = TAILQ_NEXT(old, entry);
+	if (old)
+		forget(list, old);
+	seen->number = ++context->seen_count;
+	TAILQ_INSERT_HEAD(&list->all, seen, entry);
+	list->count++;
+}
+
+void save_seen_forget(struct ioshape_context *context)
+{
+	while (context->saved.count)
+		forget(&context->saved, TAILQ_FIRST(&context->saved.all));
+	while (context->loaded.count)
+		forget(&context->loaded, TAILQ_FIRST(&context->loaded.all));
+}
+
+/* ---- Judging tensors ------------------------------------------------------------------------- */
+
+/* What a rule found. */
+struct finding {
+	uint64_t tensors;                     /* number of tensors; 0: nothing */
+	const char *record;                   /* name of the first one; "" if it is about many */
+	char sentence[BASE_ERROR_TEXT_BYTES]; /* about the first one */
+};
+
+/* A save in the comparison with the checkpoint before it. */
+struct judging {
+	struct save_compare *compare;
+	const struct save_plan *plan;
+	const struct save_seen *before;
+	struct finding findings[SAVE_RULES];
+	struct {
+		uint64_t bytes; /* size of the group's tensors that stand still */
+		bool moves, moved_before;
+	} groups[256];
+};
+
+static const char *name_of(const struct save_plan *plan, uint64_t record)
+{
+	return plan->tensors && record >= plan->own ? plan->tensors[record - plan->own].name :
+						      plan->records[record].name;
+}
+
+static bool is_float(uint32_t dtype)
+{
+	return (dtype >= IOSHAPE_FLOAT16 && dtype <= IOSHAPE_COMPLEX128) ||
+	       dtype == IOSHAPE_BFLOAT16 || dtype >= IOSHAPE_FLOAT8_E4M3FN;
+}
+
+/* Returns the finding that a sentence must be written to; NULL: the rule is off, or it has one. */
+static struct finding *find_in(struct judging *judging, enum save_rule rule, uint64_t record)
+{
+	struct finding *finding = &judging->findings[rule];
+
+	if (judging->compare->context->examine[rule] == SAVE_OFF)
+		return NULL;
+	judging->plan->examined[record].alarms |= 1u << rule;
+	if (finding->tensors++)
+		return NULL;
+	finding->record = name_of(judging->plan, record);
+	return finding;
+}
+
+#define SAY(finding, ...) snprintf((finding)->sentence, sizeof((finding)->sentence), __VA_ARGS__)
+
+static void judge_nonfinite(struct judging *judging, const struct seen_tensor *now,
+			    const struct seen_tensor *before)
+{
+	const struct base_statistics *statistics = &judging->plan->examined[now->record].statistics;
+	struct finding *finding;
+
+	if (!now->nonfinite || before->nonfinite)
+		return;
+	finding = find_in(judging, SAVE_NONFINITE, now->record);
+	if (finding)
+		SAY(finding,
+		    "tensor \"%s\" has %" PRIu64 " NaN and %" PRIu64
+		    " infinities, and had none in \"%s\"",
+		    FORMAT_SHOWN(finding->record), statistics->nans, statistics->infinities,
+		    judging->before->path);
+}
+
+static void judge_constant(struct judging *judging, const struct seen_tensor *now,
+			   const struct seen_tensor *before)
+{
+	const struct base_statistics *statistics = &judging->plan->examined[now->record].statistics;
+	struct finding *finding;
+
+	if (!now->constant || before->constant || !now->large || !is_float(statistics->dtype))
+		return;
+	finding = find_in(judging, SAVE_CONSTANT, now->record);
+	if (finding)
+		SAY(finding,
+		    "all %" PRIu64 " numbers of tensor \"%s\" are %g, and differed in \"%s\"",
+		    statistics->count, FORMAT_SHOWN(finding->record), statistics->minimum,
+		    judging->before->path);
+}
+
+static void judge_jump(struct judging *judging, const struct seen_tensor *now,
+		       const struct seen_tensor *before)
+{
+	const uint32_t dtype = judging->plan->examined[now->record].statistics.dtype;
+	const double squares = now->sum_squares, squares_before = before->sum_squares;
+	struct finding *finding;
+
+	if (!now->large || !is_float(dtype) || squares_before == 0 ||
+	    (squares <= squares_before * JUMP * JUMP && squares * JUMP * JUMP >= squares_before))
+		return;
+	finding = find_in(judging, SAVE_JUMP, now->record);
+	if (finding)
+		SAY(finding, "the squares of tensor \"%s\" add up to %g, and to %g in \"%s\"",
+		    FORMAT_SHOWN(finding->record), squares, squares_before, judging->before->path);
+}
+
+/* Judges the tensors of one class. They can be matched if there are as many as before. */
+static void judge_class(struct judging *judging, struct seen_tensor *now, size_t count,
+			const struct seen_tensor *before, size_t count_before)
+{
+	for (size_t i = 0; i < count; i++) {
+		const bool matched = count == count_before;
+		const bool equal = matched && now[i].crc32 == before[i].crc32;
+
+		if (!equal)
+			judging->groups[now[i].group].moves = true;
+		if (!matched)
+			continue;
+		now[i].moved = before[i].moved || !equal;
+		if (equal && now[i].large) {
+			judging->groups[now[i].group].bytes += now[i].bytes;
+			judging->groups[now[i].group].moved_before |= before[i].moved;
+		}
+		judge_nonfinite(judging, &now[i], &before[i]);
+		judge_constant(judging, &now[i], &before[i]);
+		judge_jump(judging, &now[i], &before[i]);
+		/* See add_tensor(). */
+		if (judging->plan->examined[now[i].record].alarms & IOSHAPE_ALARM_NONFINITE)
+			now[i].nonfinite = false;
+		if (judging->plan->examined[now[i].record].alarms & IOSHAPE_ALARM_CONSTANT)
+			now[i].constant = false;
+	}
+}
+
+static size_t class_size(const struct save_seen *seen, size_t from, const struct seen_tensor *class)
+{
+	size_t i = from;
+
+	while (i < seen->tensor_count && !compare_classes(&seen->tensors[i], class))
+		i++;
+	return i - from;
+}
+
+static void judge_tensors(struct judging *judging)
+{
+	const struct save_seen *before = judging->before;
+	struct save_seen *now = judging->compare->seen;
+	size_t i = 0, j = 0, size, size_before;
+
+	for (; i < now->tensor_count; i += size, j += size_before) {
+		struct seen_tensor *class = &now->tensors[i];
+
+		while (j < before->tensor_count && compare_classes(&before->tensors[j], class) < 0)
+			j++;
+		size = class_size(now, i, class);
+		size_before = class_size(before, j, class);
+		judge_class(judging, class, size, &before->tensors[j], size_before);
+	}
+}
+
+/* ---- Judging whole files --------------------------------------------------------------------- */
+
+static void judge_groups(struct judging *judging)
+{
+	struct finding *finding = &judging->findings[SAVE_UNCHANGED];
+
+	if (judging->compare->context->examine[SAVE_UNCHANGED] == SAVE_OFF)
+		return;
+	for (size_t group = 1; group < ARRAY_LENGTH(judging->groups); group++) {
+		if (judging->groups[group].moves || !judging->groups[group].moved_before ||
+		    finding->tensors)
+			continue;
+		finding->tensors = 1;
+		finding->record = "";
+		SAY(finding,
+		    "all tensors of group %zu (%s) are identical to those of \"%s\", although they "
+		    "changed earlier",
+		    group, BASE_SIZE(judging->groups[group].bytes), judging->before->path);
+	}
+}
+
+/* Compares the large records with those of an earlier file. */
+static void judge_unchanged(struct judging *judging, const struct save_seen *before)
+{
+	struct save_compare *compare = judging->compare;
+	const struct save_seen *seen = compare->seen;
+	struct finding *finding = &judging->findings[SAVE_UNCHANGED];
+	uint64_t same;
+
+	if (!before || !seen->bytes || compare->context->examine[SAVE_UNCHANGED] == SAVE_OFF)
+		return;
+	same = bytes_in_both(seen, before);
+	compare->compared_bytes = seen->bytes;
+	compare->unchanged_bytes = MAX(compare->unchanged_bytes, same);
+	if (same != seen->bytes || finding->tensors)
+		return;
+	finding->tensors = 1;
+	finding->record = "";
+	SAY(finding, "all its large tensors (%s) are identical to those of \"%s\"",
+	    BASE_SIZE(seen->bytes), before->path);
+}
+
+/* Compares the save with all files of its family, and its tensors with the newest one. */
+static void judge(struct judging *judging)
+{
+	struct ioshape_context *context = judging->compare->context;
+	const char *path = judging->compare->seen->path;
+	const struct save_seen *saved = find(&context->saved, path);
+	const struct save_seen *loaded = find(&context->loaded, path);
+	const struct save_seen *newest =
+		saved && (!loaded || loaded->number < saved->number) ? saved : loaded;
+	const struct save_compare *other;
+
+	/* Saves under way are newer, and the newest is the first. */
+	TAILQ_FOREACH(other, &context->compared, entry)
+	if (is_same_series(other->seen->path, path)) {
+		judging->before = judging->before ? judging->before : other->seen;
+		judge_unchanged(judging, other->seen);
+	}
+	judge_unchanged(judging, saved);
+	judge_unchanged(judging, loaded);
+	if (!judging->before)
+		judging->before = newest;
+	if (!judging->before)
+		return;
+	judge_tensors(judging);
+	judge_groups(judging);
+}
+
+/* ---- The verdict ----------------------------------------------------------------------------- */
+
+static const char *const remedies[SAVE_RULES] = {
+	"continue from an earlier checkpoint, or set examine=nonfinite=off",
+	"save the tensors that training updates, not an old copy of them, or set "
+	"examine=unchanged=off",
+	"find out what overwrote it, or set examine=constant=off",
+	"continue from an earlier checkpoint, or set examine=jump=off",
+};
+
+/* Adds what a rule found to the report, and then to the log or to *error. */
+static int tell(struct judging *judging, enum save_rule rule, struct base_error *error)
+{
+	struct save_compare *compare = judging->compare;
+	const struct ioshape_context *context = compare->context;
+	const bool fails = context->examine[rule] == SAVE_FAIL;
+	struct finding *finding = &judging->findings[rule];
+	const size_t used = strlen(finding->sentence);
+	struct base_error alarm = { 0 };
+
+	if (finding->tensors > 1)
+		snprintf(finding->sentence + used, sizeof(finding->sentence) - used,
+			 " (and %" PRIu64 " more tensors)", finding->tensors - 1);
+	if (!compare->alarms)
+		snprintf(compare->alarm, sizeof(compare->alarm), "%s", finding->sentence);
+	compare->alarms |= 1u << rule;
+	base_refuse_with(&alarm, IOSHAPE_E_ALARM, remedies[rule], "%s \"%s\": %s",
+			 fails ? "cannot save" : "saving", compare->path, finding->sentence);
+	if (!fails) {
+		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", alarm.text);
+		return 0;
+	}
+	if (*finding->record)
+		base_error_in_record(&alarm, FORMAT_SHOWN(finding->record));
+	return base_pass_on(error, &alarm);
+}
+
+int save_examine(struct save_compare *compare, const struct save_plan *plan,
+		 const struct format_entry *entries, struct base_error *error)
+{
+	struct ioshape_context *context = compare->context;
+	const struct facts facts = { entries, plan->count, plan->own, &plan->index, plan->records };
+	struct judging judging = { .compare = compare, .plan = plan };
+	bool fails = false;
+	int ret = 0;
+
+	/* A save whose digest was computed has been judged already. */
+	if (!context->examines || compare->seen)
+		return 0;
+	compare->seen = look(&facts);
+	if (compare->seen)
+		compare->seen->path = strdup(compare->path);
+	if (!compare->seen || !compare->seen->path) {
+		free_seen(compare->seen);
+		compare->seen = NULL;
+		return 0;
+	}
+	pthread_mutex_lock(&context->lock);
+	judge(&judging);
+	for (enum save_rule rule = 0; rule < SAVE_RULES; rule++)
+		fails |= judging.findings[rule].tensors && context->examine[rule] == SAVE_FAIL;
+	/* No save may be compared with one that fails. */
+	if (!fails)
+		TAILQ_INSERT_HEAD(&context->compared, compare, entry);
+	pthread_mutex_unlock(&context->lock);
+	for (enum save_rule rule = 0; rule < SAVE_RULES; rule++)
+		if (judging.findings[rule].tensors && !ret)
+			ret = tell(&judging, rule, error);
+	if (fails) {
+		free_seen(compare->seen);
+		compare->seen = NULL;
+	}
+	return ret;
+}
+
+void save_compare_end(struct save_compare *compare, bool in_place, struct ioshape_report *report)
+{
+	struct ioshape_context *context = compare->context;
+
+	report->alarms = compare->alarms;
+	memcpy(report->alarm, compare->alarm, sizeof(report->alarm));
+	if (compare->compared_bytes)
+		base_log(&context->log, IOSHAPE_LOG_DEBUG,
+			 "%s: %" PRIu64 " of %" PRIu64
+			 " bytes of large tensors are unchanged since the previous save",
+			 compare->path, compare->unchanged_bytes, compare->compared_bytes);
+	if (!compare->seen)
+		return;
+	pthread_mutex_lock(&context->lock);
+	TAILQ_REMOVE(&context->compared, compare, entry);
+	if (in_place)
+		remember(context, &context->saved, compare->seen);
+	else
+		free_seen(compare->seen);
+	pthread_mutex_unlock(&context->lock);
+	compare->seen = NULL;
+}
+
+/* ---- Remembering a load ---------------------------------------------------------------------- */
+
+void save_compare_loaded(struct ioshape_context *context, const char *path,
+			 const struct format_reader *zip)
+{
+	const struct format_directory *directory = &zip->directory;
+	const struct facts facts = { directory->entries, directory->count - zip->has_index, 0,
+				     zip->has_index ? &zip->index : NULL, NULL };
+	struct save_seen *seen;
+
+	if (!context->examines || zip->no_checksums)
+		return;
+	seen = look(&facts);
+	if (!seen || save_absolute_path(path, &seen->path, NULL)) {
+		free_seen(seen);
+		return;
+	}
+	pthread_mutex_lock(&context->lock);
+	remember(context, &context->loaded, seen);
+	pthread_mutex_unlock(&context->lock);
+}
