@@ -125,6 +125,10 @@ int save_reader_expect(struct ioshape_reader *reader, uint64_t record);
 /* Reads bytes [offset, offset + bytes) of the file as they are stored, including headers. Bytes
  * that belong to records are verified as by ioshape_reader_read(). */
 int save_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes);
+/* Returns the checksums of the blocks of a record, or of the whole file if it is read in another
+ * format, and sets *count. They are valid until the reader is freed. Returns NULL if there are
+ * none, or in a forked child. */
+const uint32_t *save_reader_checks(struct ioshape_reader *reader, uint64_t record, uint64_t *count);
 
 /* ---- Archives within a file (save/file.c) ---------------------------------------------------- */
 

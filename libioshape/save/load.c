@@ -522,6 +522,25 @@ int save_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *
 	return leave(reader, ret);
 }
 
+const uint32_t *save_reader_checks(struct ioshape_reader *reader, uint64_t record, uint64_t *count)
+{
+	const struct format_reader *zip = &reader->zip;
+	const uint32_t *checks = NULL;
+	uint64_t bytes;
+	int ret = enter_reader(reader);
+
+	*count = 0;
+	if (!ret)
+		ret = check_readable(reader, record);
+	if (!ret && zip->has_index) {
+		bytes = zip->plain ? zip->input.bytes : zip->directory.entries[record].bytes;
+		checks = zip->index.checks + zip->index.first_check[record];
+		*count = bytes / zip->index.check_bytes + !!(bytes % zip->index.check_bytes);
+	}
+	leave(reader, ret);
+	return checks;
+}
+
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
 static int enter_table(struct ioshape_reader *reader)

@@ -20,6 +20,7 @@ COMMANDS = (
     "run",
     "inspect",
     "verify",
+    "diff",
     "ls",
     "extract",
     "prune",

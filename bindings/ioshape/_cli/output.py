@@ -144,10 +144,12 @@ class Table:
     def __init__(self, *columns: Column) -> None:
         self.columns = columns
         self.rows: list[list[str]] = []
+        self._styles: list[str] = []
 
-    def add(self, *cells: str) -> None:
-        """Add a row."""
+    def add(self, *cells: str, style: str = "") -> None:
+        """Add a row. `style` is its colour on a terminal."""
         self.rows.append([one_line(cell) for cell in cells])
+        self._styles.append(style)
 
     def show(self) -> None:
         """Print the table on stdout."""
@@ -201,6 +203,7 @@ class Table:
     def _only(self, kept: list[int]) -> Table:
         table = Table(*(self.columns[i] for i in kept))
         table.rows = [[row[i] for i in kept] for row in self.rows]
+        table._styles = self._styles
         return table
 
     def _cut(self, width: int) -> Table:
@@ -233,8 +236,8 @@ class Table:
                 justify="right" if column.right else "left",
                 no_wrap=not column.breaks,
             )
-        for row in self.rows:
-            table.add_row(*map(Text, row))
+        for row, style in zip(self.rows, self._styles, strict=True):
+            table.add_row(*map(Text, row), style=style)
         return table
 
 

@@ -173,6 +173,12 @@ class Reader(Owner):
             found.append(RawRecord(said(info.name), info.bytes, info.file_offset, info.crc32))
         return found
 
+    def block_checksums(self, record: int) -> list[int]:
+        """Return the checksum of each block of a record; empty if the file has none."""
+        count = ffi.new("uint64_t *")
+        checks = lib.save_reader_checks(self._pointer, record, count)
+        return ffi.unpack(checks, count[0]) if checks else []
+
     def read_file(self, offset: int, into: memoryview) -> None:
         """Read a range of the file into memory. Bytes of records are verified."""
         self._check(

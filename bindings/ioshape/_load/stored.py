@@ -212,7 +212,7 @@ def _of_zip(reader: Reader) -> dict[str, StoredTensor | str]:
             remedy="use another copy or an older checkpoint",
         )
     by_name = {record.name: record for record in records}
-    is_swapped = _byteorder(reader, by_name.get("byteorder")) != sys.byteorder
+    is_swapped = byteorder(reader, by_name.get("byteorder")) != sys.byteorder
     found: dict[str, StoredTensor | str] = {}
     for tensor in tensors:
         if tensor.name in found:
@@ -226,7 +226,7 @@ def _of_zip(reader: Reader) -> dict[str, StoredTensor | str]:
     return found
 
 
-def _byteorder(reader: Reader, record: RawRecord | None) -> str:
+def byteorder(reader: Reader, record: RawRecord | None) -> str:
     """Return the byte order of a file. Old files without that record are little-endian."""
     if record is None or not 0 < record.n_bytes < len(b"little") + 1:
         return "little"

@@ -21,6 +21,7 @@ COMMANDS = [
     "run",
     "inspect",
     "verify",
+    "diff",
     "ls",
     "extract",
     "prune",

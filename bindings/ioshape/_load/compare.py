@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the tensors of two open files.
+
+Where checksums decide, no data is read. Otherwise data is read in pieces, so that memory is
+bounded. torch is imported only for norms, and for tensors with gaps or different strides.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ioshape._core.errors import failure
+from ioshape._formats import safetensors as header
+from ioshape._formats.dtypes import DTYPES
+from ioshape._load.contents import is_safetensors, tensors_of
+from ioshape._load.pickled import Tensor, item_bytes
+from ioshape._load.reader import RawRecord, Reader
+from ioshape._load.stored import byteorder, in_record
+from ioshape._load.verified import BoundedFile, Source
+from ioshape._native import lib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Executor
+
+    import torch
+
+# A piece stays in the processor's cache between its read and its comparison.
+_PIECE_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
+_NO_RECORD = (0, RawRecord("", 0, 0, 0))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The result of the comparison of a tensor."""
+
+    #: The path to it in the loaded object.
+    name: str
+    state: Literal["equal", "changed", "dtype", "shape", "only in A", "only in B"]
+    #: The dtype and the shape in each file; None where the tensor is missing.
+    a: tuple[str, tuple[int, ...]] | None = None
+    b: tuple[str, tuple[int, ...]] | None = None
+    #: The share of the 1 MiB blocks that differ; of the elements, if they were compared. None if
+    #: only checksums of whole records were compared.
+    changed: float | None = None
+    #: The norm of the difference divided by the norm in A; None if it was not computed.
+    relative: float | None = None
+
+
+class _Range(NamedTuple):
+    """The bytes of a tensor in its record."""
+
+    number: int  # position of the record in the file
+    record: RawRecord
+    begin: int
+    n_bytes: int
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements fill a range of bytes, in any order of the dimensions."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride, tensor.shape, strict=True)):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+class _Side:
+    """One of the two files, and its tensors by name."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self._buffer = bytearray()
+        source = Source(reader)
+        self._file = BoundedFile(source, source.n_bytes)  # closes the reader when it is freed
+        problem, records, listed = "", reader.records(), tuple[Tensor, ...]()
+        if reader.is_torch_zip:
+            listed, problem = tensors_of(reader, records)
+            order = next((one for one in records if one.name == "byteorder"), None)
+            if not problem and byteorder(reader, order) != sys.byteorder:
+                problem = "it was saved on a machine with another byte order"
+        elif is_safetensors(reader.path):
+            records = [RawRecord("", reader.file_bytes, 0, 0)]
+            listed = _of_safetensors(self._file, source.n_bytes)
+        else:
+            problem = "it is neither a torch zip nor named .safetensors"
+        if problem:
+            sentence = f'cannot compare "{reader.path}": {problem}'
+            raise failure(lib.IOSHAPE_E_FORMAT, sentence, reader.path, "load")
+        self.records = {record.name: (index, record) for index, record in enumerate(records)}
+        self.tensors = {tensor.name: tensor for tensor in listed}
+
+    def range_of(self, tensor: Tensor) -> _Range | None:
+        """Return the bytes of a tensor; None if there are gaps between its elements.
+
+        The bytes of a tensor that shares elements, or whose elements are not plain, are the whole
+        record.
+        """
+        number, record = self.records.get(tensor.record, _NO_RECORD)
+        each = item_bytes(tensor.dtype)
+        if not tensor.is_plain or each is None:
+            return _Range(number, record, 0, record.n_bytes)
+        self.stored(tensor)  # raises an error if the tensor extends beyond its record
+        n_bytes = math.prod(tensor.shape) * each
+        if n_bytes > record.n_bytes:
+            return _Range(number, record, 0, record.n_bytes)
+        if n_bytes and not _is_dense(tensor):
+            return None
+        return _Range(number, record, tensor.storage_offset, n_bytes)
+
+    def stored(self, tensor: Tensor) -> Any:
+        """Return a plain tensor, so that slices of it can be read."""
+        return in_record(self.reader, tensor, self.records.get(tensor.record, _NO_RECORD)[1])
+
+    def read(self, bytes_: _Range, piece: tuple[int, int]) -> bytearray:
+        """Return a piece of a range, in memory that the next call uses again."""
+        offset, n_bytes = piece
+        if len(self._buffer) != n_bytes:
+            self._buffer = bytearray(n_bytes)
+        at = bytes_.record.file_offset + bytes_.begin + offset
+        self.reader.read_file(at, memoryview(self._buffer))
+        return self._buffer
+
+
+def _of_safetensors(file: BoundedFile, n_bytes: int) -> tuple[Tensor, ...]:
+    found = header.read(file, n_bytes, file.name)
+    tensors = []
+    for entry in found.entries:
+        shape = header.shape_in_torch(entry)
+        dtype, stride = DTYPES[entry.dtype][0], header.contiguous(shape)
+        tensors.append(Tensor(entry.name, dtype, shape, stride, "", entry.begin, "cpu"))
+    return tuple(tensors)
+
+
+# ---- Checksums -----------------------------------------------------------------------------------
+
+
+class _Blocks:
+    """The blocks of a tensor that differ, and those that must be read to decide."""
+
+    def __init__(self, a: _Side, at_a: _Range, b: _Side, at_b: _Range) -> None:
+        self.total = -(-at_a.n_bytes // _BLOCK_BYTES)
+        #: the number of blocks that differ; None if checksums say only that the tensors differ
+        self.changed: int | None = 0
+        #: the ranges of the tensor on which checksums do not decide
+        self.open: list[tuple[int, int]] = []
+        size = a.reader.block_bytes
+        sums_a = a.reader.block_checksums(at_a.number)
+        sums_b = b.reader.block_checksums(at_b.number)
+        if sums_a and sums_b and size == b.reader.block_bytes and at_a.begin == at_b.begin:
+            self._compare(at_a, at_b.record.n_bytes, size, sums_a, sums_b)
+        elif all(at.n_bytes == at.record.n_bytes and at.record.crc32 for at in (at_a, at_b)):
+            if at_a.record.crc32 != at_b.record.crc32:
+                self.changed = None
+        else:
+            self.open = [(0, at_a.n_bytes)]
+
+    def _compare(
+        self, at: _Range, other_bytes: int, size: int, sums_a: list[int], sums_b: list[int]
+    ) -> None:
+        end = at.begin + at.n_bytes
+        blocks = range(at.begin // size, -(-end // size))
+        self.total, changed = len(blocks), 0
+        for block in blocks:
+            first, last = block * size, min((block + 1) * size, at.record.n_bytes)
+            is_comparable = last == min((block + 1) * size, other_bytes)
+            if is_comparable and sums_a[block] == sums_b[block]:
+                continue
+            if is_comparable and at.begin <= first and last <= end:
+                changed += 1
+            else:  # the block holds bytes of other tensors
+                self.open.append((max(first, at.begin) - at.begin, min(last, end) - at.begin))
+        self.changed = changed
+
+
+# ---- Elements ------------------------------------------------------------------------------------
+
+#: a complex number is compared as two numbers
+_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+_ROW = 4096
+
+
+class _Meter:
+    """Counts of elements and norms of a tensor in both files."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        import torch  # noqa: PLC0415 - takes seconds
+
+        dtype: Any = getattr(torch, _PARTS.get(tensor.dtype, tensor.dtype), None)
+        self._has_norm = tensor.is_plain and dtype is not None and "float4" not in tensor.dtype
+        self._dtype = dtype if self._has_norm else torch.uint8
+        self._elements = self._changed = 0
+        self._norm = self._norm_of_difference = 0.0
+
+    def numbers(self, stored: bytearray | torch.Tensor) -> torch.Tensor:
+        """Return the elements of a piece as a row of numbers."""
+        import torch  # noqa: PLC0415
+
+        if isinstance(stored, bytearray):
+            return torch.frombuffer(stored, dtype=self._dtype)
+        return stored.reshape(-1).view(self._dtype)
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Add a piece that may differ."""
+        import torch  # noqa: PLC0415
+
+        self.add_equal(a)
+        bits = getattr(torch, f"int{8 * a.element_size()}")
+        is_equal = a.view(bits) == b.view(bits)
+        self._changed += a.numel() - int(is_equal.count_nonzero())
+        if self._has_norm:
+            # The difference of equal infinities is 0, not NaN.
+            difference = (_wide(a) - _wide(b)).masked_fill_(is_equal, 0)
+            self._norm_of_difference = math.hypot(self._norm_of_difference, _norm(difference))
+
+    def add_equal(self, a: torch.Tensor) -> None:
+        """Add a piece that is equal in both files."""
+        self._elements += a.numel()
+        if self._has_norm:
+            self._norm = math.hypot(self._norm, _norm(_wide(a)))
+
+    def result(self, found: Difference) -> Difference:
+        """Return the result, if an element differs."""
+        if not self._changed:
+            return found
+        relative = None
+        if self._has_norm:
+            relative = self._norm_of_difference / self._norm if self._norm else math.inf
+        share = self._changed / self._elements
+        return replace(found, state="changed", changed=share, relative=relative)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements in a type that holds each of them and their differences."""
+    if not tensor.is_floating_point():
+        return tensor.double()
+    return tensor if tensor.element_size() >= 4 else tensor.float()
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    import torch  # noqa: PLC0415
+
+    # A long sum in float32 loses digits, so the norms of short rows are added in float64.
+    whole = tensor.numel() - tensor.numel() % _ROW
+    norms = torch.linalg.vector_norm(tensor[:whole].view(-1, _ROW), dim=1).double()
+    rest = torch.linalg.vector_norm(tensor[whole:]).double()
+    norm = float(torch.linalg.vector_norm(torch.cat([norms, rest.view(1)])))
+    # The square of a small or large number is not a float32.
+    is_safe = 1e-12 < norm < 1e12 or tensor.dtype == torch.float64
+    return norm if is_safe else float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def _slices(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
+    """Yield indices that divide a tensor into slices of at most `most` elements."""
+    inner = 1
+    for dim in reversed(range(len(shape))):
+        if inner * shape[dim] > most:
+            step = max(1, most // inner)
+            for outer in _slices(shape[:dim], 1):
+                for first in range(0, shape[dim], step):
+                    yield (*outer, slice(first, first + step))
+            return
+        inner *= shape[dim]
+    yield ()
+
+
+# ---- Files ---------------------------------------------------------------------------------------
+
+
+def _pieces(begin: int, end: int, step: int) -> Iterator[tuple[int, int]]:
+    return ((offset, min(step, end - offset)) for offset in range(begin, end, step))
+
+
+class Comparison:
+    """The comparison of two open files. One thread at a time may use it."""
+
+    def __init__(self, a: Reader, b: Reader, *, exact: bool, executor: Executor) -> None:
+        self._a, self._b = _Side(a), _Side(b)
+        self._exact = exact
+        self._executor = executor  # reads one file while this thread reads the other
+        self._known: dict[object, Difference] = {}
+
+    def has_equal_values(self) -> bool:
+        """Return whether the pickles are equal: names, order, and values other than tensors."""
+        a, b = (side.records.get("data.pkl", _NO_RECORD)[1] for side in (self._a, self._b))
+        return (a.n_bytes, a.crc32) == (b.n_bytes, b.crc32)
+
+    def differences(self) -> Iterator[Difference]:
+        """Yield the result for each tensor of either file."""
+        for name, a in self._a.tensors.items():
+            b = self._b.tensors.get(name)
+            if b is None:
+                yield Difference(name, "only in A", (a.dtype, a.shape))
+                continue
+            found = Difference(name, "equal", (a.dtype, a.shape), (b.dtype, b.shape), 0.0)
+            if a.shape != b.shape:
+                yield replace(found, state="shape", changed=None)
+            elif a.dtype != b.dtype or a.is_plain != b.is_plain:
+                yield replace(found, state="dtype", changed=None)
+            else:
+                # Names of one tensor, such as tied weights, are compared once.
+                key = replace(a, name=""), replace(b, name="")
+                if key not in self._known:
+                    self._known[key] = self._compare(found, a, b)
+                yield replace(self._known[key], name=name)
+        for name, b in self._b.tensors.items():
+            if name not in self._a.tensors:
+                yield Difference(name, "only in B", None, (b.dtype, b.shape))
+
+    def _compare(self, found: Difference, a: Tensor, b: Tensor) -> Difference:
+        at_a, at_b = self._a.range_of(a), self._b.range_of(b)
+        if at_a is None or at_b is None or a.stride != b.stride:
+            return self._compare_slices(found, a, b)
+        if at_a.n_bytes != at_b.n_bytes:
+            return replace(found, state="changed", changed=None)
+        if not at_a.n_bytes:
+            return found
+        if self._exact:
+            return self._compare_elements(found, a, at_a, at_b)
+        return self._compare_blocks(found, at_a, at_b)
+
+    def _read(
+        self, at_a: _Range, at_b: _Range, piece: tuple[int, int]
+    ) -> tuple[bytearray, bytearray]:
+        reading = self._executor.submit(self._a.read, at_a, piece)
+        try:
+            y = self._b.read(at_b, piece)
+        finally:
+            x = reading.result()
+        return x, y
+
+    def _compare_blocks(self, found: Difference, at_a: _Range, at_b: _Range) -> Difference:
+        blocks = _Blocks(self._a, at_a, self._b, at_b)
+        if blocks.changed is None:
+            return replace(found, state="changed", changed=None)
+        for begin, end in blocks.open:
+            for piece in _pieces(begin, end, _PIECE_BYTES):
+                x, y = self._read(at_a, at_b, piece)
+                if x != y:
+                    parts = _pieces(0, len(x), _BLOCK_BYTES)
+                    blocks.changed += sum(x[i : i + n] != y[i : i + n] for i, n in parts)
+        if not blocks.changed:
+            return found
+        return replace(found, state="changed", changed=blocks.changed / blocks.total)
+
+    def _compare_elements(
+        self, found: Difference, tensor: Tensor, at_a: _Range, at_b: _Range
+    ) -> Difference:
+        meter: _Meter | None = None
+        equal = []
+        for piece in _pieces(0, at_a.n_bytes, _PIECE_BYTES):
+            x, y = self._read(at_a, at_b, piece)
+            if x == y:
+                equal.append(piece)
+            else:
+                meter = meter or _Meter(tensor)
+                meter.add(meter.numbers(x), meter.numbers(y))
+        if meter is None:
+            return found
+        for piece in equal:  # the norm of the tensor counts them, too
+            meter.add_equal(meter.numbers(self._a.read(at_a, piece)))
+        return meter.result(found)
+
+    def _compare_slices(self, found: Difference, a: Tensor, b: Tensor) -> Difference:
+        stored = self._a.stored(a), self._b.stored(b)
+        meter = _Meter(a)
+        for index in _slices(a.shape, _PIECE_BYTES // 16):
+            x, y = (meter.numbers(one[index]) for one in stored)
+            meter.add(x, y)
+        return meter.result(found)
