@@ -900,8 +900,9 @@ struct ioshape_record {
 	/** Type of the elements: a member of enum ioshape_dtype. The save then examines them. 0 if
 	 * the record is no tensor. */
 	uint32_t dtype;
-	/** Number from 1 to 255 of a group of tensors that change together, such as the parameters
-	 * or the state of the optimizer. 0 for no group. See `examine` of the context's options. */
+	/** Group of tensors that change together: 1 for the parameters of the model, 2 for the
+	 * state of the optimizer, other numbers up to 255 for others. 0 for no group. See `examine`
+	 * of the context's options. */
 	uint32_t group;
 };
 

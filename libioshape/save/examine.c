@@ -24,6 +24,9 @@
 /* In a file without such records, those of at least half the largest size count as large, but never
  * below this limit. The state of torch's generator, which has 5 KiB, never counts. */
 #define LEAST_LARGE_BYTES (16 * KIB)
+/* A float tensor of so many numbers that changes shows that training goes on, though all large
+ * tensors may be frozen. */
+#define LEAST_TRAINED_NUMBERS 64
 /* Factor by which a norm changes at least if it jumps. */
 #define JUMP 10.0
 
@@ -341,6 +344,7 @@ struct judging {
 	const struct save_plan *plan;
 	const struct save_seen *before;
 	struct finding findings[SAVE_RULES];
+	bool trains; /* see LEAST_TRAINED_NUMBERS */
 	struct {
 		uint64_t bytes; /* size of the group's tensors that stand still */
 		bool moves, moved_before;
@@ -429,11 +433,16 @@ static void judge_class(struct judging *judging, struct seen_tensor *now, size_t
 			const struct seen_tensor *before, size_t count_before)
 {
 	for (size_t i = 0; i < count; i++) {
+		const struct base_statistics *statistics =
+			&judging->plan->examined[now[i].record].statistics;
 		const bool matched = count == count_before;
 		const bool equal = matched && now[i].crc32 == before[i].crc32;
 
-		if (!equal)
+		if (!equal) {
 			judging->groups[now[i].group].moves = true;
+			judging->trains |= is_float(statistics->dtype) &&
+					   statistics->count >= LEAST_TRAINED_NUMBERS;
+		}
 		if (!matched)
 			continue;
 		now[i].moved = before[i].moved || !equal;
@@ -493,9 +502,12 @@ static void judge_groups(struct judging *judging)
 		finding->tensors = 1;
 		finding->record = "";
 		SAY(finding,
-		    "all tensors of group %zu (%s) are identical to those of \"%s\", although they "
+		    "all tensors of %s (%s) are identical to those of \"%s\", although they "
 		    "changed earlier",
-		    group, BASE_SIZE(judging->groups[group].bytes), judging->before->path);
+		    group == 1 ? "the model" :
+		    group == 2 ? "the optimizer" :
+				 BASE_WORDS("group %zu", group),
+		    BASE_SIZE(judging->groups[group].bytes), judging->before->path);
 	}
 }
 
@@ -512,7 +524,7 @@ static void judge_unchanged(struct judging *judging, const struct save_seen *bef
 	same = bytes_in_both(seen, before);
 	compare->compared_bytes = seen->bytes;
 	compare->unchanged_bytes = MAX(compare->unchanged_bytes, same);
-	if (same != seen->bytes || finding->tensors)
+	if (same != seen->bytes || judging->trains || finding->tensors)
 		return;
 	finding->tensors = 1;
 	finding->record = "";
@@ -533,17 +545,18 @@ static void judge(struct judging *judging)
 
 	/* Saves under way are newer, and the newest is the first. */
 	TAILQ_FOREACH(other, &context->compared, entry)
-	if (is_same_series(other->seen->path, path)) {
-		judging->before = judging->before ? judging->before : other->seen;
-		judge_unchanged(judging, other->seen);
-	}
-	judge_unchanged(judging, saved);
-	judge_unchanged(judging, loaded);
+	if (!judging->before && is_same_series(other->seen->path, path))
+		judging->before = other->seen;
 	if (!judging->before)
 		judging->before = newest;
 	if (!judging->before)
 		return;
 	judge_tensors(judging);
+	TAILQ_FOREACH(other, &context->compared, entry)
+	if (is_same_series(other->seen->path, path))
+		judge_unchanged(judging, other->seen);
+	judge_unchanged(judging, saved);
+	judge_unchanged(judging, loaded);
 	judge_groups(judging);
 }
 
@@ -551,8 +564,7 @@ static void judge(struct judging *judging)
 
 static const char *const remedies[SAVE_RULES] = {
 	"continue from an earlier checkpoint, or set examine=nonfinite=off",
-	"save the tensors that training updates, not an old copy of them, or set "
-	"examine=unchanged=off",
+	"save what training updates, not an old copy of it, or set examine=unchanged=off",
 	"find out what overwrote it, or set examine=constant=off",
 	"continue from an earlier checkpoint, or set examine=jump=off",
 };

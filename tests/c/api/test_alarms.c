@@ -209,11 +209,38 @@ TEST(rules, a_group_that_stops_raises_an_alarm)
 	weights[0]++;
 	step++;
 	ck_assert_uint_eq(save("a.pt"), IOSHAPE_ALARM_UNCHANGED);
-	ck_assert_ptr_nonnull(strstr(report.alarm, "all tensors of group 2 ("));
+	ck_assert_ptr_nonnull(strstr(report.alarm, "all tensors of the optimizer ("));
 	/* A small tensor of the first group moves: its large one is frozen. */
 	bias[0]++;
 	moments[0]++;
 	ck_assert_uint_eq(save("a.pt"), 0);
+}
+
+TEST(rules, small_tensors_may_train_beside_frozen_ones)
+{
+	/* Such as adapters: 64 numbers of the moments are a tensor of their own. */
+	const int64_t large = LARGE, small = 64, tiny = 63;
+	struct ioshape_tensor tensors[] = {
+		{ .name = "a",
+		  .dtype = IOSHAPE_FLOAT32,
+		  .dims = 1,
+		  .shape = &large,
+		  .data = weights },
+		{ .name = "b",
+		  .dtype = IOSHAPE_FLOAT32,
+		  .dims = 1,
+		  .shape = &small,
+		  .data = moments },
+	};
+
+	for (int i = 0; i < 4; i++) {
+		tensors[1].shape = i < 2 ? &small : &tiny;
+		moments[0]++;
+		ck_assert_int_eq(
+			ioshape_save_tensors(context, scratch_path("a.pt"), tensors, 2, NULL, NULL),
+			0);
+		ck_assert_uint_eq(warning_count, i < 2 ? 0 : (unsigned)i - 1);
+	}
 }
 
 TEST(rules, tensors_are_matched_if_others_appear)
