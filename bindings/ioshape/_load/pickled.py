@@ -7,7 +7,9 @@ and memory are at most proportional to the length of the pickle; see pickle_mach
 
 from __future__ import annotations
 
+import io
 import itertools
+import re
 from dataclasses import dataclass
 from pickle import UnpicklingError
 from typing import IO, TYPE_CHECKING, Any
@@ -315,3 +317,15 @@ def list_tensors(pickled: IO[bytes], file_bytes: int) -> tuple[Tensor, ...]:
         if left < 0:
             raise UnpicklingError("it names too many tensors for a file of this length")
     return tuple(listed)
+
+
+def with_names(sentence: str, pickle: bytes) -> str:
+    """Return a sentence with names of tensors in the place of names of records."""
+    try:
+        tensors = list_tensors(io.BytesIO(pickle), len(pickle))
+    except Exception:  # the pickle may have what only torch can read
+        return sentence
+    names: dict[str, str] = {}
+    for tensor in tensors:
+        names.setdefault(tensor.record, tensor.name)
+    return re.sub(r"data/\d+", lambda found: names.get(found[0]) or found[0], sentence)

@@ -19,6 +19,7 @@ At the end, records_of() gives the records the form that C takes.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import sys
@@ -35,11 +36,12 @@ from ioshape import _torch as original
 from ioshape._core.locks import module_lock
 from ioshape._core.report import Downgrade
 from ioshape._device.outgoing import FETCH, Fetched, couriers_for
+from ioshape._load.pickled import list_tensors
 from ioshape._native import ffi, lib
 from ioshape._save.request import Payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 # torch uses these two records only to compute offsets by the layout of its own writer. In ioshape's
@@ -51,6 +53,11 @@ _LAYOUT_RECORDS = (".format_version", ".storage_alignment")
 _VERSION_RECORD = ("version", b"3\n")
 
 _DATA = "data/"
+_PICKLE = "data.pkl"
+_NEW_DTYPES = (b"float8_", b"uint16", b"uint32", b"uint64")
+
+# Groups of storages that the library judges together: see struct ioshape_record.
+_PARAMETERS, _OPTIMIZER = 1, 2
 
 _LARGE_BYTES = 256 << 10
 _LARGE_ALIGNMENT = 4096
@@ -88,20 +95,62 @@ class Pickled:
     seconds: float = 0.0
     #: downgrades of the pickling
     downgrades: tuple[Downgrade, ...] = ()
+    #: the dtype of the elements by the address of the storage, as far as torch tells it
+    dtypes: dict[int, torch.dtype] = field(default_factory=dict)
+    #: addresses of the storages that hold the state of optimizers
+    optimizer_storages: frozenset[int] = frozenset()
 
     @property
     def n_bytes(self) -> int:
         return sum(record.n_bytes for record in self.records)
+
+    @property
+    def pickle(self) -> bytes:
+        """The pickle, which has the names of the tensors."""
+        return bytes(next(one.data or b"" for one in self.records if one.name == _PICKLE))
+
+    def dtype_names(self) -> dict[str, str]:
+        """Return the name of the dtype of the elements of each storage, by record."""
+        names = {
+            record.name: str(self.dtypes[record.storage.data_ptr()]).removeprefix("torch.")
+            for record in self.records
+            if record.storage is not None and record.storage.data_ptr() in self.dtypes
+        }
+        # torch pickles the storages of new dtypes as bytes. Their tensors have the dtype.
+        pickle = self.pickle if "uint8" in names.values() else b""
+        if any(mark in pickle for mark in _NEW_DTYPES):
+            with contextlib.suppress(Exception):  # the pickle may have what only torch can read
+                tensors = list_tensors(io.BytesIO(pickle), self.n_bytes)
+                names |= {one.record: one.dtype for one in tensors if one.is_plain}
+        return names
 
 
 def _on_device(storage: torch.UntypedStorage) -> bool:
     return storage.device.type not in ("cpu", "meta")
 
 
+def _local(frame: FrameType, name: str) -> dict[Any, Any]:
+    """Return a dict among the local variables of _save() while it calls; empty if it has none."""
+    found = frame.f_locals.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def _storages_of(frame: FrameType) -> dict[str, torch.UntypedStorage]:
     """Return the storages that _save() has gathered, by key, from its frame while it calls."""
-    storages = frame.f_locals.get("serialized_storages")
-    return storages if isinstance(storages, dict) else {}
+    return _local(frame, "serialized_storages")
+
+
+def _optimizer_storages(obj: object, depth: int = 3) -> Iterator[int]:
+    """Yield the addresses of the storages in the state of each optimizer in an object."""
+    if type(obj) is dict and {"state", "param_groups"} <= obj.keys():
+        states = obj["state"].values() if isinstance(obj["state"], dict) else ()
+        for state in states:
+            for value in state.values() if isinstance(state, dict) else ():
+                if type(value) is torch.Tensor and value.layout == torch.strided:
+                    yield value.untyped_storage().data_ptr()
+    elif depth and type(obj) in (dict, list, tuple):
+        for value in obj.values() if type(obj) is dict else obj:  # type: ignore[attr-defined]
+            yield from _optimizer_storages(value, depth - 1)
 
 
 class _PickleComplete(Exception):
@@ -118,6 +167,8 @@ class _Notes:
         self.storages: dict[str, torch.UntypedStorage] = {}
 
     def write_record(self, name: str, data: Any, n_bytes: int) -> None:
+        if name == _PICKLE:
+            self.pickled.dtypes = dict(_local(sys._getframe(1), "storage_dtypes"))
         if name.startswith(_DATA):
             self.pickled.records.append(self._storage_record(name, data, n_bytes))
         elif name not in _LAYOUT_RECORDS:
@@ -205,7 +256,7 @@ def _probe() -> str:
     written = {record.name: record.storage for record in notes.pickled.records if record.storage}
     known = {f"{_DATA}{key}": storage for key, storage in gathered[-1].items()} if gathered else {}
     if (
-        names[:1] != ["data.pkl"]
+        names[:1] != [_PICKLE]
         or names[-2:] != ["data/0", "data/1"]
         or written["data/0"].data_ptr() != shared.data_ptr()
     ):
@@ -273,6 +324,7 @@ def collect(obj: object, module: Any, protocol: int) -> Pickled:
                 )
             )
     notes.pickled.records.append(Record(*_VERSION_RECORD))
+    notes.pickled.optimizer_storages = frozenset(_optimizer_storages(obj))
     notes.pickled.seconds = time.perf_counter() - begin
     return notes.pickled
 
@@ -325,6 +377,7 @@ def records_of(
     """
     records = ffi.new("struct ioshape_record[]", len(pickled.records))
     keep: list[Any] = [records]
+    dtypes = pickled.dtype_names()
     fetched: list[tuple[Any, Any, bool]] = []
     later = [
         is_steady is not None and record.storage is not None and is_steady(record.storage)
@@ -335,6 +388,10 @@ def records_of(
         keep.append(name)
         to.bytes = record.n_bytes
         to.alignment = record.alignment
+        to.dtype = getattr(lib, f"IOSHAPE_{dtypes.get(record.name, '').upper()}", 0)
+        if record.storage is not None:
+            is_of_optimizer = record.storage.data_ptr() in pickled.optimizer_storages
+            to.group = _OPTIMIZER if is_of_optimizer else _PARAMETERS
         if not record.n_bytes:
             continue
         if record.storage is None:
@@ -354,6 +411,7 @@ def records_of(
         len(pickled.records),
         keep,
         later=ffi.new("uint8_t[]", later) if any(later) else ffi.NULL,
+        pickle=pickled.pickle,
         pickle_s=pickled.seconds,
         downgrades=pickled.downgrades,
     )

@@ -135,6 +135,8 @@ class Payload:
     later: Any = ffi.NULL
     #: fields of the option struct of C that belong to the payload
     options: dict[str, Any] = field(default_factory=dict)
+    #: the pickle, which has the names of the tensors
+    pickle: bytes = b""
     #: seconds of pickling, for the report
     pickle_s: float = 0.0
     #: downgrades that the payload causes
@@ -204,6 +206,7 @@ def start(
                 failures=failures,
                 downgrades=payload.downgrades,
                 causes=causes,
+                pickle=payload.pickle,
             )
             if interrupted:
                 handle._wait(None)  # the borrowed memory may change when the handler returns
