@@ -44,6 +44,7 @@ def load_latest(
     pickle_module: Any = None,
     *,
     weights_only: bool | None = None,
+    healthy: bool = False,
     into: Any = None,
     strict: bool = True,
     progress: Callable[[Progress], object] | None = None,
@@ -64,6 +65,8 @@ def load_latest(
         map_location: As in torch.load.
         pickle_module: As in torch.load.
         weights_only: As in torch.load.
+        healthy: True also skips checkpoints whose content looked wrong when they were saved
+            (setting "examine"). Checkpoints that were not examined count as healthy.
         into: As in load().
         strict: As in load().
         progress: Called with a Progress now and then. An exception in it stops the load.
@@ -91,13 +94,19 @@ def load_latest(
     }
     if os.path.isdir(where):  # noqa: PTH112
         return _load_from_directory(
-            where, map_location=map_location, pickle_module=pickle_module, tier=tier, **options
+            where,
+            map_location=map_location,
+            pickle_module=pickle_module,
+            tier=tier,
+            healthy=healthy,
+            **options,
         )
     folder = folder_to_load_from(tier)
 
     def load_ours(place: str) -> Any:
-        with Reader(place):  # raises for other formats, which torch would load unverified
-            pass
+        with Reader(place) as reader:  # raises for other formats, which torch would load unverified
+            if healthy:
+                reader.check_healthy()
         return load(place, map_location, pickle_module, mmap=False, tier=False, **options)
 
     for _look in range(_MOST_LOOKS):

@@ -236,10 +236,13 @@ struct ioshape_search_options {
 	/** 1: find the newest intact checkpoint, by reading all its bytes. 0: find the newest
 	 * complete one. */
 	uint32_t intact;
-	uint32_t reserved; /**< must be 0 */
+	/** 1: also pass over checkpoints that raised an alarm when they were saved (enum
+	 * ioshape_alarm). Without effect unless `intact` is set. */
+	uint32_t healthy;
 	/**
 	 * Called on each rank for every newer checkpoint that was passed over, if `intact` is set.
-	 * Such a checkpoint is damaged, has no manifest, or is not readable for a rank.
+	 * Such a checkpoint is damaged, has no manifest, is not readable for a rank, or raised an
+	 * alarm.
 	 * ioshape_last_error() describes the reason during the call. NULL for none.
 	 */
 	void (*passed_over)(void *user, uint64_t step);

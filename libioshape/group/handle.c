@@ -814,8 +814,32 @@ static int open_patiently(struct group_round *round, const struct group_found *f
 	}
 }
 
-/* Verifies this rank's share of the shards, whichever ranks saved them. */
-static void check_share(struct group_round *round, struct group_found *found)
+/* Checks that the saves of this rank's share of the shards raised no alarm. */
+static int check_alarms(struct ioshape_checkpoint *checkpoint, uint32_t first, uint32_t stride,
+			struct base_error *error)
+{
+	struct ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
+	struct ioshape_reader *reader;
+	int ret = 0;
+
+	for (uint64_t rank = first; !ret && rank < checkpoint->found.manifest.rank_count;
+	     rank += stride) {
+		ret = ioshape_checkpoint_open_shard(checkpoint, (uint32_t)rank, NULL, &reader);
+		if (ret)
+			return base_pass_on(error, base_last_error());
+		ioshape_reader_get_info(reader, &info);
+		ioshape_reader_free(reader);
+		if (info.alarms)
+			ret = base_refuse(error, IOSHAPE_E_ALARM,
+					  "the content of rank %u in \"%s\" looked wrong when it "
+					  "was saved",
+					  (unsigned int)rank, checkpoint->found.folder.path);
+	}
+	return ret;
+}
+
+/* Checks this rank's share of the shards, whichever ranks saved them. */
+static void check_share(struct group_round *round, bool healthy, struct group_found *found)
 {
 	const struct ioshape_group_options *options = &round->group->options;
 	struct ioshape_checkpoint *checkpoint;
@@ -824,8 +848,10 @@ static void check_share(struct group_round *round, struct group_found *found)
 		base_pass_on(&found->failure, base_last_error());
 		return;
 	}
-	verify_shards(checkpoint, options->rank, options->ranks, group_round_track, round,
-		      &found->failure);
+	if (!verify_shards(checkpoint, options->rank, options->ranks, group_round_track, round,
+			   &found->failure) &&
+	    healthy)
+		check_alarms(checkpoint, options->rank, options->ranks, &found->failure);
 	ioshape_checkpoint_free(checkpoint);
 }
 
@@ -870,13 +896,13 @@ static int collect_checks(struct group_round *round, struct base_error *failure,
 	return group_round_collect(round, &collection, error);
 }
 
-static int check_intact(struct group_round *round, struct group_found *found,
+static int check_intact(struct group_round *round, bool healthy, struct group_found *found,
 			struct base_error *error)
 {
 	struct base_error lost = { 0 };
 	int ret = 0;
 
-	check_share(round, found);
+	check_share(round, healthy, found);
 	if (round->group->options.rank) {
 		ret = group_tell(round, &group_checked, found, error);
 	} else if (collect_checks(round, &found->failure, &lost)) {
@@ -923,7 +949,7 @@ static int try_in(struct group_round *round, struct search *search, struct group
 	if (!ret && !found->failure.code && found->near && group_has_tiers(group))
 		ret = restore(round, search, found, error);
 	if (!ret && !found->failure.code && search->options->intact)
-		ret = check_intact(round, found, error);
+		ret = check_intact(round, search->options->healthy, found, error);
 	return ret;
 }
 

@@ -26,8 +26,9 @@ def tensor_bytes(tensor: Tensor) -> int | None:
     return None if n_bytes is None or n_bytes >> 63 else n_bytes
 
 
-def describe(contents: Contents) -> dict[str, Any]:
+def describe(contents: Contents, with_statistics: bool = False) -> dict[str, Any]:
     """Return the description of a file, for JSON."""
+    statistics = _statistics(contents) if with_statistics else None
     offsets = {record.name: record.file_offset for record in contents.records}
     tensors = []
     for tensor in contents.tensors:
@@ -37,6 +38,8 @@ def describe(contents: Contents) -> dict[str, Any]:
         del told["is_plain"]
         offset = None if base is None else base + within
         told |= {"bytes": tensor_bytes(tensor), "file_offset": offset}
+        if statistics is not None:
+            told["statistics"] = statistics.get(tensor.record)
         tensors.append(told)
     records = [asdict(record) for record in contents.records]
     for record in records:
@@ -51,6 +54,22 @@ def describe(contents: Contents) -> dict[str, Any]:
         "tensors": tensors,
         "records": records,
     }
+
+
+def _statistics(contents: Contents) -> dict[str, dict[str, Any]]:
+    """Return the statistics of each examined record, by its name."""
+    from ioshape._load.reader import Reader  # noqa: PLC0415
+
+    with Reader(contents.path, any_format=True, operation="inspect") as reader:
+        each = ((one.name, reader.statistics(i)) for i, one in enumerate(reader.records()))
+        return {name: _for_json(found._asdict()) for name, found in each if found is not None}
+
+
+def _for_json(told: dict[str, Any]) -> dict[str, Any]:
+    """Replace the bounds of a record without finite numbers, because JSON has no infinity."""
+    if told["minimum"] > told["maximum"]:
+        told["minimum"] = told["maximum"] = None
+    return told
 
 
 def _or_dash(value: object) -> str:
@@ -76,12 +95,32 @@ def _tensor_table(tensors: list[dict[str, Any]]) -> Table:
     return table
 
 
+def _statistics_table(tensors: list[dict[str, Any]]) -> Table:
+    titles = ["<tensor", "<dtype", ">nan", ">inf", ">zeros", ">min", ">max", ">norm", "<alarms"]
+    table = Table(*columns(*titles))
+    for tensor in tensors:
+        found = tensor["statistics"]
+        cells = ["-"] * (len(titles) - 2)
+        if found:
+            bounds = (found["minimum"], found["maximum"], math.sqrt(found["sum_squares"]))
+            cells = [
+                *(str(found[name]) for name in ("nans", "infinities")),
+                f"{found['zeros'] / found['numbers']:.1%}" if found["numbers"] else "-",
+                *("-" if number is None else f"{number:.4g}" for number in bounds),
+                ",".join(found["alarms"]) or "-",
+            ]
+        style = "red" if found and found["alarms"] else ""
+        table.add(tensor["name"] or ".", tensor["dtype"], *cells, style=style)
+    return table
+
+
 def _show(found: dict[str, Any]) -> None:
     tensors, records = found["tensors"], found["records"]
     say(f"{found['path']}: {human_size(found['file_bytes'])}")
     if tensors:
         say()
-        _tensor_table(tensors).show()
+        table = _statistics_table if "statistics" in tensors[0] else _tensor_table
+        table(tensors).show()
     if found["problem"]:
         say()
         say(f"Its tensors cannot be listed: {found['problem']}.")
@@ -142,8 +181,9 @@ def _show_checkpoint(found: dict[str, Any]) -> None:
 
 @click.command(short_help="List the tensors in files with their offsets.")
 @files_argument
+@click.option("--stats", "statistics", is_flag=True, help="Show the statistics of each tensor.")
 @json_option
-def command(files: tuple[str, ...], as_json: bool) -> int:
+def command(files: tuple[str, ...], statistics: bool, as_json: bool) -> int:
     """List the tensors in files of torch.save or ioshape: type, shape, size and offset.
 
     A file whose name ends in .safetensors is read as safetensors. If a path is a checkpoint
@@ -153,10 +193,15 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     Only the zip directory and the pickle are read, and the pickle is not executed. So the command
     is safe for untrusted files and fast for large ones. Views of one storage have the same record.
 
+    With --stats, the table has numbers that the save took of each storage: NaN, infinities, the
+    share of zeros, the finite bounds and the norm of the finite numbers, and what looked wrong.
+    Files of torch.save, of earlier versions and of safetensors have no such numbers.
+
     Examples:
 
     \b
     ioshape inspect model.pt | grep attention
+    ioshape inspect --stats model.pt
     ioshape inspect --json model.pt | jq '.[0].tensors[].name'
 
     Exit code: 0; 1 if a file could not be read.
@@ -169,7 +214,11 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     for number, path in enumerate(files):
         try:
             is_directory = is_checkpoint(path)
-            found = describe_checkpoint(path) if is_directory else describe(ioshape.inspect(path))
+            found = (
+                describe_checkpoint(path)
+                if is_directory
+                else describe(ioshape.inspect(path), statistics)
+            )
         except OSError as error:
             failed = True
             if as_json:

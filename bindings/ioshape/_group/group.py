@@ -264,11 +264,14 @@ class Group:
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         lib.ioshape_group_fail(self.pointer, step, why[:500].encode(errors="replace"))
 
-    def latest(self, *, intact: bool = False) -> tuple[str, int, list[PassedOver]]:
+    def latest(
+        self, *, intact: bool = False, healthy: bool = False
+    ) -> tuple[str, int, list[PassedOver]]:
         """Return the directory and step of the newest checkpoint, and the newer ones passed over.
 
         All ranks call this, and all get the same answer. Complete checkpoints count; with `intact`,
-        only those of which every byte has been verified. The directory is the group's own, or its
+        only those of which every byte has been verified; with `healthy`, only those among them that
+        raised no alarm. The directory is the group's own, or its
         counterpart on the tier.
         """
         search = _Search()
@@ -277,6 +280,7 @@ class Group:
             step, user = ffi.new("uint64_t *"), ffi.new_handle(search)
             options = sized("ioshape_search_options")
             options.intact = intact
+            options.healthy = healthy
             options.passed_over = lib.ioshape_py_passed_over
             options.passed_over_user = user
             options.directory = search.where

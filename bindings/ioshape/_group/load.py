@@ -45,6 +45,7 @@ def load_group(
     step: int | None = None,
     rank: int | None = None,
     fallback: bool = False,
+    healthy: bool = False,
     map_location: Any = None,
     pickle_module: Any = None,
     weights_only: bool | None = None,
@@ -64,7 +65,8 @@ def load_group(
 
     With `fallback`, the newest intact checkpoint is loaded. Before anything is loaded, all ranks
     together read the whole checkpoint once and compare its checksums. All ranks pass over newer
-    checkpoints that are damaged, and a FallbackWarning names these and says why.
+    checkpoints that are damaged, and a FallbackWarning names these and says why. With `healthy`,
+    they also pass over checkpoints whose content looked wrong when they were saved.
 
     If all ranks saved equal objects, as in data-parallel training, a job of any number of ranks can
     load the checkpoint. Otherwise a checkpoint of another number of ranks has no shard for this
@@ -78,6 +80,8 @@ def load_group(
         rank: The rank whose shard is loaded. With rank=0 every rank loads what rank 0 saved.
             Default: this rank.
         fallback: True loads an older checkpoint if the newest is damaged.
+        healthy: True implies `fallback`, and also loads an older checkpoint if the newest raised an
+            alarm (setting "examine"). Checkpoints that were not examined count as healthy.
         map_location: As in torch.load.
         pickle_module: As in torch.load.
         weights_only: As in torch.load.
@@ -99,7 +103,7 @@ def load_group(
         NoUsableCheckpointError: There are checkpoints, but all are damaged, incomplete, or of
             another kind. It is not a FileNotFoundError.
         ValueError: Another number of ranks saved the checkpoint, their shards differ, and `rank`
-            was not given. Or both `fallback` and `step` were given.
+            was not given. Or `step` was given together with `fallback` or `healthy`.
         DamagedError: A checksum is wrong.
         MismatchError: This rank's shard does not have what `into` has.
         StorageError: The checkpoint could not be read. It is an OSError with errno and path.
@@ -108,8 +112,10 @@ def load_group(
     """
     where, folder = os.fspath(directory), folder_to_load_from(tier)
     place = job()
-    if fallback and step is not None:
-        raise ValueError("fallback=True chooses the checkpoint; leave out step")
+    if (fallback or healthy) and step is not None:
+        word = "healthy" if healthy else "fallback"
+        raise ValueError(f"{word}=True chooses the checkpoint; leave out step")
+    fallback = fallback or healthy
     passed_over: list[PassedOver] = []
     # A group creates its directory. A program of one process must not create it by a search.
     agreed = step is None and (place.world_size > 1 or (fallback and os.path.isdir(where)))  # noqa: PTH112
@@ -146,7 +152,7 @@ def load_group(
     # An open checkpoint cannot be removed, so it stays open until all is read.
     try:
         found = (
-            _agreed(where, folder, passed_over, intact=fallback)
+            _agreed(where, folder, passed_over, intact=fallback, healthy=healthy)
             if agreed
             else nearest(where, step, "load", folder)
         )
@@ -167,10 +173,12 @@ def load_group(
         return load_from(drained, passed_over[-1:])
 
 
-def _agreed(where: str, folder: str, passed_over: list[PassedOver], *, intact: bool) -> Handle:
+def _agreed(
+    where: str, folder: str, passed_over: list[PassedOver], *, intact: bool, healthy: bool
+) -> Handle:
     """Return the checkpoint that all ranks agree to load; add newer ones to passed_over."""
     group = opened_for_reading(where, folder)
-    directory, step, newer = group.latest(intact=intact)
+    directory, step, newer = group.latest(intact=intact, healthy=healthy)
     passed_over += newer
     return _found(where if directory == group.directory else directory, step)
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._core.callbacks import Teller
 from ioshape._core.context import current, encoded
-from ioshape._core.errors import Facts, StorageError, last_failure, raised_for
+from ioshape._core.errors import Facts, StorageError, failure, last_failure, raised_for
 from ioshape._core.job import started_together
+from ioshape._core.report import ALARMS
 from ioshape._core.structs import Owner, said, sized
 from ioshape._native import ffi, lib
 
@@ -27,6 +28,21 @@ class RawRecord(NamedTuple):
     #: offset in the file of the first byte of data
     file_offset: int
     crc32: int
+
+
+class Statistics(NamedTuple):
+    """Statistics of the numbers in a record. A complex element counts as two numbers."""
+
+    numbers: int
+    nans: int
+    infinities: int
+    zeros: int
+    #: smallest and largest finite number; infinity and minus infinity if there is none
+    minimum: float
+    maximum: float
+    sum_squares: float
+    #: what was wrong with the record when it was saved
+    alarms: tuple[str, ...]
 
 
 class Request(NamedTuple):
@@ -134,6 +150,38 @@ class Reader(Owner):
     def block_bytes(self) -> int:
         """The bytes that have a checksum of their own; 0 if at most whole records have one."""
         return int(self._info().block_bytes)
+
+    def check_healthy(self) -> None:
+        """Raise a StorageError if the save of this file raised an alarm."""
+        found = self._info().alarms
+        if found:
+            names = ", ".join(name for bit, name in ALARMS.items() if found & bit)
+            raise failure(
+                lib.IOSHAPE_E_ALARM,
+                f'the content of "{self.path}" looked wrong when it was saved ({names})',
+                self.path,
+                self._operation,
+                remedy='load an older checkpoint, or look at it with "ioshape inspect --stats"',
+            )
+
+    def statistics(self, record: int) -> Statistics | None:
+        """Return the statistics of a record; None if it was not examined."""
+        found = sized("ioshape_statistics")
+        if not self._info().examined:
+            return None
+        self._check(lib.ioshape_reader_get_statistics(self._pointer, record, found))
+        if not found.dtype:
+            return None
+        return Statistics(
+            numbers=found.count,
+            nans=found.nans,
+            infinities=found.infinities,
+            zeros=found.zeros,
+            minimum=found.minimum,
+            maximum=found.maximum,
+            sum_squares=found.sum_squares,
+            alarms=tuple(name for bit, name in ALARMS.items() if found.alarms & bit),
+        )
 
     def crc32_of_all(self, record: RawRecord) -> int | None:
         """Return the checksum that a caller who reads a record in pieces must compare.
