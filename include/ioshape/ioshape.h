@@ -19,9 +19,10 @@
  * open a context there.
  *
  * Option structs: set `size` to sizeof the struct and all other members to zero, then set the
- * members that should differ. The struct's INIT macro does the first part. Zero always means the
- * default. A NULL pointer to options means all defaults. A struct from a newer header is accepted
- * if the members that this library does not know are zero. Otherwise the call fails with -EINVAL.
+ * members that should differ. The struct's INIT macro sets `size` and zeroes the rest. Zero always
+ * means the default. A NULL pointer to options means all defaults. A struct from a newer header is
+ * accepted if the members that this library does not know are zero. Otherwise the call fails with
+ * -EINVAL.
  *
  * Structs that a call fills: set `size` to sizeof the struct before the call. If your header is
  * newer than the library, members that the library does not know become zero.
@@ -305,12 +306,14 @@ struct ioshape_context_options {
 	 * letters, digits and ._:@+/- only. Default: one pool for each filesystem, named after it.
 	 */
 	const char *pool;
-	const char *job; /**< name of the job (IOSHAPE_JOB); default: the launcher's */
-	/** Weight of this job in the pool against other jobs, with a Redis (IOSHAPE_SHARE): 1 to
-	 * 1000. Default: 100. */
+	/** Name of the job (IOSHAPE_JOB), by which operators see and limit it. Default: the number
+	 * or name that the launcher gives, such as SLURM_JOB_ID. */
+	const char *job;
+	/** Share of this job in the slots of a pool that several jobs use, with a Redis
+	 * (IOSHAPE_SHARE): 1 to 1000. Twice the share gets twice the slots. Default: 100. */
 	uint32_t share;
-	/** Number of writers at a time, if the operator has set none (IOSHAPE_SLOTS): 1 to 65536.
-	 * Default: by the filesystem, otherwise 2. */
+	/** Number of writers that the pool admits at a time, if the operator has set none
+	 * (IOSHAPE_SLOTS): 1 to 65536. Default: by the filesystem, see docs/slots.md. */
 	uint32_t slots;
 	/** what a save does while the coordinator is unreachable (IOSHAPE_UNREACHABLE) */
 	enum ioshape_unreachable unreachable;
@@ -527,7 +530,7 @@ enum ioshape_phase {
 	IOSHAPE_PHASE_STAGE = 1,
 	/** waiting for a slot, while other writers come first; see ioshape/slots.h */
 	IOSHAPE_PHASE_WAIT = 2,
-	IOSHAPE_PHASE_PLAN = 3,   /**< the file exists, and its space is about to be reserved */
+	IOSHAPE_PHASE_PLAN = 3,   /**< reserving the space of the temporary file */
 	IOSHAPE_PHASE_WRITE = 4,  /**< writing */
 	IOSHAPE_PHASE_SYNC = 5,   /**< waiting for stable storage */
 	IOSHAPE_PHASE_COMMIT = 6, /**< renaming the new file over the old one */
