@@ -11,7 +11,6 @@ packets, too: {"started": PID}, and {"ended": PID, "status": STATUS} when a proc
 
 import contextlib
 import ctypes
-import gc
 import json
 import os
 import select
@@ -20,13 +19,15 @@ import socket
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forked import become, let_forks_end_fast
+
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 # ---- The process that forks ----------------------------------------------------------------------
 
@@ -94,28 +95,11 @@ class _Server:
             os.kill(pid, number)
 
 
-def _become(request: dict[str, Any], descriptors: list[int]) -> tuple[Any, types.ModuleType]:
-    """Prepare the forked process for its program: descriptors, namespace, environment and
-    arguments.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for number, descriptor in enumerate(descriptors, start=1):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    if request["namespace"]:
-        with open(request["namespace"], "rb") as namespace:  # noqa: PTH123
-            if libc.setns(namespace.fileno(), _CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns")
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["folder"])
-    sys.argv[:] = request["arguments"]
-    path = request["arguments"][0]
-    main = types.ModuleType("__main__")
-    main.__file__ = path
-    sys.modules["__main__"] = main
-    return compile(Path(path).read_text(encoding="utf-8"), path, "exec"), main
+def _move_to_network(namespace: str) -> None:
+    """Enter a network namespace (/proc/PID/ns/net)."""
+    with open(namespace, "rb") as file:  # noqa: PTH123
+        if _LIBC.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 # ---- Interface for tests -------------------------------------------------------------------------
@@ -247,11 +231,11 @@ if __name__ == "__main__":
     import torch.distributed  # the slowest imports
     import torch.distributed.distributed_c10d  # noqa: F401
 
-    # Freeze existing objects: collecting them took each process seconds at its end.
-    gc.collect()
-    gc.freeze()
+    let_forks_end_fast()
     _given = _Server(socket.socket(fileno=os.dup(0))).serve()
     if _given is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if _given[0]["namespace"]:
+            _move_to_network(_given[0]["namespace"])
         # sys.path[0] is this file's folder, from which tests import their helpers.
-        _code, _main = _become(*_given)
-        exec(_code, _main.__dict__)
+        become(*_given, first=1)

@@ -2,23 +2,22 @@
 """A process that has imported torch and forks programs on request, so that they start fast.
 
 It imports nothing of the library, starts no thread and computes nothing. So a program is in the
-state after `import torch`, and ends like every program, except that the collector does not visit
-torch's objects: visiting them took each program longer than its work. processes.py is its client.
-A request is one packet of JSON, with the program's stdin, stdout and stderr. The answers are the
-process ID, a word when the process has ended, and its status when that word has been acknowledged.
+state after `import torch`, and ends like every program, except for let_forks_end_fast().
+processes.py is its client. A request is one packet of JSON, with the program's stdin, stdout and
+stderr. The answers are the process ID, a word when the process has ended, and its status when that
+word has been acknowledged.
 """
 
 import array
-import gc
 import json
 import os
 import socket
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import torch  # noqa: F401 - what takes so long
+from forked import become, let_forks_end_fast
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -54,27 +53,9 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]
         connection.send(str(status).encode())
 
 
-def _become(request: dict[str, Any], descriptors: list[int]) -> tuple[Any, types.ModuleType]:
-    """Prepare the forked process for its program: descriptors, environment and arguments."""
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["folder"])
-    sys.argv[:] = request["arguments"]
-    path = request["arguments"][0]
-    main = types.ModuleType("__main__")
-    main.__file__ = path
-    sys.modules["__main__"] = main
-    sys.path[0] = str(Path(path).parent)
-    return compile(Path(path).read_text(encoding="utf-8"), path, "exec"), main
-
-
 if __name__ == "__main__":
-    gc.collect()
-    gc.freeze()
+    let_forks_end_fast()
     _request, _descriptors = _serve(socket.socket(fileno=os.dup(0)))
     if _request is not None:
-        _code, _main = _become(_request, _descriptors)
-        exec(_code, _main.__dict__)
+        sys.path[0] = str(Path(_request["arguments"][0]).parent)
+        become(_request, _descriptors, first=0)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crew.py and nursery.py share: processes that fork programs after an import of torch.
+
+A request is JSON with the program's "arguments", "environment" and "folder".
+"""
+
+import ctypes
+import gc
+import os
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def let_forks_end_fast() -> None:
+    """Spare the programs that will be forked what takes them longer at their end than their work.
+
+    The garbage collector does not visit the objects of torch, and torch's C++ destructors, which
+    free memory, do not run. Everything that a program registers for its end runs before. The stage
+    coverage needs the full end: C code writes its counts last.
+    """
+    gc.collect()
+    gc.freeze()
+    if "COVERAGE_FILE" not in os.environ:
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
+
+
+def become(request: dict[str, Any], descriptors: Sequence[int], first: int) -> None:
+    """Make this forked process the program of a request, and run it.
+
+    The descriptors become 0, 1, 2 and so on, from `first`.
+    """
+    for number, descriptor in enumerate(descriptors, start=first):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.argv[:] = request["arguments"]
+    path = request["arguments"][0]
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    sys.modules["__main__"] = main
+    exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), main.__dict__)
