@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sysconfig
 import termios
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from processes import TIMEOUT_S, environment
@@ -19,14 +19,18 @@ Done = subprocess.CompletedProcess[str]
 
 
 def call(
-    *arguments: str | Path | int, folder: Path | None = None, env: Mapping[str, str] | None = None
+    *arguments: str | Path | int,
+    prefix: Sequence[str | Path] = (),
+    folder: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    typed: str = "",
 ) -> Done:
     """Run the command with these variables, and none of its others from this environment."""
     return subprocess.run(
-        [IOSHAPE, *map(str, arguments)],
+        [*prefix, IOSHAPE, *map(str, arguments)],
         env=environment(TERM="xterm", **(env or {})),
         cwd=folder,
-        stdin=subprocess.DEVNULL,
+        input=typed,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

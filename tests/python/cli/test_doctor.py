@@ -12,6 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import command
 import ioshape
 import pytest
 import torch
@@ -20,30 +21,15 @@ from ioshape._cli.doctor import EXIT_SERIOUS
 from ioshape._cli.doctor_facts import Coordination, Folder, Host, Installation, _is_filtered
 from ioshape._cli.doctor_findings import SEVERITIES, Finding
 from mounts import client_of
-from processes import TIMEOUT_S, environment
 from striped import striped
 from tiers import saver
 
 SECRET = "tr0ub4dor"
 MIB = 1 << 20
 
-Done = subprocess.CompletedProcess[str]
 
-
-def call(
-    *arguments: str | Path,
-    prefix: Sequence[str] = (),
-    **variables: str,
-) -> Done:
-    return subprocess.run(
-        [*prefix, sys.executable, "-m", "ioshape", "doctor", *arguments],
-        env=environment(**variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+def call(*arguments: str | Path, prefix: Sequence[str] = (), **variables: str) -> command.Done:
+    return command.call("doctor", *arguments, prefix=prefix, env=variables)
 
 
 def probed(
@@ -152,11 +138,11 @@ def test_people_get_tables_and_remedies(tmp_path: Path) -> None:
 def apart(mount: str, *at: Path) -> list[str]:
     """Return the prefix of a command that alone sees a mount."""
     root = [] if os.geteuid() == 0 else ["--map-root-user"]
-    command = ["unshare", "--mount", *root, "sh", "-c", f'{mount} && exec "$@"', *map(str, at)]
-    tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+    alone = ["unshare", "--mount", *root, "sh", "-c", f'{mount} && exec "$@"', *map(str, at)]
+    tried = subprocess.run([*alone, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"this machine does not do {mount} ({tried.stderr.strip()})")
-    return command
+    return alone
 
 
 def test_memory_is_no_place_for_checkpoints(tmp_path: Path) -> None:

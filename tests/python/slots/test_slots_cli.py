@@ -12,7 +12,6 @@ import signal
 import struct
 import subprocess
 import sys
-import sysconfig
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import command
 import pytest
+from command import IOSHAPE
 from coordinators import (
     TIMEOUT_S,
     Redis,
@@ -42,11 +43,8 @@ from processes import environment
 from tiers import saver, undrained
 from tree import ROOT, program
 
-IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
 POOL = "test:shared"
 SECRET = "tr0ub4dor"
-
-Done = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(params=["local", "redis"])
@@ -67,34 +65,19 @@ def write(address: str) -> Iterator[Callable[..., Writer]]:
         yield made
 
 
-def call(*arguments: str | Path, typed: str | None = None, **variables: str) -> Done:
-    return subprocess.run(
-        [IOSHAPE, *arguments],
-        env=environment(TERM="xterm", **variables),
-        stdin=subprocess.DEVNULL if typed is None else None,
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+def call(*arguments: str | Path, typed: str = "", **variables: str) -> command.Done:
+    return command.call(*arguments, typed=typed, env=variables)
 
 
 def succeed(*arguments: str | Path, **variables: str) -> str:
-    done = call(*arguments, **variables)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    return done.stdout
+    return command.succeed(call(*arguments, **variables))
 
 
 def fail(code: int, *arguments: str | Path, **variables: str) -> str:
     """Return the error message, which must be one line on stderr."""
     done = call(*arguments, **variables)
-    assert done.returncode == code, done.stderr
     assert not done.stdout
-    assert done.stderr.startswith("ioshape: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    return done.stderr.removeprefix("ioshape: ").rstrip("\n")
+    return command.fail(done, code)
 
 
 def state(address: str, pool: str = POOL) -> dict[str, Any]:
