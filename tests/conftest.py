@@ -12,6 +12,12 @@ from clusters import MOUNTED, Mounted, kinds, mounted_twice
 from clusters import unavailable as no_clusters
 from processes import SLOTS
 from striped import unavailable
+from tree import ROOT
+
+# pytest compiles its tests anew in each process unless it may keep the result. Programs that tests
+# start keep nothing.
+sys.dont_write_bytecode = False
+sys.pycache_prefix = str(ROOT / "build" / "pycache")
 
 # A shell starts background jobs with SIGINT ignored, and child processes would inherit that. With a
 # handler in place the programs that tests start get the default again.
