@@ -3,8 +3,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +11,7 @@ import ioshape
 import pytest
 import torch
 from nodes import started_ranks
-from processes import TIMEOUT_S, environment
+from processes import TIMEOUT_S, run_program, started_program
 
 LONG_S = 600.0  # no test takes so long
 LARGE = {"weights": torch.zeros(5 << 20)}  # too large to pass the queue
@@ -201,8 +199,8 @@ with ioshape.on_preemption() as notice:
 """
 
 
-def test_a_forked_child_ends_by_the_signal() -> None:
-    subprocess.run([sys.executable, "-c", FORKS], env=environment(), check=True, timeout=TIMEOUT_S)
+def test_a_forked_child_ends_by_the_signal(tmp_path: Path) -> None:
+    run_program(tmp_path, FORKS)
 
 
 def test_a_job_that_is_told_to_end_saves_before_those_that_wait(tmp_path: Path) -> None:
@@ -221,15 +219,10 @@ print(report.deadline_met, notice.reason, flush=True)
 """
     with ioshape.slot(pool="deadlines"):
         waiting = ioshape.save_async(LARGE, tmp_path / "waiting.pt")
-        with subprocess.Popen(
-            [sys.executable, "-c", program, tmp_path / "model.pt"],
-            env=environment(IOSHAPE_COORDINATOR=os.environ["IOSHAPE_COORDINATOR"]),
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as told:
-            assert told.stdout
-            assert told.stdout.readline() == "ready\n"
-            told.terminate()
-            assert told.stdout.readline() == "True SIGTERM\n"
+        with started_program(tmp_path, program, tmp_path / "model.pt") as told:
+            told.expect("ready")
+            os.kill(told.pid, signal.SIGTERM)
+            told.expect("True SIGTERM")
+            told.end()
         assert not waiting.done()
     waiting.result()

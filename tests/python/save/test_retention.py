@@ -5,8 +5,6 @@ import errno
 import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from checkpoints import Gate, checkpoint, names_in, number_in, wait_until
 from command import call, fail, succeed
 from ioshape._core.family import numbered
 from ioshape._save import retention
-from processes import environment
+from processes import run_program
 from records import flip
 
 
@@ -108,9 +106,7 @@ for step in range(5):
     ioshape.save_async({"step": step}, f"run/step-{step}.pt", keep_last=2)
 """
     (tmp_path / "run").mkdir()
-    subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), check=True, text=True
-    )
+    run_program(tmp_path, program)
     names = names_in(tmp_path / "run")
     assert "step-4.pt" in names
     assert len(names) == 2

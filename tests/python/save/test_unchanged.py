@@ -14,7 +14,7 @@ import torch
 from checkpoints import left_clean
 from ioshape._native import lib
 from nodes import run_ranks
-from processes import run_interpreter
+from processes import run_program
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_what_a_patched_torch_saves_is_told(tmp_path: Path, warned: Any) -> None
 
 
 def test_who_has_not_set_logging_up_reads_it_on_stderr(tmp_path: Path) -> None:
-    done = run_interpreter(
+    done = run_program(
         tmp_path,
         """
         import ioshape
