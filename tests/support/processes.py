@@ -104,7 +104,7 @@ class Program:
 
     def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> None:
         #: file for its stderr
-        self._errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         read_input, write_input = os.pipe()
         read_output, write_output = os.pipe()
         request = {
@@ -145,9 +145,12 @@ class Program:
             raise AssertionError(f"it said {said!r}, not {line!r}\n{self.errors()}")
 
     def errors(self) -> str:
-        """Return what it has written to stderr."""
-        self._errors.seek(0)
-        return self._errors.read()
+        """Return what it has written to stderr.
+
+        A read must not move the offset, which the program shares.
+        """
+        size = os.fstat(self._errors.fileno()).st_size
+        return os.pread(self._errors.fileno(), size, 0).decode(errors="replace")
 
     def end(self, status: int = 0) -> Finished:
         """Wait until the program has ended with this status (-9: signal 9). Return its output."""

@@ -9,8 +9,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -161,20 +159,13 @@ def test_a_save_that_waits_for_long_says_so(
     assert holder.hear() == "holds"
     program = "import ioshape, torch; ioshape.save({'w': torch.ones(1 << 24)}, 'model.pt')"
     variables = {"IOSHAPE_COORDINATOR": address, "IOSHAPE_POOL": "shared", "IOSHAPE_SLOTS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, **variables},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as waiting:
-        assert waiting.stderr is not None
-        line = waiting.stderr.readline()
-        assert "model.pt" in line, line
-        assert f"job theirs, rank 7 on {node()}" in line
+    with started_program(tmp_path, program, variables=variables) as waiting:
+        await_true(lambda: "\n" in waiting.errors(), "a line on stderr")
+        said = waiting.errors()
+        assert "model.pt" in said, said
+        assert f"job theirs, rank 7 on {node()}" in said
         holder.tell("release")
-        assert waiting.stderr.read() == ""
-        assert waiting.wait(60) == 0
+        assert waiting.end().stderr == said
 
 
 def test_an_exception_in_the_callback_gives_up(
