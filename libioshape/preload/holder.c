@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "fs/fs.h"
 #include "preload/mailbox.h"
+#include "save/save.h"
 
 #include <ioshape/slots.h>
 
@@ -39,7 +40,6 @@
 /* State of this process. */
 static struct {
 	struct mailbox *box;
-	struct ioshape_context *context;
 	_Atomic bool ended; /* whether the program has ended */
 } holder;
 
@@ -152,7 +152,7 @@ static bool is_shared(const char *path)
 }
 
 /* Takes a slot for the program's file. Fills in why there is none. */
-static struct ioshape_slot *take(struct turn *turn)
+static struct ioshape_slot *take(struct turn *turn, struct ioshape_context *context)
 {
 	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
 	struct ioshape_slot *slot = NULL;
@@ -166,7 +166,9 @@ static struct ioshape_slot *take(struct turn *turn)
 	options.path = turn->path;
 	options.timeout_ms = (int64_t)holder.box->wait_ms + 1;
 	options.waiting = give_up;
-	ret = ioshape_slot_acquire(holder.context, &options, &slot);
+	if (context)
+		save_name_program(context, holder.box->program, turn->path);
+	ret = ioshape_slot_acquire(context, &options, &slot);
 	turn->waited_s = (double)(mailbox_now_ms() - begin_ms) / 1e3;
 	if (!ret) {
 		ioshape_slot_get_info(slot, &turn->slot);
@@ -296,10 +298,12 @@ static void serve(void)
 	struct mailbox *box = holder.box;
 	struct turn turn = { .slot = IOSHAPE_SLOT_INFO_INIT };
 	const uint64_t first_byte = atomic_load(&box->bytes);
+	struct ioshape_context *context; /* of its own, because it has the name of the file */
 	struct ioshape_slot *slot;
 
+	ioshape_context_open(&context, NULL);
 	snprintf(turn.path, sizeof(turn.path), "%.*s", MAILBOX_PATH_BYTES - 1, box->path);
-	slot = take(&turn);
+	slot = take(&turn, context);
 	atomic_store(&box->allowed, first_byte);
 	if (!slot)
 		mailbox_move(box, MAILBOX_ASKED, MAILBOX_REFUSED);
@@ -311,6 +315,7 @@ static void serve(void)
 	mailbox_move(box, MAILBOX_HELD, MAILBOX_IDLE);
 	mailbox_move(box, MAILBOX_CLOSED, MAILBOX_IDLE);
 	log_turn(&turn);
+	ioshape_context_free(context);
 }
 
 /* ---- The process ----------------------------------------------------------------------------- */
@@ -338,7 +343,6 @@ int main(void)
 	if (!open_mailbox() || pthread_create(&thread, NULL, beat, NULL))
 		return 1;
 	close(MAILBOX_FD);
-	ioshape_context_open(&holder.context, NULL);
 	while (!atomic_load(&holder.ended)) {
 		state = atomic_load(&holder.box->state);
 		if (state == MAILBOX_ASKED) {
@@ -351,6 +355,5 @@ int main(void)
 			mailbox_wait(&holder.box->state, state, TICK_MS * 10);
 		}
 	}
-	ioshape_context_free(holder.context);
 	return 0;
 }

@@ -7,7 +7,8 @@
  *   without free descriptors does not matter.
  * - That child starts the holder and ends, so the program has no child to wait for. Its end sends
  * no signal.
- * - The holder leaves the session and the folder of the program and closes its descriptors.
+ * - The holder leaves the folder of the program and closes its descriptors. It blocks all signals, so
+ *   that those of a terminal do not end it.
  */
 #define _GNU_SOURCE
 #include "preload/preload.h"
@@ -71,7 +72,7 @@ static void fill_mailbox(struct mailbox *box, pid_t program)
 }
 
 /*
- * Leaves the program's session, folder and descriptors. All calls are the kernel's: functions of
+ * Leaves the program's folder and descriptors. All calls are the kernel's: functions of
  * the C library may be replaced by other preloaded libraries, or end a thread that is cancelled.
  */
 static bool leave_program(void)
@@ -84,7 +85,6 @@ static bool leave_program(void)
 		if (syscall(SYS_openat, AT_FDCWD, "/dev/null", O_RDWR) != fd)
 			return false;
 	}
-	syscall(SYS_setsid);
 	return !syscall(SYS_chdir, "/");
 }
 

@@ -39,6 +39,12 @@ struct save_settings save_settings(const struct ioshape_context *context);
  */
 int save_absolute_path(const char *path, char **absolute, struct base_error *error);
 
+/* ---- Slots for another program (slot.c) ------------------------------------------------------ */
+
+/* Names the program and the file for which this context takes slots. Call this before it takes the
+ * first one. */
+void save_name_program(struct ioshape_context *context, const char *program, const char *path);
+
 /* ---- Free space (file.c) --------------------------------------------------------------------- */
 
 struct save_space {

@@ -160,6 +160,11 @@ fail:
 	return ret;
 }
 
+void save_name_program(struct ioshape_context *context, const char *program, const char *path)
+{
+	slots_identify_program(&context->slots.config.identity, program, path);
+}
+
 void save_slots_destroy(struct save_slots *slots)
 {
 	while (slots->mounts) {

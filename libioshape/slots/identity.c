@@ -93,6 +93,26 @@ void slots_identify(struct slots_identity *identity, const char *job, uint32_t s
 		name_job(identity, &found);
 }
 
+/* Those who wait see so many characters of a node's name. */
+#define NODE_SHOWN 50u
+
+void slots_identify_program(struct slots_identity *identity, const char *program, const char *path)
+{
+	const size_t used = strlen(identity->node), path_bytes = strlen(path);
+	const size_t fixed = used + strlen("::") + strlen(program);
+	char text[2 * SLOTS_TEXT_BYTES];
+
+	/* The end of a path says more than its beginning. */
+	if (fixed + path_bytes <= NODE_SHOWN)
+		snprintf(text, sizeof(text), ":%s:%s", program, path);
+	else if (fixed + strlen("...") < NODE_SHOWN)
+		snprintf(text, sizeof(text), ":%s:...%s", program,
+			 path + path_bytes - (NODE_SHOWN - fixed - strlen("...")));
+	else
+		snprintf(text, sizeof(text), ":%s", program);
+	take_text(identity->node + used, sizeof(identity->node) - used, text);
+}
+
 /* ---- Priority boost -------------------------------------------------------------------------- */
 
 /* A boost is time of the whole pool by which a request may get ahead of its job's share. When the

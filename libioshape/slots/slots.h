@@ -300,5 +300,8 @@ uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, 
  * the launcher's variables. If `job` is NULL or empty, the name of the job is derived from them,
  * too. */
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
+/* Adds a program and the path of its file to the node's name, as NODE:PROGRAM:PATH, for operators.
+ * What does not fit is cut. */
+void slots_identify_program(struct slots_identity *identity, const char *program, const char *path);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -215,6 +216,30 @@ TEST(writes, a_program_waits_for_its_turn)
 	ioshape_slot_free(slot);
 	finish(child);
 	must_log(1, "end=close");
+}
+
+static char ahead[128];
+
+static int note_who_is_ahead(void *user, const struct ioshape_place *place)
+{
+	(void)user;
+	if (*place->ahead)
+		snprintf(ahead, sizeof(ahead), "%s", place->ahead);
+	return *place->ahead != 0;
+}
+
+TEST(writes, operators_see_the_program_and_its_file)
+{
+	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
+	struct ioshape_slot *slot;
+	pid_t child = start("steadily");
+
+	wait_until_held();
+	options.waiting = note_who_is_ahead;
+	ck_assert_int_eq(ioshape_slot_acquire(context, &options, &slot), -ECANCELED);
+	ck_assert_ptr_nonnull(strstr(ahead, ":preload-program:"));
+	ck_assert_str_eq(ahead + strlen(ahead) - strlen("/file"), "/file");
+	finish(child);
 }
 
 TEST(writes, a_program_that_waits_too_long_writes)

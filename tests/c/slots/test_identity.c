@@ -218,6 +218,29 @@ LOOP_TEST(all_case, the_user_is_who_slurm_or_the_login_says, 0, (int)ARRAY_LENGT
 	ck_assert_str_eq(identity.user, users[_i].expected ? users[_i].expected : number);
 }
 
+/* Returns the node's name "n03" with a program and a path. */
+static const char *named(const char *program, const char *path)
+{
+	static struct slots_identity identity;
+
+	snprintf(identity.node, sizeof(identity.node), "n03");
+	slots_identify_program(&identity, program, path);
+	return identity.node;
+}
+
+TEST(all_case, operators_see_the_end_of_a_long_path)
+{
+	char text[200];
+
+	ck_assert_str_eq(named("cp", "/scratch/a b"), "n03:cp:/scratch/a_b");
+	ck_assert_str_eq(named("cp", "/scratch/runs/of/the/last/night/7/checkpoints/model.bin"),
+			 "n03:cp:...f/the/last/night/7/checkpoints/model.bin");
+	memset(text, 'x', sizeof(text) - 1);
+	text[sizeof(text) - 1] = 0;
+	ck_assert_uint_eq(strlen(named("cp", text)), 50);
+	ck_assert_uint_lt(strlen(named(text, "/scratch")), SLOTS_TEXT_BYTES);
+}
+
 TEST(all_case, half_a_meeting_point_is_none)
 {
 	static const struct {
