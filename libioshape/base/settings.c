@@ -344,8 +344,8 @@ int base_settings_blame(struct base_error *error, const char *field, const char 
 /* ---- Unknown variables ----------------------------------------------------------------------- */
 
 /*
- * Returns whether the variable belongs to ioshape but is not a setting: those of the package, of the
- * preload library and of tests.
+ * Returns whether the variable belongs to ioshape but is not a setting: those of the package, of
+ * the preload library and of tests.
  */
 static bool is_other(const char *name)
 {

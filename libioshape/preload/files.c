@@ -35,7 +35,7 @@
 __attribute__((aligned(65536))) struct preload_file preload_files[PRELOAD_FILES];
 uint64_t preload_look_bytes, preload_large_bytes;
 
-/* Whether this thread is in this file already, and now in a signal handler. */
+/* Is true while this thread looks at a file. A signal handler that writes meanwhile passes. */
 static __thread bool inside __attribute__((tls_model("initial-exec")));
 
 void preload_files_prepare(void)

@@ -7,8 +7,8 @@
  *   without free descriptors does not matter.
  * - That child starts the holder and ends, so the program has no child to wait for. Its end sends
  * no signal.
- * - The holder leaves the folder of the program and closes its descriptors. It blocks all signals, so
- *   that those of a terminal do not end it.
+ * - The holder leaves the folder of the program and closes its descriptors. It blocks all signals,
+ *   so that those of a terminal do not end it.
  */
 #define _GNU_SOURCE
 #include "preload/preload.h"

@@ -43,7 +43,8 @@ static struct mailbox *box_of(const struct preload_turn *turn)
 	return &boxes[turn - process.turns].box;
 }
 
-/* A forked child inherits the mailboxes of its parent, which it must not use. */
+/* Returns the state of a request. A forked child inherits the mailboxes of its parent and must not
+ * use them. */
 static uint32_t state_of(const struct preload_turn *turn)
 {
 	return atomic_load(&turn->started) ? atomic_load(&box_of(turn)->state) : MAILBOX_ABSENT;

@@ -103,6 +103,26 @@ def test_mpi_library_exports_exactly_what_its_header_declares() -> None:
     assert defined_symbols("--dynamic", library) == declared_in(MPI)
 
 
+def test_preload_library_replaces_only_what_it_must() -> None:
+    """Check the functions that programs get from the preload library. Each one is a risk."""
+    library = build_folder() / "libioshape" / "preload" / "libioshape-preload.so"
+    assert defined_symbols("--dynamic", library) == {
+        *("write", "writev", "fwrite", "fwrite_unlocked"),
+        *("pwrite", "pwrite64", "pwritev", "pwritev64", "pwritev2", "pwritev64v2"),
+        *("copy_file_range", "sendfile", "sendfile64", "splice"),
+        *("fsync", "fdatasync", "close", "fclose"),
+    }
+
+
+def test_preload_library_needs_only_the_c_library() -> None:
+    library = build_folder() / "libioshape" / "preload" / "libioshape-preload.so"
+    dynamic = run(program("readelf"), "--dynamic", "--wide", library)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\.so", dynamic))
+    assert needed <= {"libc", "libdl", "ld-linux-x86-64"}
+    wanted = run(program("nm"), "--dynamic", "--undefined-only", library)
+    assert not re.search(r"\b(malloc|calloc|free|pthread_mutex_lock|printf|open|socket)\b", wanted)
+
+
 def test_soname() -> None:
     dynamic = run(program("readelf"), "--dynamic", "--wide", shared_library())
     assert "Library soname: [libioshape.so.1]" in dynamic

@@ -93,6 +93,8 @@ def test_what_is_installed(prefix: Path) -> None:
         f"lib/libioshape.so.{version}",
         *(f"lib/libioshape-mpi.so{end}" for end in ("", ".1", f".{version}")),
         *(f"lib/libioshape-tier.so{end}" for end in ("", ".1", f".{version}")),
+        "lib/ioshape/ioshape-holder",
+        "lib/ioshape/libioshape-preload.so",
         "lib/pkgconfig/ioshape.pc",
         "lib/pkgconfig/ioshape-tier.pc",
         "lib/pkgconfig/ioshape-mpi.pc",

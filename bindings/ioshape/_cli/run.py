@@ -57,7 +57,7 @@ def command(
     ioshape run train.py --lr 1e-3
     ioshape run --tier /local/nvme train.py  - save to a local disk first
     ioshape run -m package.train
-    ioshape run rsync -a /local/run7 /scratch/
+    ioshape run rsync -a run7 /scratch/      - any other program
     torchrun --nproc-per-node 8 -m ioshape run train.py
     python -X dev -m ioshape run train.py    - pass options to Python itself
     """

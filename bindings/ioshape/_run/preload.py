@@ -25,9 +25,8 @@ def program_of(name: str) -> str | None:
     executable, and either a binary or a script for another interpreter than Python.
     """
     if not os.path.lexists(name):
-        found = shutil.which(name) if "/" not in name else None
-        # A launcher that is itself a Python script runs as the program that it is.
-        return found
+        # A launcher such as torchrun, itself a Python script, runs as the program that it is.
+        return shutil.which(name) if "/" not in name else None
     return name if os.access(name, os.X_OK) and _is_other(Path(name)) else None
 
 

@@ -26,6 +26,7 @@ STARTUP = Path(__file__).resolve().parent / "startup"
 #: Environment variable: "1", "no-load" (torch.load stays), or "0" (a child that is not patched).
 VARIABLE = "IOSHAPE_RUN"
 
+
 class CannotRun(Exception):
     """The program cannot be started. The message is for the user."""
 
