@@ -33,15 +33,19 @@ struct preload_settings {
 	uint64_t bytes;   /* growth of a file that makes it a large sequential write */
 	uint64_t wait_ms; /* longest wait for slots of one file */
 	char program[MAILBOX_PROGRAM_BYTES];
-	char holder[MAILBOX_PATH_BYTES]; /* path of the holder's program */
+	/* path of the holder: at most that of the library, and a name */
+	char holder[MAILBOX_PATH_BYTES + 64];
 	char excluded[MAILBOX_PATH_BYTES];
 	char *environment[PRELOAD_VARIABLES + 1]; /* environment of the holder */
+	int restrictions;                         /* preload_restrictions() at the start */
 };
 
 extern struct preload_settings preload_settings;
 
 /* Reads the settings. Returns whether the library shall do anything in this program. */
 bool preload_settings_read(void);
+/* Returns a number that changes when the program restricts itself, as sandboxes do. */
+int preload_restrictions(void);
 /* Returns whether the user excluded the file at this path. */
 bool preload_excludes(const char *path);
 

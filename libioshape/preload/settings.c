@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 
 #define USUAL_BYTES (UINT64_C(64) << 20)
 #define USUAL_WAIT_S 60u
@@ -95,10 +96,7 @@ static bool find_holder(void)
 
 	if (!dladdr(&preload_settings, &library) || !realpath(library.dli_fname, holder))
 		return false;
-	strrchr(holder, '/')[1] = 0;
-	if (strlen(holder) + sizeof(HOLDER) > sizeof(preload_settings.holder))
-		return false;
-	memcpy(holder + strlen(holder), HOLDER, sizeof(HOLDER));
+	strcpy(strrchr(holder, '/') + 1, HOLDER);
 	return true;
 }
 
@@ -143,6 +141,11 @@ static bool is_excluded(void)
 	return false;
 }
 
+int preload_restrictions(void)
+{
+	return prctl(PR_GET_SECCOMP) * 2 + prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0);
+}
+
 bool preload_settings_read(void)
 {
 	const char *on = getenv("IOSHAPE_PRELOAD"), *all = getenv("IOSHAPE_PRELOAD_ALL");
@@ -153,13 +156,12 @@ bool preload_settings_read(void)
 		return false;
 	preload_settings.everywhere = all && !strcmp(all, "yes");
 	preload_settings.bytes = number_of(getenv("IOSHAPE_PRELOAD_BYTES"), USUAL_BYTES);
-	if (!preload_settings.bytes)
-		preload_settings.bytes = USUAL_BYTES;
 	wait_s = number_of(getenv("IOSHAPE_PRELOAD_WAIT_S"), USUAL_WAIT_S);
 	preload_settings.wait_ms = (wait_s < MOST_WAIT_S ? wait_s : MOST_WAIT_S) * 1000;
 	snprintf(preload_settings.excluded, MAILBOX_PATH_BYTES, "%s", excluded ? excluded : "");
 	if (is_excluded() || !find_holder())
 		return false;
 	copy_environment();
+	preload_settings.restrictions = preload_restrictions();
 	return true;
 }

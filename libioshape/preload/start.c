@@ -129,11 +129,12 @@ bool preload_start_holder(union preload_box *box)
 	int32_t busy = atomic_load(&starting.busy);
 	uint64_t all = ~UINT64_C(0), before = 0;
 	bool started;
-	int status;
 	pid_t child;
 
-	/* A child that was forked meanwhile finds its parent's number here. */
-	if (busy == pid || !atomic_compare_exchange_strong(&starting.busy, &busy, pid))
+	/* A sandbox may kill a program that starts another one. A child that was forked meanwhile
+	 * finds its parent's number here. */
+	if (preload_restrictions() != preload_settings.restrictions || busy == pid ||
+	    !atomic_compare_exchange_strong(&starting.busy, &busy, pid))
 		return false;
 	starting.box = box;
 	starting.started = false;
@@ -142,7 +143,7 @@ bool preload_start_holder(union preload_box *box)
 	child = clone(prepare_holder, starting.stacks[0] + STACK_BYTES, CLONE_VM | CLONE_VFORK,
 		      (void *)(intptr_t)pid);
 	if (child > 0)
-		syscall(SYS_wait4, child, &status, __WCLONE, NULL);
+		syscall(SYS_wait4, child, NULL, __WCLONE, NULL);
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, SIGNAL_BYTES);
 	started = starting.started;
 	atomic_store(&starting.busy, 0);

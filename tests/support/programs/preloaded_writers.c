@@ -7,15 +7,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/sendfile.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -397,6 +402,27 @@ static void write_in_handlers(void)
 	must(close(fd) == 0, "close");
 }
 
+/* Forbids to start processes, as sandboxes such as qemu's do, and writes then. */
+static void enter_a_sandbox(void)
+{
+#define FORBID(call)                                                                               \
+	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##call, 0, 1),                                     \
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)
+	struct sock_filter rules[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		FORBID(clone),
+		FORBID(clone3),
+		FORBID(execve),
+		FORBID(memfd_create),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = { sizeof(rules) / sizeof(rules[0]), rules };
+
+	must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS");
+	must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0, "PR_SET_SECCOMP");
+	write_blocks(create("sandboxed"));
+}
+
 static void die_while_writing(void)
 {
 	write_blocks(create("killed"));
@@ -422,6 +448,7 @@ static const struct {
 	{ "processes", start_processes },
 	{ "threads", start_threads },
 	{ "signals", write_in_handlers },
+	{ "sandbox", enter_a_sandbox },
 	{ "killed", die_while_writing },
 };
 
