@@ -21,7 +21,7 @@ UNSEEN = (
     *("cmake", "python sqlite", "static vectors", "static processes"),
     "redis",  # the library excludes it
     "valgrind",  # it refuses to start a holder
-    "c few",  # the holder needs more descriptors
+    "c few",  # the holder may have too few descriptors
     "c sandbox",  # it may start no process
     *(f"c {way}" for way in ("mapping", "uring", "aio", "limit")),
 )

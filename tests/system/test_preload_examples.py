@@ -110,6 +110,7 @@ def test_pods_of_kubernetes_mount_what_the_nodes_have() -> None:
     assert set(mounts) == set(volumes)
     assert volumes["ioshape"]["hostPath"]["path"] == node["hostPath"]["path"]
     assert mounts["ioshape"]["readOnly"]
+    assert job["shareProcessNamespace"]
     assert variables["LD_PRELOAD"].startswith(mounts["ioshape"]["mountPath"] + "/current/")
 
 
