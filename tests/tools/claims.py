@@ -52,6 +52,10 @@ HELD_BY = {
         "integrations/test_ray.py",
         "integrations/test_witness.py::test_no_byte_of_a_checkpoint_goes_past",
     ],
+    "`cp`, `rsync`, JAX": [
+        "system/test_preload_programs.py::test_a_program_does_the_same_with_the_library",
+        "python/run/test_preload.py",
+    ],
     "C and C++ programs": ["install/test_install.py"],
     "`ioshape run` cannot intercept": [
         "python/run/test_passed.py::test_what_goes_past_it_is_told_at_the_end"
