@@ -166,7 +166,7 @@ static void check(struct preload_file *file, int fd)
 	atomic_store(&file->bytes, 0);
 	/* The storage writes while the slot is held. SYNC_FILE_RANGE_WAIT_BEFORE would swallow
 	 * errors that the program's fsync() must get. */
-	syscall(SYS_sync_file_range, fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+	sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
 }
 
 static struct mailbox *look(struct preload_file *file, int fd, uint64_t bytes)

@@ -36,6 +36,8 @@ struct preload_settings {
 	/* path of the holder: at most that of the library, and a name */
 	char holder[MAILBOX_PATH_BYTES + 64];
 	char excluded[MAILBOX_PATH_BYTES];
+	/* The C library's clone(). That of a sanitizer in the program cannot share memory. */
+	int (*clone)(int (*run)(void *), void *stack, int flags, void *argument, ...);
 	char *environment[PRELOAD_VARIABLES + 1]; /* environment of the holder */
 	int restrictions;                         /* preload_restrictions() at the start */
 };

@@ -163,5 +163,6 @@ bool preload_settings_read(void)
 		return false;
 	copy_environment();
 	preload_settings.restrictions = preload_restrictions();
-	return true;
+	*(void **)&preload_settings.clone = dlsym(RTLD_NEXT, "clone");
+	return preload_settings.clone;
 }

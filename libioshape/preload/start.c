@@ -113,8 +113,8 @@ static int prepare_holder(void *unused)
 		/* An emulator may give this child memory of its own. Then the program does not see
 		 * this, and goes on without a holder. */
 		starting.started = true;
-		holder = clone(become_holder, starting.stacks[1] + STACK_BYTES,
-			       CLONE_VM | CLONE_VFORK, NULL);
+		holder = preload_settings.clone(become_holder, starting.stacks[1] + STACK_BYTES,
+						CLONE_VM | CLONE_VFORK, NULL);
 		if (holder < 0)
 			starting.started = false;
 		atomic_store(&starting.box->box.holder, (int32_t)holder);
@@ -140,8 +140,8 @@ bool preload_start_holder(union preload_box *box)
 	starting.started = false;
 	/* No handler of the program may run in the child. */
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, SIGNAL_BYTES);
-	child = clone(prepare_holder, starting.stacks[0] + STACK_BYTES, CLONE_VM | CLONE_VFORK,
-		      (void *)(intptr_t)pid);
+	child = preload_settings.clone(prepare_holder, starting.stacks[0] + STACK_BYTES,
+				       CLONE_VM | CLONE_VFORK, (void *)(intptr_t)pid);
 	if (child > 0)
 		syscall(SYS_wait4, child, NULL, __WCLONE, NULL);
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, SIGNAL_BYTES);
