@@ -612,7 +612,8 @@ def test_the_packages_of_torch_are_left_alone() -> None:
 def test_memory_that_another_process_changes_meanwhile_gives_a_valid_file(tmp_path: Path) -> None:
     # As in Hogwild trainings. A save that wrote the memory itself would have checksums of bytes
     # that are gone when the kernel reads them.
-    weights = torch.zeros(32 << 18).share_memory_()  # 32 MiB
+    weights = torch.zeros(32 << 18)  # 32 MiB
+    weights.share_memory_()  # type: ignore[no-untyped-call]
     child = os.fork()
     if not child:
         memory = (ctypes.c_char * weights.nbytes).from_address(weights.data_ptr())
