@@ -11,7 +11,7 @@
 
 #include <sys/types.h>
 
-/* ---- Families (storage.c) -------------------------------------------------------------------- */
+/* ---- Families (families.c) ------------------------------------------------------------------- */
 
 /*
  * Kinds of filesystems. They follow from the type in the mount table and, if that can be wrong,
@@ -376,22 +376,34 @@ void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes);
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
 /*
- * Writes a name for a magic number of statfs(): "nfs", "lustre"; "0x…" if it is not known. Pure.
+ * Writes a name for a magic number of statfs(): "nfs", "lustre"; "0x…" if it is not known. Pure
+ * (families.c).
  */
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes);
 
 /* ==== Private to this folder ================================================================== */
 
-/* ---- Small texts below /proc and /sys (storage.c) -------------------------------------------- */
+/* ---- Small texts below /proc and /sys (families.c) ------------------------------------------- */
 
-/* Reads a number from the first line of a file. `root` is prepended to the path. Returns 0 or a
- * negative errno. */
+/*
+ * Reads a file up to about `most` bytes, ended by a 0, into a zeroed buffer, which the caller frees
+ * even on failure. `root` is prepended to the path. Returns 0 or a negative errno.
+ */
+int fs_read_whole(const char *root, const char *path, size_t most, struct base_buffer *text);
+/*
+ * Reads the first line of a file, without its newline. Returns 0 or a negative errno; -E2BIG if it
+ * does not fit.
+ */
+int fs_read_line(const char *root, const char *path, char *line, size_t line_bytes);
+/* Reads a number from the first line of a file. Returns 0 or a negative errno. */
 int fs_read_number(const char *root, const char *path, uint64_t *number);
 /* Parses a text that is a decimal number as a whole. Returns false if it is not. */
 bool fs_whole_number(const char *text, size_t bytes, uint64_t *number);
 
-/* ---- Families (storage.c) -------------------------------------------------------------------- */
+/* ---- Families (families.c) ------------------------------------------------------------------- */
 
+/* Returns whether several hosts usually share filesystems of this type. Pure. */
+bool fs_type_is_shared(const char *type);
 /*
  * Returns the family by the type in the mount table; if that is not known, by the magic number of
  * statfs(). Pure.
