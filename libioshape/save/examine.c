@@ -195,7 +195,7 @@ static void add_tensor(struct save_seen *seen, const struct facts *facts, uint64
 		.record = i,
 		.sum_squares = statistics->sum_squares,
 		.crc32 = facts->entries[i].crc32,
-		.group = facts->records ? (uint8_t)facts->records[i].group : 0,
+		.group = facts->records ? facts->records[i].group : 0,
 		.large = large,
 		.nonfinite = statistics->nans + statistics->infinities &&
 			     !(examined->alarms & IOSHAPE_ALARM_NONFINITE),

@@ -20,7 +20,7 @@ struct save_record {
 	void *fetch_user;
 	uint32_t alignment; /* 0: chosen by the size */
 	uint32_t dtype;     /* type of the elements; 0: not examined */
-	uint32_t group;     /* number of the group of the record; 0: none */
+	uint8_t group;      /* group of tensors that change together; 0: none */
 	bool later;         /* may be copied after the call */
 	uint32_t sample;    /* if copied later: checksum of sample bytes, taken during the call */
 };

@@ -242,10 +242,11 @@ static int check_record(const struct ioshape_record *record, const char *path,
 					"use ioshape_file_open() for bytes of unknown length",
 					"record \"%s\" for \"%s\" must have a known size",
 					FORMAT_SHOWN(record->name), path);
-	if (record->dtype && !ioshape_dtype_bytes(record->dtype))
+	if ((record->dtype && !ioshape_dtype_bytes(record->dtype)) || record->group > UINT8_MAX)
 		return base_refuse(error, -EINVAL,
-				   "record \"%s\" for \"%s\" has the unknown dtype %u",
-				   FORMAT_SHOWN(record->name), path, record->dtype);
+				   "record \"%s\" for \"%s\" has the dtype %u and the group %u, "
+				   "and one of them is unknown",
+				   FORMAT_SHOWN(record->name), path, record->dtype, record->group);
 	if (record->bytes && !record->data && !record->fetch)
 		return base_refuse(
 			error, -EINVAL, "record \"%s\" for \"%s\" has %llu bytes but no data",
@@ -286,7 +287,7 @@ static int plan_records(struct save_plan *plan, const struct save_payload *paylo
 			.bytes = from->bytes,
 			.alignment = from->alignment,
 			.dtype = from->dtype,
-			.group = from->group,
+			.group = (uint8_t)from->group,
 			.data = from->data,
 			.fetch = from->fetch,
 			.fetch_user = from->fetch_user,

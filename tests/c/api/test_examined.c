@@ -142,12 +142,15 @@ TEST(tests, records_are_examined_however_they_are_written)
 			}
 }
 
-TEST(tests, unknown_types_are_refused)
+TEST(tests, unknown_types_and_groups_are_refused)
 {
-	const struct ioshape_record record = {
-		.name = "a", .data = numbers, .bytes = 8, .dtype = 1000
-	};
+	struct ioshape_record record = { .name = "a", .data = numbers, .bytes = 8, .dtype = 1000 };
 
+	ck_assert_int_eq(
+		ioshape_save_records(context, scratch_path("a.pt"), &record, 1, NULL, NULL),
+		-EINVAL);
+	record.dtype = 0;
+	record.group = 256;
 	ck_assert_int_eq(
 		ioshape_save_records(context, scratch_path("a.pt"), &record, 1, NULL, NULL),
 		-EINVAL);

@@ -503,6 +503,7 @@ TEST(damage, offsets_of_nobody_are_refused)
 
 	given.records++;
 	given.data_offsets = more;
+	given.has_statistics = false;
 	bytes = encoded(&given);
 	base_put_le(bytes.data + AT_RECORDS, everything.records, 8);
 	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_DAMAGED);
