@@ -175,7 +175,7 @@ NUMBER(uint64, uint64_t)
 #define NAME(name) name##_avx512
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")))
 #define VECTOR_BYTES 64
-#define SQUARES_ONLY
+#define FLOATS_ONLY
 #define HALVES(into, from)                                                                         \
 	(into) = (NAME(floats))_mm512_cvtph_ps(_mm256_loadu_si256((const void *)(from)))
 #include "base/statistics_loops.h"
@@ -193,14 +193,15 @@ struct loops {
 	void (*integers)(const void *data, struct base_statistics *statistics);
 };
 
-/* AVX-512 makes only the sums of floats faster. */
+/* AVX-512 makes only sums of floats faster, and the comparison of wide ones. `wide` is the set for
+ * comparisons. */
 #ifdef __x86_64__
-#define FLOATS(bits, name)                                                                         \
+#define FLOATS(bits, name, wide)                                                                   \
 	{                                                                                          \
 		{ range##bits##_portable, squares_##name##_portable, NULL },                       \
 			{ range##bits##_avx2, squares_##name##_avx2, NULL },                       \
 		{                                                                                  \
-			range##bits##_avx2, squares_##name##_avx512, NULL                          \
+			range##bits##_##wide, squares_##name##_avx512, NULL                        \
 		}                                                                                  \
 	}
 #define INTEGERS(name)                                                                             \
@@ -212,7 +213,7 @@ struct loops {
 		}                                                                                  \
 	}
 #else
-#define FLOATS(bits, name)                                                                         \
+#define FLOATS(bits, name, wide)                                                                   \
 	{                                                                                          \
 		{                                                                                  \
 			range##bits##_portable, squares_##name##_portable, NULL                    \
@@ -250,16 +251,16 @@ struct numbers {
 	struct loops loops[BASE_INSTRUCTION_SETS];
 };
 
-#define FLOAT(bits, name, mantissa, bias)                                                          \
+#define FLOAT(bits, name, mantissa, bias, wide)                                                    \
 	static const struct numbers name = { name##_of, (bits) / 8, mantissa, bias,                \
-					     FLOATS(bits, name) };
+					     FLOATS(bits, name, wide) };
 #define INTEGER(name)                                                                              \
 	static const struct numbers name = { name##_of, sizeof(name##_t), 0, 0, INTEGERS(name) };
 #define FLOAT8(name) static const struct numbers name = { .number_of = name##_of, .bytes = 1 };
-FLOAT(16, float16, 10, 15)
-FLOAT(32, float32, 23, 127)
-FLOAT(64, float64, 52, 1023)
-FLOAT(16, bfloat16, 7, 127)
+FLOAT(16, float16, 10, 15, avx2)
+FLOAT(32, float32, 23, 127, avx2)
+FLOAT(64, float64, 52, 1023, avx512)
+FLOAT(16, bfloat16, 7, 127, avx2)
 INTEGER(int8)
 INTEGER(int16)
 INTEGER(int32)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Loops of statistics.c over one block, for one instruction set. statistics.c includes this file
- * once for each set, and defines NAME(), TARGET, VECTOR_BYTES and HALVES() before.
+ * once for each set, and defines NAME(), TARGET, VECTOR_BYTES and HALVES() before. With FLOATS_ONLY
+ * it defines less.
  *
  * The loops have constant lengths, so that compilers replace them by vector code at -O2.
  */
@@ -10,7 +11,6 @@ typedef float NAME(floats) __attribute__((vector_size(VECTOR_BYTES)));
 typedef double NAME(doubles) __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t NAME(words) __attribute__((vector_size(VECTOR_BYTES)));
 
-#ifndef SQUARES_ONLY
 /* Finds the extremes of numbers that consist of a sign and a magnitude, as floats do. */
 #define RANGE(bits, element)                                                                       \
 	TARGET static void NAME(range##bits)(const void *data, struct range *range)                \
@@ -30,10 +30,10 @@ typedef uint32_t NAME(words) __attribute__((vector_size(VECTOR_BYTES)));
 		}                                                                                  \
 		*range = (struct range){ most_signed, most, least, zeros };                        \
 	}
+RANGE(64, loose64)
+#ifndef FLOATS_ONLY
 RANGE(16, loose16)
 RANGE(32, loose32)
-RANGE(64, loose64)
-#undef RANGE
 
 /* Adds a block of integers. Four sums hide the latency of an addition. */
 #define INTEGERS(name, element, sum_type, sum_count)                                               \
@@ -70,6 +70,7 @@ INTEGERS(integers_int64, loose_int64, double, 4)
 INTEGERS(integers_uint64, loose64, double, 4)
 #undef INTEGERS
 #endif
+#undef RANGE
 
 #define SUM_LANES(sum, lanes)                                                                      \
 	do {                                                                                       \
