@@ -144,6 +144,6 @@ say("loaded", step=ioshape.load_group(arguments[0], healthy=True)["step"])
 
 
 def test_all_ranks_load_the_same_healthy_checkpoint(tmp_path: Path) -> None:
-    """The tensor of rank 1 is infinite, and those of the others are not."""
+    """Make only the tensor of rank 1 infinite."""
     for events in run_ranks(tmp_path, RANKS, tmp_path / "run", ranks=3):
         assert [event["step"] for event in events if event["event"] == "loaded"] == [1]
