@@ -109,7 +109,8 @@ static void log_turn(const struct turn *turn)
 
 /* ---- The program ----------------------------------------------------------------------------- */
 
-/* Tells the program that this process works, and watches whether the program does. */
+/* Tells the program that this process works, and watches whether the program does. Without a pidfd
+ * the program may have ended before this process began. */
 static void *beat(void *unused)
 {
 	const int fd = base_above_streams((int)syscall(SYS_pidfd_open, holder.box->pid, 0));
@@ -118,7 +119,8 @@ static void *beat(void *unused)
 	(void)unused;
 	do
 		atomic_store(&holder.box->beat_ms, mailbox_now_ms());
-	while (!poll(&program, 1, MAILBOX_BEAT_MS));
+	while (!poll(&program, 1, MAILBOX_BEAT_MS) &&
+	       (fd >= 0 || !syscall(SYS_kill, holder.box->pid, 0)));
 	atomic_store(&holder.ended, true);
 	mailbox_wake(&holder.box->state);
 	return NULL;

@@ -43,4 +43,5 @@ TABLE = (
     Case("java", takes_turns=True, is_long=True, needs=("java",)),
     Case("ffmpeg", takes_turns=True, is_long=True, needs=("ffmpeg",)),
     Case("python h5py", takes_turns=True, is_long=True, needs=("import h5py",)),
+    Case("python tensorstore", takes_turns=True, is_long=True, needs=("import tensorstore",)),
 )

@@ -187,5 +187,27 @@ def h5py() -> None:
             print(driver, file["chunks"][999, 999], file["whole"][-1])
 
 
+def tensorstore() -> None:
+    """Write as Orbax does, the checkpoints of JAX."""
+    import numpy as np  # noqa: PLC0415
+    import tensorstore as ts  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: PLC0415
+
+    kinds = {"zarr": {"compressor": None}, "zarr3": {}}
+    for driver, metadata in kinds.items():
+        array = ts.open(
+            {
+                "driver": driver,
+                "kvstore": {"driver": "file", "path": driver},
+                "metadata": metadata,
+            },
+            create=True,
+            dtype=ts.float32,
+            shape=[1000, 1000],
+            chunk_layout=ts.ChunkLayout(chunk_shape=[500, 1000]),
+        ).result()
+        array.write(np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)).result()
+        print(driver, array.read().result().sum())
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
