@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crew.py and nursery.py share: processes that fork programs after an import of torch.
+"""Makes processes that crew.py and nursery.py have forked the programs that were asked for.
 
 A request is JSON with the program's "arguments", "environment" and "folder".
 """
