@@ -491,9 +491,7 @@ void base_mac_end(struct base_mac *state, uint8_t mac[BASE_MAC_BYTES]);
 /* Facts about the elements of a tensor. A complex element counts as two numbers. */
 struct base_statistics {
 	uint32_t dtype; /* an enum ioshape_dtype; 0: the elements are not examined */
-	uint32_t part_bytes;
-	uint8_t part[8]; /* beginning of a number whose end has not been added yet */
-	uint64_t count;  /* numbers, including the following two kinds */
+	uint64_t count; /* numbers, including the following two kinds */
 	uint64_t nans, infinities;
 	uint64_t zeros;
 	/* Of finite numbers. Without such numbers, the minimum is infinite, and the maximum minus
@@ -506,12 +504,22 @@ struct base_statistics {
 bool base_statistics_begin(struct base_statistics *statistics, uint32_t dtype);
 /* Returns how many numbers so many bytes have. */
 uint64_t base_statistics_count(uint32_t dtype, uint64_t bytes);
-/* Adds bytes of a tensor, however they are divided. */
-void base_statistics_add(struct base_statistics *statistics, const void *data, size_t bytes);
+
+#define BASE_STATISTICS_BLOCK 4096u
+/* Bytes of a tensor that are not added yet, because they are less than a block. Begins as zeros. */
+struct base_statistics_rest {
+	size_t bytes;
+	uint8_t block[BASE_STATISTICS_BLOCK];
+};
+/* Adds bytes of a tensor. The statistics do not depend on how the bytes are divided. */
+void base_statistics_add(struct base_statistics *statistics, struct base_statistics_rest *rest,
+			 const void *data, size_t bytes);
+/* Adds the rest at the end of a tensor. */
+void base_statistics_end(struct base_statistics *statistics, struct base_statistics_rest *rest);
 /* Adds bytes with an instruction set that is at most `most`, so that tests reach all of them. */
 enum base_instructions { BASE_PORTABLE, BASE_AVX2, BASE_AVX512, BASE_INSTRUCTION_SETS };
-void base_statistics_add_with(struct base_statistics *statistics, const void *data, size_t bytes,
-			      enum base_instructions most);
+void base_statistics_add_with(struct base_statistics *statistics, struct base_statistics_rest *rest,
+			      const void *data, size_t bytes, enum base_instructions most);
 /* Returns whether all numbers are finite and equal. Integers beyond 2^53 are compared rounded. */
 bool base_statistics_constant(const struct base_statistics *statistics);
 

@@ -6,6 +6,9 @@
  * pass finds the extremes by comparing integers. If they are finite, so are all numbers, and the
  * second pass adds up the squares. Blocks with NaN or infinities, the ends of records and the rarer
  * types are examined number by number.
+ *
+ * The blocks begin at fixed offsets in the tensor, so equal tensors have equal statistics, to the
+ * last bit, however their bytes come.
  */
 #include "base/base.h"
 
@@ -18,7 +21,7 @@
 #include <immintrin.h>
 #endif
 
-#define BLOCK_BYTES 4096u
+#define BLOCK_BYTES BASE_STATISTICS_BLOCK
 
 /* Numbers at any address. */
 typedef uint16_t loose16 __attribute__((aligned(1), may_alias));
@@ -147,9 +150,9 @@ NUMBER(uint64, uint64_t)
 	do {                                                                                       \
 		uint32_t halves[VECTOR_BYTES / 4];                                                 \
                                                                                                    \
-		for (size_t k = 0; k < VECTOR_BYTES / 4; k++)                                      \
-			halves[k] =                                                                \
-				(uint32_t)(((const loose16 *)(const void *)(from))[k] & 0x7fff)    \
+		for (size_t j = 0; j < VECTOR_BYTES / 4; j++)                                      \
+			halves[j] =                                                                \
+				(uint32_t)(((const loose16 *)(const void *)(from))[j] & 0x7fff)    \
 				<< 13;                                                             \
 		memcpy(&(into), halves, sizeof(halves));                                           \
 		(into) *= 0x1p112f;                                                                \
@@ -383,14 +386,14 @@ static void add_block(struct base_statistics *statistics, const struct numbers *
 		add_finite(statistics, numbers, loops, data, &range);
 }
 
-/* Adds numbers of one byte, at most 64 KiB, by counting how often each of the 256 occurs. */
+/* Adds a block of numbers of one byte, by counting how often each of the 256 occurs. */
 static void add_bytes(struct base_statistics *statistics, const struct numbers *numbers,
-		      const uint8_t *data, size_t bytes)
+		      const uint8_t *data)
 {
 	/* Several tables, because a count cannot be read just after it was written. */
 	uint32_t counts[4][256] = { { 0 } };
 
-	for (size_t i = 0; i < bytes; i++)
+	for (size_t i = 0; i < BLOCK_BYTES; i++)
 		counts[i % 4][data[i]]++;
 	for (unsigned value = 0; value < 256; value++) {
 		const uint8_t byte = (uint8_t)value;
@@ -402,52 +405,60 @@ static void add_bytes(struct base_statistics *statistics, const struct numbers *
 	}
 }
 
-/* Adds whole numbers. */
-static void add_whole(struct base_statistics *statistics, const struct numbers *numbers,
-		      const struct loops *loops, const uint8_t *data, size_t bytes)
-{
-	if (loops->range)
-		for (; bytes >= BLOCK_BYTES; bytes -= BLOCK_BYTES, data += BLOCK_BYTES)
-			add_block(statistics, numbers, loops, data);
-	else if (loops->integers)
-		for (; bytes >= BLOCK_BYTES; bytes -= BLOCK_BYTES, data += BLOCK_BYTES)
-			loops->integers(data, statistics);
-	else
-		for (size_t piece; bytes >= 256; bytes -= piece, data += piece) {
-			piece = MIN(bytes, 64 * KIB);
-			add_bytes(statistics, numbers, data, piece);
-		}
-	add_numbers(statistics, numbers, data, bytes);
-}
-
-void base_statistics_add_with(struct base_statistics *statistics, const void *data, size_t bytes,
-			      enum base_instructions most)
+/* Adds whole blocks. */
+static void add_blocks(struct base_statistics *statistics, enum base_instructions most,
+		       const uint8_t *data, size_t bytes)
 {
 	const struct numbers *numbers = numbers_of(statistics->dtype);
+	const struct loops *loops = &numbers->loops[best_of(most)];
+
+	for (; bytes; bytes -= BLOCK_BYTES, data += BLOCK_BYTES) {
+		if (loops->range)
+			add_block(statistics, numbers, loops, data);
+		else if (loops->integers)
+			loops->integers(data, statistics);
+		else
+			add_bytes(statistics, numbers, data);
+	}
+}
+
+void base_statistics_add_with(struct base_statistics *statistics, struct base_statistics_rest *rest,
+			      const void *data, size_t bytes, enum base_instructions most)
+{
 	const uint8_t *at = data;
 	size_t piece;
 
-	if (!numbers)
+	if (!statistics->dtype)
 		return;
-	if (statistics->part_bytes) {
-		piece = MIN(bytes, (size_t)numbers->bytes - statistics->part_bytes);
-		memcpy(statistics->part + statistics->part_bytes, at, piece);
-		statistics->part_bytes += (uint32_t)piece;
+	if (rest->bytes) {
+		piece = MIN(bytes, BLOCK_BYTES - rest->bytes);
+		memcpy(rest->block + rest->bytes, at, piece);
+		rest->bytes += piece;
 		at += piece;
 		bytes -= piece;
-		if (statistics->part_bytes < numbers->bytes)
+		if (rest->bytes < BLOCK_BYTES)
 			return;
-		add_numbers(statistics, numbers, statistics->part, numbers->bytes);
+		add_blocks(statistics, most, rest->block, BLOCK_BYTES);
 	}
-	statistics->part_bytes = (uint32_t)(bytes % numbers->bytes);
-	add_whole(statistics, numbers, &numbers->loops[best_of(most)], at,
-		  bytes - statistics->part_bytes);
-	memcpy(statistics->part, at + bytes - statistics->part_bytes, statistics->part_bytes);
+	rest->bytes = bytes % BLOCK_BYTES;
+	add_blocks(statistics, most, at, bytes - rest->bytes);
+	memcpy(rest->block, at + bytes - rest->bytes, rest->bytes);
 }
 
-void base_statistics_add(struct base_statistics *statistics, const void *data, size_t bytes)
+void base_statistics_add(struct base_statistics *statistics, struct base_statistics_rest *rest,
+			 const void *data, size_t bytes)
 {
-	base_statistics_add_with(statistics, data, bytes, BASE_INSTRUCTION_SETS);
+	base_statistics_add_with(statistics, rest, data, bytes, BASE_INSTRUCTION_SETS);
+}
+
+void base_statistics_end(struct base_statistics *statistics, struct base_statistics_rest *rest)
+{
+	const struct numbers *numbers = numbers_of(statistics->dtype);
+
+	if (numbers)
+		add_numbers(statistics, numbers, rest->block,
+			    rest->bytes / numbers->bytes * numbers->bytes);
+	rest->bytes = 0;
 }
 
 bool base_statistics_constant(const struct base_statistics *statistics)

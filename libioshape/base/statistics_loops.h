@@ -72,11 +72,16 @@ INTEGERS(integers_uint64, loose64, double, 4)
 #endif
 #undef RANGE
 
-#define SUM_LANES(sum, lanes)                                                                      \
-	do {                                                                                       \
-		for (size_t i = 0; i < sizeof(lanes) / sizeof((lanes)[0]); i++)                    \
-			(sum) += (double)(lanes)[i];                                               \
-	} while (0)
+/* Sums of floats depend on their order. So the numbers are added in the same order for each
+ * instruction set: in vectors of 64 bytes, which consist of several registers where those are
+ * shorter. No product is fused with its addition (see meson.build). */
+#define REGISTERS (64 / VECTOR_BYTES)
+#define EACH_REGISTER _Pragma("GCC unroll 4") for (size_t k = 0; k < REGISTERS; k++)
+
+#define SUM_NUMBERS(sum, vectors)                                                                  \
+	EACH_REGISTER                                                                              \
+	for (size_t i = 0; i < VECTOR_BYTES / sizeof((vectors)[0][0]); i++)                        \
+	(sum) += (double)(vectors)[k][i]
 
 /* Add up the squares of numbers, each multiplied by `scale`. Two sums hide the latency of an
  * addition. */
@@ -85,54 +90,73 @@ INTEGERS(integers_uint64, loose64, double, 4)
 	{                                                                                          \
 		const NAME(vector) factor =                                                        \
 			(NAME(vector)){ 0 } + (__typeof__(((NAME(vector)){ 0 })[0]))scale;         \
-		NAME(vector) one = { 0 }, other = { 0 }, sums[2] = { { 0 }, { 0 } };               \
+		NAME(vector) one[REGISTERS], other[REGISTERS];                                     \
+		NAME(vector) sums[2][REGISTERS] = { { { 0 } } };                                   \
 		const uint8_t *at = data;                                                          \
 		double sum = 0;                                                                    \
                                                                                                    \
 		if (scale == 1) {                                                                  \
 			for (size_t i = 0; i < BLOCK_BYTES;) {                                     \
 				load;                                                              \
-				sums[0] += one * one;                                              \
-				sums[1] += other * other;                                          \
+				EACH_REGISTER                                                      \
+				{                                                                  \
+					sums[0][k] += one[k] * one[k];                             \
+					sums[1][k] += other[k] * other[k];                         \
+				}                                                                  \
 			}                                                                          \
 		} else {                                                                           \
 			for (size_t i = 0; i < BLOCK_BYTES;) {                                     \
 				load;                                                              \
-				one *= factor;                                                     \
-				other *= factor;                                                   \
-				sums[0] += one * one;                                              \
-				sums[1] += other * other;                                          \
+				EACH_REGISTER                                                      \
+				{                                                                  \
+					one[k] *= factor;                                          \
+					other[k] *= factor;                                        \
+					sums[0][k] += one[k] * one[k];                             \
+					sums[1][k] += other[k] * other[k];                         \
+				}                                                                  \
 			}                                                                          \
 		}                                                                                  \
-		SUM_LANES(sum, sums[0]);                                                           \
-		SUM_LANES(sum, sums[1]);                                                           \
+		SUM_NUMBERS(sum, sums[0]);                                                         \
+		SUM_NUMBERS(sum, sums[1]);                                                         \
 		return sum;                                                                        \
 	}
 
 #define LOAD_TWO                                                                                   \
-	memcpy(&one, at + i, VECTOR_BYTES);                                                        \
-	memcpy(&other, at + i + VECTOR_BYTES, VECTOR_BYTES);                                       \
-	i += 2 * VECTOR_BYTES
+	EACH_REGISTER                                                                              \
+	{                                                                                          \
+		memcpy(&one[k], at + i + k * VECTOR_BYTES, VECTOR_BYTES);                          \
+		memcpy(&other[k], at + i + 64 + k * VECTOR_BYTES, VECTOR_BYTES);                   \
+	}                                                                                          \
+	i += 128
 SQUARES(squares_float32, floats, LOAD_TWO)
 SQUARES(squares_float64, doubles, LOAD_TWO)
 #undef LOAD_TWO
 
 /* A bfloat16 is the upper half of a float32. */
 #define LOAD_BFLOAT16                                                                              \
-	NAME(words) pairs;                                                                         \
-	memcpy(&pairs, at + i, VECTOR_BYTES);                                                      \
-	one = (NAME(floats))(pairs << 16);                                                         \
-	other = (NAME(floats))(pairs & 0xffff0000u);                                               \
-	i += VECTOR_BYTES
+	EACH_REGISTER                                                                              \
+	{                                                                                          \
+		NAME(words) pairs;                                                                 \
+                                                                                                   \
+		memcpy(&pairs, at + i + k * VECTOR_BYTES, VECTOR_BYTES);                           \
+		one[k] = (NAME(floats))(pairs << 16);                                              \
+		other[k] = (NAME(floats))(pairs & 0xffff0000u);                                    \
+	}                                                                                          \
+	i += 64
 SQUARES(squares_bfloat16, floats, LOAD_BFLOAT16)
 #undef LOAD_BFLOAT16
 
 #define LOAD_FLOAT16                                                                               \
-	HALVES(one, at + i);                                                                       \
-	HALVES(other, at + i + VECTOR_BYTES / 2);                                                  \
-	i += VECTOR_BYTES
+	EACH_REGISTER                                                                              \
+	{                                                                                          \
+		HALVES(one[k], at + i + k * VECTOR_BYTES / 2);                                     \
+		HALVES(other[k], at + i + 32 + k * VECTOR_BYTES / 2);                              \
+	}                                                                                          \
+	i += 64
 SQUARES(squares_float16, floats, LOAD_FLOAT16)
 #undef LOAD_FLOAT16
 
 #undef SQUARES
-#undef SUM_LANES
+#undef SUM_NUMBERS
+#undef EACH_REGISTER
+#undef REGISTERS

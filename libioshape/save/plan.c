@@ -649,7 +649,7 @@ int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void
 
 /* Puts bytes, and examines them unless `statistics` is NULL. The pieces end at multiples of
  * EXAMINED_BYTES in memory, so that a writer can borrow whole pages. */
-static int examine_and_put(struct base_statistics *statistics,
+static int examine_and_put(struct base_statistics *statistics, struct base_statistics_rest *rest,
 			   int (*put)(void *to, const void *data, size_t bytes,
 				      struct base_error *error),
 			   void *to, const uint8_t *data, size_t bytes, struct base_error *error)
@@ -661,7 +661,7 @@ static int examine_and_put(struct base_statistics *statistics,
 		return put(to, data, bytes, error);
 	for (; !ret && bytes; data += piece, bytes -= piece) {
 		piece = MIN(bytes, EXAMINED_BYTES - (uintptr_t)data % EXAMINED_BYTES);
-		base_statistics_add(statistics, data, piece);
+		base_statistics_add(statistics, rest, data, piece);
 		ret = put(to, data, piece, error);
 	}
 	return ret;
@@ -674,11 +674,13 @@ int save_bring_record(const struct save_plan *plan, size_t i, const struct save_
 {
 	const struct save_record *record = &plan->records[i];
 	struct base_statistics *statistics = plan->examined ? &plan->examined[i].statistics : NULL;
+	struct base_statistics_rest rest;
 	const void *data = record->data;
 	size_t run;
 	uint64_t done;
 	int ret = 0;
 
+	rest.bytes = 0;
 	if (statistics)
 		base_statistics_begin(statistics, record->dtype);
 	for (done = 0; !ret && done < record->bytes; done += run) {
@@ -686,8 +688,10 @@ int save_bring_record(const struct save_plan *plan, size_t i, const struct save_
 		if (i >= plan->own)
 			ret = source->next(source->user, i, done, &data, &run, error);
 		if (!ret)
-			ret = examine_and_put(statistics, put, to, data, run, error);
+			ret = examine_and_put(statistics, &rest, put, to, data, run, error);
 	}
+	if (statistics)
+		base_statistics_end(statistics, &rest);
 	return ret;
 }
 
