@@ -51,6 +51,8 @@ static void teardown(void)
 
 static int save_while_the_door_closes(void *argument)
 {
+	/* An alarm would be in the file, which is compared. */
+	const int unset = setenv("IOSHAPE_EXAMINE", "unchanged=off", 1);
 	struct ioshape_context *context =
 		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -60,7 +62,8 @@ static int save_while_the_door_closes(void *argument)
 	(void)argument;
 	options.report = &report;
 	options.metadata = &sample.metadata;
-	if (ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL))
+	if (unset ||
+	    ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL))
 		return 1;
 	if (strcmp(report.engine, "uring") != 0)
 		return 0; /* io_uring is not available here */
