@@ -121,7 +121,7 @@ struct ioshape_reader;
  * The next ioshape_reader_load() or ioshape_reader_load_records() will load them. Does not wait for
  * the data. Returns 0, also where nothing can be prefetched, or -ENOENT if there is no such record.
  */
-int save_reader_expect(struct ioshape_reader *reader, uint64_t record);
+int save_reader_prefetch(struct ioshape_reader *reader, uint64_t record);
 /* Reads bytes [offset, offset + bytes) of the file as they are stored, including headers. Bytes
  * that belong to records are verified as by ioshape_reader_read(). */
 int save_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes);
@@ -253,7 +253,7 @@ struct slots_coordinator {
 	uint32_t default_capacity; /* slots of a pool without a setting */
 	/* largest request that the small-file bypass may grant ahead of the queue */
 	uint64_t small_bytes;
-	uint32_t express; /* number of such requests at a time */
+	uint32_t bypass; /* number of such requests at a time */
 	/* The following members are for "redis". */
 	/* includes the password, from the address, the file or the variable */
 	struct slots_address address;

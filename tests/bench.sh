@@ -33,7 +33,7 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   ablation  each contested mechanism left out alone: what saves, loads and storms take without it, on models of
          storage and on real clusters. Takes root (default size: 512M; about 50 minutes)
   tier   saves on the disk of the node that are drained to a filesystem of spinning disks, which is
-         played: against fio there, saves to it, torch.save and cp; what neighbours of the drains of 32
+         simulated: against fio there, saves to it, torch.save and cp; what neighbours of the drains of 32
          nodes feel; loads from either. Takes root
   fs     the engine of the rule against the best of all, on filesystems of several
          kinds and on the disk; requests that cross stripes; how much is in flight, on modelled storages

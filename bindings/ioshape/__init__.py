@@ -228,7 +228,7 @@ def __dir__() -> list[str]:
 # its import lock stays taken. So all names are imported at once, and a fork waits until they are.
 
 # The longest wait of a fork. It is bounded: the importing thread may wait for the forking one.
-_PATIENCE_S = 60.0
+_MOST_WAIT_S = 60.0
 
 
 class _FirstUse:
@@ -257,7 +257,7 @@ class _FirstUse:
         return any(thread != get_ident() for thread in self._threads)
 
     def before_fork(self) -> None:
-        end = time.monotonic() + _PATIENCE_S
+        end = time.monotonic() + _MOST_WAIT_S
         self._gate.acquire()
         while self._others() and time.monotonic() < end:
             self._gate.release()

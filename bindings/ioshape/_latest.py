@@ -18,9 +18,9 @@ from ioshape._core.errors import (
     no_usable,
     warn_passed_over,
 )
-from ioshape._core.under_way import place_of
+from ioshape._core.under_way import canonical
 from ioshape._group.checkpoints import latest
-from ioshape._group.dcp_series import cannot_look
+from ioshape._group.dcp_families import cannot_look
 from ioshape._group.load import load_group
 from ioshape._load.load import load
 from ioshape._load.reader import Reader
@@ -103,11 +103,13 @@ def load_latest(
         )
     folder = folder_to_load_from(tier)
 
-    def load_ours(place: str) -> Any:
-        with Reader(place) as reader:  # raises for other formats, which torch would load unverified
+    def load_ours(nearest_path: str) -> Any:
+        with Reader(
+            nearest_path
+        ) as reader:  # raises for other formats, which torch would load unverified
             if healthy:
                 reader.check_healthy()
-        return load(place, map_location, pickle_module, mmap=False, tier=False, **options)
+        return load(nearest_path, map_location, pickle_module, mmap=False, tier=False, **options)
 
     for _look in range(_MOST_LOOKS):
         passed_over: list[PassedOver] = []
@@ -194,15 +196,15 @@ def _newest_first(pattern: str, folder: str) -> list[str]:
     """
     nearer = matching(pattern, folder)
     there = glob.glob(pattern)  # noqa: PTH207 - as the user wrote it
-    places = {path: nearer.pop(place_of(path), path) for path in there}
+    nearest = {path: nearer.pop(canonical(path), path) for path in there}
     found = []
-    for path, place in (*places.items(), *nearer.items()):
+    for path, nearest_path in (*nearest.items(), *nearer.items()):
         try:
-            time_ns = _time_ns(place)
+            time_ns = _time_ns(nearest_path)
         except FileNotFoundError:  # removed since the listing
             continue
         except OSError as error:
-            raise cannot_look(pattern, place, error) from None
+            raise cannot_look(pattern, nearest_path, error) from None
         # Texts and numbers alternate in the key, so "step-10" sorts behind "step-9".
         name = [
             int(piece) if number % 2 else piece

@@ -70,10 +70,10 @@ class IoshapeCheckpointIO(_TorchCheckpointIO):
             map_location: as in torch.load.
             weights_only: as in torch.load.
         """
-        self._settle(path)
+        self._wait_for_save_to(path)
         return files.load(super().load_checkpoint, path, map_location, weights_only)
 
-    def _settle(self, _path: str | os.PathLike[str]) -> None:
+    def _wait_for_save_to(self, _path: str | os.PathLike[str]) -> None:
         """Wait for a save to this path before the file is loaded or removed.
 
         This class saves in the foreground, so there is nothing to wait for.
@@ -99,7 +99,7 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
             self._wait_for(done)
         self._under_way[path] = save_async(checkpoint, path, tier=False)
 
-    def _settle(self, path: str | os.PathLike[str]) -> None:
+    def _wait_for_save_to(self, path: str | os.PathLike[str]) -> None:
         self._wait_for(files.local_path(path))
 
     def _wait_for(self, path: str | None) -> None:
@@ -113,7 +113,7 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
         Args:
             path: path of the file.
         """
-        self._settle(path)
+        self._wait_for_save_to(path)
         super().remove_checkpoint(os.fspath(path))
 
     def teardown(self) -> None:

@@ -86,16 +86,16 @@ def copy(source: Path, folder: Path) -> None:
 
     Sphinx reads only pages again whose time has changed.
     """
-    place = folder / source.relative_to(ROOT)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    target = folder / source.relative_to(ROOT)
+    target.parent.mkdir(parents=True, exist_ok=True)
     if source.suffix == ".md":
         # The README is the first page.
         text = source.read_text(encoding="utf-8").replace("../README.md", "../index.md")
-        place.write_text(with_titles(text), encoding="utf-8")
+        target.write_text(with_titles(text), encoding="utf-8")
         changed = max(source.stat().st_mtime, Path(__file__).stat().st_mtime)
-        os.utime(place, (changed, changed))
+        os.utime(target, (changed, changed))
     else:
-        shutil.copy2(source, place)
+        shutil.copy2(source, target)
 
 
 def table_of(title: str, pages: list[str]) -> str:

@@ -379,7 +379,7 @@ void ioshape_context_free(struct ioshape_context *context);
 /**
  * Frees memory that the library allocated for the caller and that is not a handle.
  *
- * Such memory comes from ioshape_checkpoint_list(), ioshape_tier_place(), ioshape_tier_find() and
+ * Such memory comes from ioshape_checkpoint_list(), ioshape_tier_path(), ioshape_tier_find() and
  * ioshape_tier_list(). Any thread may call this function.
  *
  * @param memory  the memory; NULL is allowed
@@ -620,7 +620,7 @@ struct ioshape_report {
 	/** Time between the end of the save and its deadline. Negative if the save was late; 0 if
 	 * it had no deadline. */
 	double deadline_left_s;
-	/** number of downgrades, including those that `downgrades` has no room for */
+	/** number of downgrades, including those that `downgrades` has no size for */
 	uint32_t downgrade_count;
 	/** the first IOSHAPE_REPORT_DOWNGRADES downgrades, in the order in which they happened */
 	struct ioshape_downgrade downgrades[IOSHAPE_REPORT_DOWNGRADES];
@@ -846,11 +846,11 @@ int ioshape_save_get_report(struct ioshape_save *save, struct ioshape_report *re
  * may call this function.
  *
  * @param report  a filled report, with its size set
- * @param text    receives the text and a zero byte, truncated to `room` bytes. NULL if `room` is 0
- * @param room    size of `text` in bytes
+ * @param text    receives the text and a zero byte, truncated to `size` bytes. NULL if `size` is 0
+ * @param size    size of `text` in bytes
  * @return length of the whole text, as snprintf() returns it; 0 if report->size is invalid
  */
-size_t ioshape_report_text(const struct ioshape_report *report, char *text, size_t room);
+size_t ioshape_report_text(const struct ioshape_report *report, char *text, size_t size);
 
 /**
  * Frees a background save.

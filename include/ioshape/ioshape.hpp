@@ -553,7 +553,7 @@ public:
 	{
 		detail::check(ioshape_reader_load(get(), requests.data(), requests.size()));
 	}
-	/* Loads one whole tensor. `into` has room for tensor(index).bytes bytes. */
+	/* Loads one whole tensor. `into` holds tensor(index).bytes bytes. */
 	void load(std::uint64_t index, void *into) const
 	{
 		load({ { index, 0, tensor(index).bytes, into } });

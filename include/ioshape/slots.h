@@ -137,7 +137,7 @@ struct ioshape_slot_info {
 	uint32_t position;
 	uint32_t capacity; /**< number of slots of the pool */
 	uint32_t lost;     /**< 1 if the slot is no longer held */
-	uint32_t express;  /**< 1 if the small-file bypass granted the slot ahead of the queue */
+	uint32_t bypass;   /**< 1 if the small-file bypass granted the slot ahead of the queue */
 	char ahead[128];   /**< request that was ahead when the wait began; "" if there was none */
 	char pool[128];    /**< name of the pool; "" without coordination */
 	/** "redis", "local" or "open"; "stagger" or "deadline" if the writer goes ahead without a

@@ -3,7 +3,7 @@
  * Tiers: a tier is a folder on a fast disk of this node. Programs save checkpoints there first, and
  * a drain copies them to their destinations on shared storage later.
  *
- * A program asks for a path on the tier with ioshape_tier_place() and saves there with any function
+ * A program asks for a path on the tier with ioshape_tier_path() and saves there with any function
  * of this library. After the save it calls ioshape_tier_keep(). From then on the copy is durable on
  * the tier and waits to be drained. This process can drain it, and so can any later process of the
  * user, such as "ioshape drain". Copies on the tier are ordinary files.
@@ -79,17 +79,18 @@ int ioshape_tier_open(struct ioshape_context *context, const char *folder,
  * The call creates the directory of that path. If the space is too small, it removes drained
  * copies, oldest first.
  *
- * @param tier   the tier
- * @param path   destination of the file, or of a group's checkpoint: its directory and
- *               "step-<number>". It need not exist
- * @param bytes  number of bytes that will be saved; 0 if unknown
- * @param place  receives the path on the tier, to be freed with ioshape_free(). NULL if the call
- *               fails
+ * @param tier       the tier
+ * @param path       destination of the file, or of a group's checkpoint: its directory and
+ *                   "step-<number>". It need not exist
+ * @param bytes      number of bytes that will be saved; 0 if unknown
+ * @param copy_path  receives the path on the tier, to be freed with ioshape_free(). NULL if the
+ * call fails
  * @return 0; -ENOSPC if the space is too small because the other copies are not drained yet;
  *         -EINVAL if `path` is invalid or lies on the tier; -EPERM in a forked child, or if a link
  *         of another user is on the way to `path`; another negative code
  */
-int ioshape_tier_place(struct ioshape_tier *tier, const char *path, uint64_t bytes, char **place);
+int ioshape_tier_path(struct ioshape_tier *tier, const char *path, uint64_t bytes,
+		      char **copy_path);
 
 /** Options of a copy. */
 struct ioshape_tier_keep_options {
@@ -112,7 +113,7 @@ struct ioshape_tier_keep_options {
  * kept again before it is drained, it is drained once, in its latest state.
  *
  * @param tier     the tier
- * @param path     destination. The path that ioshape_tier_place() was given
+ * @param path     destination. The path that ioshape_tier_path() was given
  * @param options  options of the copy. NULL for all defaults
  * @return 0; -ENOENT if there is no copy of `path` on the tier; -EINVAL for an invalid argument, or
  *         for a directory that is no group's checkpoint; -EPERM in a forked child; another negative
@@ -126,22 +127,22 @@ int ioshape_tier_keep(struct ioshape_tier *tier, const char *path,
  *
  * The call also finds a copy that was saved but is not kept yet. It does not read the copy.
  *
- * @param tier   the tier
- * @param path   destination. The path that ioshape_tier_place() was given
- * @param place  receives the path on the tier, to be freed with ioshape_free(). NULL if the call
- *               fails
+ * @param tier       the tier
+ * @param path       destination. The path that ioshape_tier_path() was given
+ * @param copy_path  receives the path on the tier, to be freed with ioshape_free(). NULL if the
+ * call fails
  * @return 0; -ENOENT if there is no copy or the destination is newer, and ioshape_last_error() then
  *         does not change; -EINVAL for an invalid argument; -EPERM in a forked child; another
  *         negative code
  */
-int ioshape_tier_find(struct ioshape_tier *tier, const char *path, char **place);
+int ioshape_tier_find(struct ioshape_tier *tier, const char *path, char **copy_path);
 
 /** A copy on a tier. */
 struct ioshape_tier_copy {
-	const char *path;  /**< path of the destination */
-	const char *place; /**< path on the tier */
-	uint64_t bytes;    /**< size of the copy */
-	int64_t saved_s;   /**< time of the save, in seconds since 1970 */
+	const char *path;      /**< path of the destination */
+	const char *copy_path; /**< path on the tier */
+	uint64_t bytes;        /**< size of the copy */
+	int64_t saved_s;       /**< time of the save, in seconds since 1970 */
 	/** number in the journal, lower for copies that are drained earlier; 0 if drained */
 	uint64_t number;
 	uint32_t directory; /**< 1 if the copy is a directory: a group's checkpoint */
@@ -222,7 +223,7 @@ int ioshape_tier_drain(struct ioshape_tier *tier, const struct ioshape_drain_opt
  * is damaged.
  *
  * @param tier   the tier
- * @param path   destination. The path that ioshape_tier_place() was given, or that
+ * @param path   destination. The path that ioshape_tier_path() was given, or that
  *               ioshape_tier_list() returns
  * @param bytes  receives the size of the copy. NULL if not needed
  * @return 0; -ENOENT if no copy of `path` waits; -EBUSY if a process drains the tier or reads the

@@ -101,9 +101,9 @@ int base_fail_with(struct base_error *error, int code, const char *remedy, const
 #define base_fail(error, code, ...) base_fail_with(error, code, NULL, __VA_ARGS__)
 
 /* Records a failure whose sentence states the reason itself: no text of an errno is appended. */
-int base_refuse_with(struct base_error *error, int code, const char *remedy, const char *format,
-		     ...) __attribute__((format(printf, 4, 5)));
-#define base_refuse(error, code, ...) base_refuse_with(error, code, NULL, __VA_ARGS__)
+int base_fail_reason_with(struct base_error *error, int code, const char *remedy,
+			  const char *format, ...) __attribute__((format(printf, 4, 5)));
+#define base_fail_reason(error, code, ...) base_fail_reason_with(error, code, NULL, __VA_ARGS__)
 
 /*
  * Replaces the sentence of a failure; its path, record and numbers stay. The arguments may include
@@ -122,15 +122,15 @@ const char *base_words(char into[BASE_ERROR_TEXT_BYTES], const char *format, ...
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes);
 
 /* Copies the failure `inner` to `error`, unless that has one. Returns the code of `inner`. */
-int base_pass_on(struct base_error *error, const struct base_error *inner);
+int base_propagate(struct base_error *error, const struct base_error *inner);
 
 /*
  * Ends a public call that can fail: stores a failure for ioshape_last_error() of this thread.
  * `operation` and `path` are used unless the error has its own. Returns `code`.
  */
-int base_leave(int code, const char *operation, const char *path, const struct base_error *error);
+int base_return(int code, const char *operation, const char *path, const struct base_error *error);
 /* Ends a public call because a required argument is NULL: returns -EINVAL. */
-int base_missing(const char *operation);
+int base_null_argument(const char *operation);
 /*
  * Returns the failure of this thread's last failed public call, for public functions that call
  * others.
@@ -144,10 +144,10 @@ const struct base_error *base_last_error(void);
 void base_garble(char *text);
 
 /*
- * Returns the length of the UTF-8 sequence at the beginning of a text of `room` bytes. Returns 0 if
+ * Returns the length of the UTF-8 sequence at the beginning of a text of `size` bytes. Returns 0 if
  * it is not valid: overlong forms, surrogates, code points above U+10FFFF and NUL are not.
  */
-size_t base_utf8_bytes(const char *text, size_t room);
+size_t base_utf8_bytes(const char *text, size_t size);
 
 /*
  * Replaces by "?", in place, each character that a terminal would act on or not show, and each byte
@@ -255,8 +255,8 @@ struct base_crew {
 	pthread_cond_t begins, ends;
 	void (*work)(void *user);
 	void *user;
-	unsigned places; /* helpers that may still begin */
-	unsigned busy;   /* helpers that are working */
+	unsigned openings; /* helpers that may still begin */
+	unsigned busy;     /* helpers that are working */
 	bool dismissed;
 };
 
@@ -312,24 +312,24 @@ bool base_is_one_user(uid_t user);
 /*
  * Registers a descriptor, so that a child of fork() loses it. Otherwise the child would keep locks
  * of a dead parent, and the space of removed files; close-on-exec helps only if the child calls
- * exec. The library registers every descriptor that it keeps: base_own(open(...)). In a child, its
- * number refers to nothing useful. Moves the descriptor as base_above_streams() does, and returns
- * the new one; negative values are passed through.
+ * exec. The library registers every descriptor that it keeps: base_register_fd(open(...)). In a
+ * child, its number refers to nothing useful. Moves the descriptor as base_above_streams() does,
+ * and returns the new one; negative values are passed through.
  */
-int base_own(int fd);
+int base_register_fd(int fd);
 /*
  * Moves a descriptor to a number above the standard streams. A daemon that has closed these may
  * still write messages to 2, or put a log there with dup2(). Neither must reach a checkpoint or a
  * connection, and we must not close that log. So everything the library opens goes through this or
- * base_own(); tests/house checks it. Returns -1 and sets errno, with fd closed, if no number is
- * free.
+ * base_register_fd(); tests/house checks it. Returns -1 and sets errno, with fd closed, if no
+ * number is free.
  */
 int base_above_streams(int fd);
 /*
  * Unregisters a descriptor before other code closes it. Returns whether it was registered: in a
  * child, the parent's descriptors are not.
  */
-bool base_disown(int fd);
+bool base_unregister_fd(int fd);
 /* Closes a registered descriptor. Does nothing for -1. */
 int base_close(int fd);
 
@@ -602,10 +602,10 @@ char *base_directory_of(const char *path);
 struct base_buffer {
 	uint8_t *data;
 	size_t bytes;
-	size_t room;
+	size_t allocated;
 };
 
-/* Make room for `more` bytes; append bytes. */
+/* Reserve memory for `more` bytes; append bytes. */
 int base_buffer_reserve(struct base_buffer *buffer, size_t more); /* returns 0 or -ENOMEM */
 int base_buffer_append(struct base_buffer *buffer, const void *data, size_t bytes);
 void base_buffer_free(struct base_buffer *buffer);

@@ -12,7 +12,7 @@
 /* ---- Cleaning texts that contain foreign names ----------------------------------------------- */
 
 /* Follows Unicode 15, table 3-7. */
-size_t base_utf8_bytes(const char *text, size_t room)
+size_t base_utf8_bytes(const char *text, size_t size)
 {
 	const uint8_t *at = (const uint8_t *)text;
 	uint8_t lowest = 0x80, highest = 0xbf;
@@ -23,7 +23,7 @@ size_t base_utf8_bytes(const char *text, size_t room)
 	if (at[0] < 0xc2 || at[0] > 0xf4)
 		return 0;
 	need = at[0] < 0xe0 ? 2 : at[0] < 0xf0 ? 3 : 4;
-	if (room < need)
+	if (size < need)
 		return 0;
 	if (at[0] == 0xe0)
 		lowest = 0xa0;
@@ -185,8 +185,8 @@ int base_fail_with(struct base_error *error, int code, const char *remedy, const
 	return code;
 }
 
-int base_refuse_with(struct base_error *error, int code, const char *remedy, const char *format,
-		     ...)
+int base_fail_reason_with(struct base_error *error, int code, const char *remedy,
+			  const char *format, ...)
 {
 	va_list args;
 
@@ -223,11 +223,12 @@ const char *base_words(char into[BASE_ERROR_TEXT_BYTES], const char *format, ...
 
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes)
 {
-	return base_refuse_with(error, -ENOMEM, "free memory or lower the limits in the options",
-				"cannot allocate %s for %s", BASE_SIZE(bytes), purpose);
+	return base_fail_reason_with(error, -ENOMEM,
+				     "free memory or lower the limits in the options",
+				     "cannot allocate %s for %s", BASE_SIZE(bytes), purpose);
 }
 
-int base_pass_on(struct base_error *error, const struct base_error *inner)
+int base_propagate(struct base_error *error, const struct base_error *inner)
 {
 	if (error && !error->code)
 		*error = *inner;
@@ -320,7 +321,7 @@ void base_error_space(struct base_error *error, uint64_t needed_bytes, uint64_t 
 static _Thread_local struct base_error last;
 static _Thread_local struct ioshape_error shown;
 
-int base_leave(int code, const char *operation, const char *path, const struct base_error *error)
+int base_return(int code, const char *operation, const char *path, const struct base_error *error)
 {
 	if (code >= 0)
 		return code;
@@ -329,19 +330,19 @@ int base_leave(int code, const char *operation, const char *path, const struct b
 		return code;
 	last = *error;
 	if (!last.code)
-		base_refuse(&last, code, "cannot %s: %s", operation, ioshape_strerror(code));
+		base_fail_reason(&last, code, "cannot %s: %s", operation, ioshape_strerror(code));
 	base_error_about(&last, operation, path);
 	base_garble(last.sentence);
 	base_garble(last.remedy);
 	return code;
 }
 
-int base_missing(const char *operation)
+int base_null_argument(const char *operation)
 {
 	struct base_error error = { 0 };
 
-	base_refuse(&error, -EINVAL, "required argument is NULL");
-	return base_leave(-EINVAL, operation, NULL, &error);
+	base_fail_reason(&error, -EINVAL, "required argument is NULL");
+	return base_return(-EINVAL, operation, NULL, &error);
 }
 
 const struct base_error *base_last_error(void)

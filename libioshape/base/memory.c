@@ -33,16 +33,16 @@
  */
 static void *map_aligned(size_t bytes, int protection)
 {
-	const size_t room = bytes + HUGE_PAGE_BYTES;
+	const size_t allocated = bytes + HUGE_PAGE_BYTES;
 	uint8_t *memory, *wanted;
 
-	memory = mmap(NULL, room, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	memory = mmap(NULL, allocated, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED)
 		return NULL;
 	wanted = memory + (base_round_up((uintptr_t)memory, HUGE_PAGE_BYTES) - (uintptr_t)memory);
 	if (wanted > memory)
 		munmap(memory, (size_t)(wanted - memory));
-	munmap(wanted + bytes, (size_t)(memory + room - (wanted + bytes)));
+	munmap(wanted + bytes, (size_t)(memory + allocated - (wanted + bytes)));
 	return wanted;
 }
 
@@ -98,20 +98,20 @@ char *base_directory_of(const char *path)
 
 int base_buffer_reserve(struct base_buffer *buffer, size_t more)
 {
-	size_t need, room;
+	size_t need, allocated;
 	uint8_t *data;
 
 	if (__builtin_add_overflow(buffer->bytes, more, &need))
 		return -ENOMEM;
-	if (need <= buffer->room)
+	if (need <= buffer->allocated)
 		return 0;
-	room = MAX(need, buffer->room + buffer->room / 2);
-	room = MAX(room, 256);
-	data = realloc(buffer->data, room);
+	allocated = MAX(need, buffer->allocated + buffer->allocated / 2);
+	allocated = MAX(allocated, 256);
+	data = realloc(buffer->data, allocated);
 	if (!data)
 		return -ENOMEM;
 	buffer->data = data;
-	buffer->room = room;
+	buffer->allocated = allocated;
 	return 0;
 }
 
@@ -401,7 +401,7 @@ void base_fresh_prepare(struct base_fresh *fresh, const void *memory, size_t byt
 
 int base_shared_open(void)
 {
-	int fd = base_own(memfd_create("ioshape", MFD_CLOEXEC | MFD_ALLOW_SEALING)), ret;
+	int fd = base_register_fd(memfd_create("ioshape", MFD_CLOEXEC | MFD_ALLOW_SEALING)), ret;
 
 	if (fd < 0)
 		return -errno;
@@ -437,17 +437,17 @@ static int allocate_pages(int fd, uint64_t offset, size_t bytes)
  * SIGBUS instead of returning an error. Uses huge pages where the kernel has them: a copy into
  * small pages takes up to 1.5 times as long.
  */
-static int get_pages(int fd, uint64_t offset, uint8_t *place, size_t bytes)
+static int get_pages(int fd, uint64_t offset, uint8_t *address, size_t bytes)
 {
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
 
 	/* A hint, which the kernel mostly ignores for shared memory. */
-	madvise(place, bytes, MADV_HUGEPAGE);
+	madvise(address, bytes, MADV_HUGEPAGE);
 	/* MADV_COLLAPSE is no hint, but works only on ranges that have a page already. */
 	for (size_t at = 0; at < bytes; at += HUGE_PAGE_BYTES)
-		madvise(place + at, page, MADV_POPULATE_WRITE);
-	madvise(place, bytes, MADV_COLLAPSE);
-	if (!madvise(place, bytes, MADV_POPULATE_WRITE))
+		madvise(address + at, page, MADV_POPULATE_WRITE);
+	madvise(address, bytes, MADV_COLLAPSE);
+	if (!madvise(address, bytes, MADV_POPULATE_WRITE))
 		return 0;
 	/* EFAULT stands for what would have been SIGBUS. */
 	if (errno == EFAULT || errno == ENOMEM)
@@ -458,23 +458,23 @@ static int get_pages(int fd, uint64_t offset, uint8_t *place, size_t bytes)
 /* Maps a range at a huge-page boundary. Returns -ENOMEM, or the error of mmap(). */
 static int map_part(int fd, uint64_t offset, size_t bytes, int protection, uint8_t **memory)
 {
-	uint8_t *place = NULL; /* the compiler cannot know that errno is not 0 */
+	uint8_t *address = NULL; /* the compiler cannot know that errno is not 0 */
 	int ret;
 
 	bytes = base_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE));
 	/* Reserve addresses first, so that the mapping begins at a huge page. */
-	place = map_aligned(bytes, PROT_NONE);
-	if (!place)
+	address = map_aligned(bytes, PROT_NONE);
+	if (!address)
 		return -ENOMEM;
-	if (mmap(place, bytes, protection, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) ==
+	if (mmap(address, bytes, protection, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) ==
 	    MAP_FAILED) {
 		ret = -errno;
-		munmap(place, bytes);
+		munmap(address, bytes);
 		return ret;
 	}
 	/* A hint: without it, fork() copies more. */
-	madvise(place, bytes, MADV_DONTFORK);
-	*memory = place;
+	madvise(address, bytes, MADV_DONTFORK);
+	*memory = address;
 	return 0;
 }
 
@@ -488,20 +488,20 @@ int base_shared_grow(int fd, uint64_t bytes)
 
 int base_shared_map(int fd, uint64_t offset, size_t bytes, void **memory)
 {
-	uint8_t *place = NULL; /* the compiler cannot know that errno is not 0 */
+	uint8_t *address = NULL; /* the compiler cannot know that errno is not 0 */
 	int ret;
 
 	*memory = NULL;
-	ret = map_part(fd, offset, bytes, PROT_READ | PROT_WRITE, &place);
+	ret = map_part(fd, offset, bytes, PROT_READ | PROT_WRITE, &address);
 	if (ret)
 		return ret;
-	ret = get_pages(fd, offset, place, bytes);
+	ret = get_pages(fd, offset, address, bytes);
 	if (ret) {
-		base_unmap(place, bytes);
+		base_unmap(address, bytes);
 		base_shared_drop(fd, offset, bytes);
 		return ret;
 	}
-	*memory = place;
+	*memory = address;
 	return 0;
 }
 

@@ -167,14 +167,14 @@ int base_umask(void)
 /* ---- Descriptors ----------------------------------------------------------------------------- */
 
 /* Higher descriptors are not registered; no process is expected to have so many. */
-#define MOST_OWNED 65536
+#define MOST_REGISTERED 65536
 #define WORD_BITS 64
 
 /*
  * A bit for each registered descriptor. Without a lock: registering must not fail, and a child must
  * find valid data at any moment.
  */
-static _Atomic uint64_t owned[MOST_OWNED / WORD_BITS];
+static _Atomic uint64_t owned[MOST_REGISTERED / WORD_BITS];
 
 /*
  * Points registered descriptors to "/" in the child. Uses only functions that are safe after fork()
@@ -199,7 +199,7 @@ static void in_child(void)
 {
 	const int before = errno, nowhere = base_above_streams(open("/", O_PATH | O_CLOEXEC));
 
-	for (int i = 0; i < MOST_OWNED / WORD_BITS; i++)
+	for (int i = 0; i < MOST_REGISTERED / WORD_BITS; i++)
 		let_go(atomic_exchange(&owned[i], 0), i * WORD_BITS, nowhere);
 	if (nowhere >= 0)
 		close(nowhere);
@@ -233,28 +233,28 @@ int base_above_streams(int fd)
 	return above;
 }
 
-int base_own(int fd)
+int base_register_fd(int fd)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 	pthread_once(&once, watch_forks);
 	fd = base_above_streams(fd);
-	if (fd >= 0 && fd < MOST_OWNED)
+	if (fd >= 0 && fd < MOST_REGISTERED)
 		atomic_fetch_or(&owned[fd / WORD_BITS], bit_of(fd));
 	return fd;
 }
 
-bool base_disown(int fd)
+bool base_unregister_fd(int fd)
 {
 	if (fd < 0)
 		return false;
-	return fd >= MOST_OWNED ||
+	return fd >= MOST_REGISTERED ||
 	       atomic_fetch_and(&owned[fd / WORD_BITS], ~bit_of(fd)) & bit_of(fd);
 }
 
 int base_close(int fd)
 {
-	return base_disown(fd) ? close(fd) : 0;
+	return base_unregister_fd(fd) ? close(fd) : 0;
 }
 
 /* ---- SIGPIPE --------------------------------------------------------------------------------- */
@@ -437,11 +437,11 @@ static void *help(void *argument)
 
 	pthread_mutex_lock(&crew->lock);
 	for (;;) {
-		while (!crew->places && !crew->dismissed)
+		while (!crew->openings && !crew->dismissed)
 			pthread_cond_wait(&crew->begins, &crew->lock);
 		if (crew->dismissed)
 			break;
-		crew->places--;
+		crew->openings--;
 		crew->busy++;
 		pthread_mutex_unlock(&crew->lock);
 		crew->work(crew->user);
@@ -470,7 +470,7 @@ void base_crew_begin(struct base_crew *crew, unsigned wanted, void (*work)(void 
 	pthread_mutex_lock(&crew->lock);
 	crew->work = work;
 	crew->user = user;
-	crew->places = MIN(wanted, crew->started);
+	crew->openings = MIN(wanted, crew->started);
 	pthread_cond_broadcast(&crew->begins);
 	pthread_mutex_unlock(&crew->lock);
 }
@@ -478,7 +478,7 @@ void base_crew_begin(struct base_crew *crew, unsigned wanted, void (*work)(void 
 void base_crew_finish(struct base_crew *crew)
 {
 	pthread_mutex_lock(&crew->lock);
-	crew->places = 0;
+	crew->openings = 0;
 	while (crew->busy)
 		pthread_cond_wait(&crew->ends, &crew->lock);
 	pthread_mutex_unlock(&crew->lock);

@@ -25,8 +25,8 @@ static int check_size(size_t size, const char *what, struct base_error *error)
 {
 	if (size >= sizeof(size_t) && size <= LARGEST_STRUCT_BYTES)
 		return 0;
-	return base_refuse_with(error, -EINVAL, "set its size field to sizeof the struct",
-				"the size field of struct %s says %zu bytes", what, size);
+	return base_fail_reason_with(error, -EINVAL, "set its size field to sizeof the struct",
+				     "the size field of struct %s says %zu bytes", what, size);
 }
 
 int base_take_options(void *into, size_t known, const void *from, const char *what,
@@ -45,10 +45,11 @@ int base_take_options(void *into, size_t known, const void *from, const char *wh
 		return ret;
 	for (size_t i = known; i < size; i++) {
 		if (((const unsigned char *)from)[i])
-			return base_refuse_with(error, -EINVAL, "use the headers of this version",
-						"struct %s sets a field that this version of the "
-						"library (%s) does not know",
-						what, ioshape_version());
+			return base_fail_reason_with(
+				error, -EINVAL, "use the headers of this version",
+				"struct %s sets a field that this version of the "
+				"library (%s) does not know",
+				what, ioshape_version());
 	}
 	memcpy(into, from, MIN(size, known));
 	memcpy(into, &known, sizeof(known));
@@ -182,8 +183,8 @@ static int refuse_number(const struct setting *setting, const char *where, const
 	char values[256];
 
 	show_values(setting, values, sizeof(values));
-	return base_refuse_with(error, -EINVAL, BASE_WORDS("it takes %s", values),
-				"%s cannot be \"%.64s\"", where, value);
+	return base_fail_reason_with(error, -EINVAL, BASE_WORDS("it takes %s", values),
+				     "%s cannot be \"%.64s\"", where, value);
 }
 
 /*
@@ -195,8 +196,9 @@ static int refuse_text(const struct setting *setting, const char *where, struct 
 	char values[256];
 
 	show_values(setting, values, sizeof(values));
-	return base_refuse_with(error, -EINVAL, BASE_WORDS("it takes %s", values),
-				"%s is too long, or has a character that is not allowed", where);
+	return base_fail_reason_with(error, -EINVAL, BASE_WORDS("it takes %s", values),
+				     "%s is too long, or has a character that is not allowed",
+				     where);
 }
 
 /* ---- Fields ---------------------------------------------------------------------------------- */
@@ -243,17 +245,17 @@ static void put_number(const struct setting *setting, void *field, uint64_t valu
 static uint64_t find_word(const char *words, const char *word)
 {
 	size_t bytes = strlen(word);
-	uint64_t place = 0;
+	uint64_t index = 0;
 
 	while (*words) {
 		size_t length = strcspn(words, " ");
 
 		if (length == bytes && !memcmp(words, word, bytes))
 			break;
-		place++;
+		index++;
 		words += length + (words[length] == ' ');
 	}
-	return place;
+	return index;
 }
 
 static bool is_good_text(const struct setting *setting, const char *text)

@@ -144,7 +144,7 @@ NUMBER(uint64, uint64_t)
 #define NAME(name) name##_portable
 #define TARGET
 #define VECTOR_BYTES 16
-/* Moves exponent and mantissa to their places in a float32, and the sign. The factor corrects the
+/* Moves exponent and mantissa to their bits in a float32, and the sign. The factor corrects the
  * bias, also of subnormal numbers. */
 #define HALVES(into, from)                                                                         \
 	do {                                                                                       \

@@ -187,7 +187,7 @@ uint32_t format_directory_crc32(const struct format_entry *entries, uint64_t cou
 /* Appends the encoded index. Returns 0, -ENOMEM or IOSHAPE_E_LIMIT. */
 int format_index_encode(struct base_buffer *out, const struct format_index *index);
 
-/* Computes the length of an archive whose records are placed one behind the other, so that its
+/* Computes the length of an archive whose records follow one another, so that its
  * space can be reserved to the byte. Begin with zeros and add each record. Then add the index, if
  * the archive has one. */
 struct format_length {

@@ -63,16 +63,16 @@ static int check_attribute(const struct ioshape_attribute *attribute, uint64_t *
 	if (ret)
 		return ret;
 	if (!attribute->value)
-		return base_refuse_with(error, -EINVAL, "use \"\" for an empty value",
-					"cannot save attribute \"%s\": it has no value",
-					FORMAT_SHOWN(attribute->name));
+		return base_fail_reason_with(error, -EINVAL, "use \"\" for an empty value",
+					     "cannot save attribute \"%s\": it has no value",
+					     FORMAT_SHOWN(attribute->name));
 	value_bytes = strnlen(attribute->value, IOSHAPE_MAX_METADATA_BYTES + 1);
 	if (value_bytes <= IOSHAPE_MAX_METADATA_BYTES &&
 	    !format_utf8_valid(attribute->value, value_bytes))
-		return base_refuse_with(error, -EINVAL, "use the blob for bytes",
-					"cannot save attribute \"%s\": its value is not valid "
-					"UTF-8",
-					FORMAT_SHOWN(attribute->name));
+		return base_fail_reason_with(error, -EINVAL, "use the blob for bytes",
+					     "cannot save attribute \"%s\": its value is not valid "
+					     "UTF-8",
+					     FORMAT_SHOWN(attribute->name));
 	*bytes += strlen(attribute->name) + value_bytes;
 	return 0;
 }
@@ -90,9 +90,10 @@ static int check_attributes(const struct ioshape_metadata *metadata, struct form
 		if (ret)
 			return ret;
 		if (bytes > IOSHAPE_MAX_METADATA_BYTES)
-			return base_refuse_with(error, IOSHAPE_E_LIMIT, "save them as a tensor",
-						"blob and attributes together have more than %s",
-						BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
+			return base_fail_reason_with(
+				error, IOSHAPE_E_LIMIT, "save them as a tensor",
+				"blob and attributes together have more than %s",
+				BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
 		ret = format_names_add(names, name, strlen(name), i);
 		if (ret)
 			return base_fail(error, ret == -EEXIST ? -EINVAL : ret,
@@ -108,24 +109,25 @@ int format_check_metadata(const struct ioshape_metadata *metadata, struct base_e
 	int ret;
 
 	if (metadata->blob_bytes > IOSHAPE_MAX_METADATA_BYTES)
-		return base_refuse_with(error, IOSHAPE_E_LIMIT, "save it as a tensor",
-					"the metadata's blob has %s, the limit is %s",
-					BASE_SIZE(metadata->blob_bytes),
-					BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
+		return base_fail_reason_with(error, IOSHAPE_E_LIMIT, "save it as a tensor",
+					     "the metadata's blob has %s, the limit is %s",
+					     BASE_SIZE(metadata->blob_bytes),
+					     BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
 	if (metadata->blob_bytes && !metadata->blob)
-		return base_refuse(error, -EINVAL,
-				   "the metadata's blob is NULL, but its size is %s",
-				   BASE_SIZE(metadata->blob_bytes));
+		return base_fail_reason(error, -EINVAL,
+					"the metadata's blob is NULL, but its size is %s",
+					BASE_SIZE(metadata->blob_bytes));
 	if (metadata->attribute_count > IOSHAPE_MAX_ATTRIBUTES)
-		return base_refuse_with(error, IOSHAPE_E_LIMIT, "use the blob",
-					"the metadata has %zu attributes, the limit is %u",
-					metadata->attribute_count, IOSHAPE_MAX_ATTRIBUTES);
+		return base_fail_reason_with(error, IOSHAPE_E_LIMIT, "use the blob",
+					     "the metadata has %zu attributes, the limit is %u",
+					     metadata->attribute_count, IOSHAPE_MAX_ATTRIBUTES);
 	if (!metadata->attribute_count)
 		return 0;
 	if (!metadata->attributes)
-		return base_refuse(error, -EINVAL,
-				   "the metadata's attributes are NULL, but their number is %zu",
-				   metadata->attribute_count);
+		return base_fail_reason(
+			error, -EINVAL,
+			"the metadata's attributes are NULL, but their number is %zu",
+			metadata->attribute_count);
 
 	ret = format_names_new(&names, metadata->attribute_count);
 	if (ret)
@@ -352,22 +354,22 @@ struct decoder {
 	uint64_t dims;    /* dimensions of all rows together */
 	uint64_t attributes;
 	uint64_t blob_bytes;
-	uint8_t *room; /* memory of the result that is still unused */
+	uint8_t *space; /* memory of the result that is still unused */
 	struct base_error *error;
 };
 
 static int damaged(const struct decoder *decoder, const char *what)
 {
-	return base_refuse_with(decoder->error, IOSHAPE_E_DAMAGED,
-				"torch.load can still read the tensors",
-				"record " FORMAT_INDEX_RECORD ": %s", what);
+	return base_fail_reason_with(decoder->error, IOSHAPE_E_DAMAGED,
+				     "torch.load can still read the tensors",
+				     "record " FORMAT_INDEX_RECORD ": %s", what);
 }
 
 static int too_many(const struct decoder *decoder, const char *what, uint64_t count, uint64_t limit)
 {
-	return base_refuse(decoder->error, IOSHAPE_E_LIMIT,
-			   "record " FORMAT_INDEX_RECORD ": %llu %s exceed the limit of %llu",
-			   (unsigned long long)count, what, (unsigned long long)limit);
+	return base_fail_reason(decoder->error, IOSHAPE_E_LIMIT,
+				"record " FORMAT_INDEX_RECORD ": %llu %s exceed the limit of %llu",
+				(unsigned long long)count, what, (unsigned long long)limit);
 }
 
 static bool take(struct view *view, uint64_t bytes, struct view *part)
@@ -429,11 +431,11 @@ static int read_header(struct decoder *decoder, struct view *all)
 	next(&header, INDEX_MAGIC_BYTES);
 	version = next(&header, 4);
 	if (version != INDEX_VERSION)
-		return base_refuse_with(decoder->error, IOSHAPE_E_FORMAT,
-					"use a newer version of ioshape",
-					"record " FORMAT_INDEX_RECORD
-					" has version %llu, but this library reads version %u",
-					(unsigned long long)version, INDEX_VERSION);
+		return base_fail_reason_with(decoder->error, IOSHAPE_E_FORMAT,
+					     "use a newer version of ioshape",
+					     "record " FORMAT_INDEX_RECORD
+					     " has version %llu, but this library reads version %u",
+					     (unsigned long long)version, INDEX_VERSION);
 	decoder->section_count = next(&header, 4);
 	decoder->index->directory_crc32 = (uint32_t)next(&header, 4);
 	next(&header, 4);
@@ -457,7 +459,7 @@ static uint64_t blocks_of(const struct decoder *decoder, const struct format_ent
 	return entry->bytes / check_bytes + (entry->bytes % check_bytes != 0);
 }
 
-static int size_records(struct decoder *decoder, uint64_t *room)
+static int size_records(struct decoder *decoder, uint64_t *space)
 {
 	uint64_t blocks = 0;
 
@@ -473,12 +475,12 @@ static int size_records(struct decoder *decoder, uint64_t *room)
 	    decoder->sections[SECTION_CHECKS].bytes / 4 != blocks)
 		return damaged(decoder, "the numbers of checksums and of blocks differ");
 	decoder->index->check_count = blocks;
-	*room += 2 * decoder->sections[SECTION_OFFSETS].bytes +
-		 decoder->sections[SECTION_CHECKS].bytes;
+	*space += 2 * decoder->sections[SECTION_OFFSETS].bytes +
+		  decoder->sections[SECTION_CHECKS].bytes;
 	return 0;
 }
 
-static int size_table(struct decoder *decoder, uint64_t *room)
+static int size_table(struct decoder *decoder, uint64_t *space)
 {
 	struct view *table = &decoder->sections[SECTION_TENSORS];
 	uint64_t names;
@@ -497,12 +499,12 @@ static int size_table(struct decoder *decoder, uint64_t *room)
 	names = table->bytes - decoder->tensors * TABLE_ROW_BYTES - decoder->dims * 16;
 	decoder->index->has_table = true;
 	decoder->index->tensor_count = decoder->tensors;
-	*room += decoder->tensors * (sizeof(struct format_tensor_row) + 1) + decoder->dims * 16 +
-		 names;
+	*space += decoder->tensors * (sizeof(struct format_tensor_row) + 1) + decoder->dims * 16 +
+		  names;
 	return 0;
 }
 
-static int size_metadata(struct decoder *decoder, uint64_t *room)
+static int size_metadata(struct decoder *decoder, uint64_t *space)
 {
 	struct view *metadata = &decoder->sections[SECTION_METADATA];
 	uint64_t text;
@@ -523,11 +525,11 @@ static int size_metadata(struct decoder *decoder, uint64_t *room)
 		return too_many(decoder, "bytes of metadata", text, IOSHAPE_MAX_METADATA_BYTES);
 	if (decoder->blob_bytes > text)
 		return damaged(decoder, "the metadata is truncated");
-	*room += decoder->attributes * (sizeof(struct ioshape_attribute) + 2) + text;
+	*space += decoder->attributes * (sizeof(struct ioshape_attribute) + 2) + text;
 	return 0;
 }
 
-static int size_statistics(struct decoder *decoder, uint64_t *room)
+static int size_statistics(struct decoder *decoder, uint64_t *space)
 {
 	struct view *rows = &decoder->sections[SECTION_STATISTICS];
 
@@ -540,7 +542,7 @@ static int size_statistics(struct decoder *decoder, uint64_t *room)
 	decoder->index->has_statistics = true;
 	decoder->index->alarms = (uint32_t)next(rows, 4);
 	next(rows, 4);
-	*room += decoder->entry_count * sizeof(struct format_examined);
+	*space += decoder->entry_count * sizeof(struct format_examined);
 	return 0;
 }
 
@@ -550,10 +552,10 @@ static int size_statistics(struct decoder *decoder, uint64_t *room)
  * alignment must come first and text last. */
 static void *give(struct decoder *decoder, uint64_t bytes)
 {
-	void *room = decoder->room;
+	void *space = decoder->space;
 
-	decoder->room += bytes;
-	return room;
+	decoder->space += bytes;
+	return space;
 }
 
 static char *give_text(struct decoder *decoder, const struct view *text)
@@ -788,7 +790,7 @@ int format_index_decode(struct format_index *index, const uint8_t *data, size_t 
 		.entry_count = entry_count,
 		.error = error,
 	};
-	uint64_t room = 1; /* never allocate 0 bytes */
+	uint64_t space = 1; /* never allocate 0 bytes */
 	int ret;
 
 	memset(index, 0, sizeof(*index));
@@ -796,20 +798,20 @@ int format_index_decode(struct format_index *index, const uint8_t *data, size_t 
 	if (!ret)
 		ret = find_sections(&decoder, all);
 	if (!ret)
-		ret = size_records(&decoder, &room);
+		ret = size_records(&decoder, &space);
 	if (!ret)
-		ret = size_table(&decoder, &room);
+		ret = size_table(&decoder, &space);
 	if (!ret)
-		ret = size_metadata(&decoder, &room);
+		ret = size_metadata(&decoder, &space);
 	if (!ret)
-		ret = size_statistics(&decoder, &room);
+		ret = size_statistics(&decoder, &space);
 	if (ret)
 		goto fail;
 
-	if ((size_t)room == room)
-		index->memory = decoder.room = malloc((size_t)room);
-	if (!decoder.room) {
-		ret = base_no_memory(error, "the index", room);
+	if ((size_t)space == space)
+		index->memory = decoder.space = malloc((size_t)space);
+	if (!decoder.space) {
+		ret = base_no_memory(error, "the index", space);
 		goto fail;
 	}
 	ret = copy_all(&decoder);

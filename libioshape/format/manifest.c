@@ -97,7 +97,7 @@ static uint32_t content_of(const struct format_manifest *manifest, uint32_t rank
 	return manifest->shards[rank].repeats ? manifest->shards[rank].same : rank;
 }
 
-static int compare_places(const void *left, const void *right, void *user)
+static int compare_positions(const void *left, const void *right, void *user)
 {
 	const struct format_manifest_shard *shards = user;
 	const struct format_manifest_shard *a = &shards[*(const uint32_t *)left];
@@ -123,7 +123,7 @@ static int check_ashard(const struct format_manifest *manifest, const char **pro
 		return -ENOMEM;
 	for (uint32_t i = 0; i < manifest->rank_count; i++)
 		shards[i].holder = order[i] = i;
-	qsort_r(order, manifest->rank_count, sizeof(*order), compare_places, manifest->shards);
+	qsort_r(order, manifest->rank_count, sizeof(*order), compare_positions, manifest->shards);
 	for (uint32_t i = 1; i < manifest->rank_count && !*problem; i++) {
 		before = &shards[order[i - 1]];
 		shard = &shards[order[i]];
@@ -383,9 +383,9 @@ static int read_i64(struct text *text, const char *before, int64_t *value)
 	return ret;
 }
 
-/* Reads a string without escapes into `into`, in at most `room` bytes with the final 0, and its
+/* Reads a string without escapes into `into`, in at most `size` bytes with the final 0, and its
  * closing quote. */
-static int read_word(struct text *text, const char *before, char *into, size_t room)
+static int read_word(struct text *text, const char *before, char *into, size_t size)
 {
 	size_t bytes = 0;
 	int ret = expect(text, before);
@@ -394,7 +394,7 @@ static int read_word(struct text *text, const char *before, char *into, size_t r
 		if ((unsigned char)peek(text) < 0x20)
 			return malformed(text,
 					 "a string is not terminated, or has a control character");
-		if (bytes + 1 == room)
+		if (bytes + 1 == size)
 			return fail(text, IOSHAPE_E_LIMIT, "a string is too long");
 		into[bytes++] = *text->at;
 	}
@@ -590,15 +590,15 @@ static int check_frame(const char *text, size_t bytes, const char *path, struct 
 	char tail[TAIL_BYTES + 1];
 
 	if (bytes && memcmp(text, HEAD, MIN(bytes, head_bytes)) != 0)
-		return base_refuse_with(error, IOSHAPE_E_FORMAT,
-					"give the directory of a checkpoint",
-					"\"%s\" is not the manifest of a checkpoint", path);
+		return base_fail_reason_with(error, IOSHAPE_E_FORMAT,
+					     "give the directory of a checkpoint",
+					     "\"%s\" is not the manifest of a checkpoint", path);
 	if (bytes >= head_bytes + TAIL_BYTES) {
 		snprintf(tail, sizeof(tail), TAIL, base_crc32(0, text, bytes - TAIL_BYTES));
 		if (!memcmp(text + bytes - TAIL_BYTES, tail, TAIL_BYTES))
 			return 0;
 	}
-	return base_refuse_with(
+	return base_fail_reason_with(
 		error, IOSHAPE_E_DAMAGED, "use another checkpoint",
 		"\"%s\" is damaged or truncated: its checksum does not match its %zu bytes", path,
 		bytes);
@@ -610,12 +610,12 @@ static int tell(const struct decoding *decoding, size_t bytes, const struct text
 	if (code == -ENOMEM)
 		return base_no_memory(error, "the manifest of a checkpoint", bytes);
 	if (code == -EOPNOTSUPP)
-		return base_refuse_with(error, code, "use that version",
-					"\"%s\" was written by another version of this library "
-					"(manifest version %" PRIu64
-					", this library reads %u and %u)",
-					path, decoding->version, FORMAT_MANIFEST_VERSION,
-					FORMAT_MANIFEST_REPEATS_VERSION);
+		return base_fail_reason_with(
+			error, code, "use that version",
+			"\"%s\" was written by another version of this library "
+			"(manifest version %" PRIu64 ", this library reads %u and %u)",
+			path, decoding->version, FORMAT_MANIFEST_VERSION,
+			FORMAT_MANIFEST_REPEATS_VERSION);
 	return base_fail_with(error, code, "use another checkpoint",
 			      "\"%s\" is not a valid manifest: %s (at offset %zu)", path,
 			      text->problem, bytes - (size_t)(text->end - text->at));
@@ -630,9 +630,9 @@ int format_manifest_decode(struct format_manifest *manifest, const char *text, s
 
 	memset(manifest, 0, sizeof(*manifest));
 	if (bytes > FORMAT_MAX_MANIFEST_BYTES)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "\"%s\" has %s; a manifest has at most %s", path,
-				   BASE_SIZE(bytes), BASE_SIZE(FORMAT_MAX_MANIFEST_BYTES));
+		return base_fail_reason(error, IOSHAPE_E_LIMIT,
+					"\"%s\" has %s; a manifest has at most %s", path,
+					BASE_SIZE(bytes), BASE_SIZE(FORMAT_MAX_MANIFEST_BYTES));
 	ret = check_frame(text, bytes, path, error);
 	if (ret)
 		return ret;

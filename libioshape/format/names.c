@@ -91,18 +91,18 @@ int format_check_name(const char *what, const char *name, struct base_error *err
 	size_t bytes;
 
 	if (!name || !*name)
-		return base_refuse_with(error, -EINVAL, "give it a name",
-					"cannot save a %s without a name", what);
+		return base_fail_reason_with(error, -EINVAL, "give it a name",
+					     "cannot save a %s without a name", what);
 	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
 	if (bytes > IOSHAPE_MAX_NAME_BYTES)
-		return base_refuse_with(error, IOSHAPE_E_LIMIT, "shorten it",
-					"cannot save %s \"%s\": its name is longer than %u "
-					"bytes",
-					what, FORMAT_SHOWN(name), IOSHAPE_MAX_NAME_BYTES);
+		return base_fail_reason_with(error, IOSHAPE_E_LIMIT, "shorten it",
+					     "cannot save %s \"%s\": its name is longer than %u "
+					     "bytes",
+					     what, FORMAT_SHOWN(name), IOSHAPE_MAX_NAME_BYTES);
 	if (!format_utf8_valid(name, bytes))
-		return base_refuse_with(error, -EINVAL, "encode it in UTF-8",
-					"cannot save %s \"%s\": its name is not valid UTF-8", what,
-					FORMAT_SHOWN(name));
+		return base_fail_reason_with(error, -EINVAL, "encode it in UTF-8",
+					     "cannot save %s \"%s\": its name is not valid UTF-8",
+					     what, FORMAT_SHOWN(name));
 	return 0;
 }
 
@@ -121,12 +121,12 @@ struct slot {
 
 struct format_names {
 	struct slot *slots;
-	uint64_t room; /* number of slots, a power of two */
+	uint64_t slot_count; /* number of slots, a power of two */
 	uint64_t count;
 	uint64_t key[2];
 };
 
-#define LEAST_ROOM 16u
+#define LEAST_SLOTS 16u
 
 /* SipHash-1-3 (Aumasson, Bernstein 2012), folded to 32 bits. */
 static uint32_t hash_of(const uint64_t key[2], const char *name, size_t bytes)
@@ -155,12 +155,12 @@ static uint32_t hash_of(const uint64_t key[2], const char *name, size_t bytes)
 }
 
 /* Returns the slot that holds the name, or the free slot where it belongs. */
-static struct slot *seek(struct slot *slots, uint64_t room, uint32_t hash, const char *name,
+static struct slot *seek(struct slot *slots, uint64_t slot_count, uint32_t hash, const char *name,
 			 size_t bytes)
 {
 	struct slot *slot;
 
-	for (uint64_t at = hash & (room - 1);; at = (at + 1) & (room - 1)) {
+	for (uint64_t at = hash & (slot_count - 1);; at = (at + 1) & (slot_count - 1)) {
 		slot = &slots[at];
 		if (!slot->name)
 			return slot;
@@ -170,33 +170,33 @@ static struct slot *seek(struct slot *slots, uint64_t room, uint32_t hash, const
 	}
 }
 
-static int grow(struct format_names *names, uint64_t room)
+static int grow(struct format_names *names, uint64_t slot_count)
 {
 	struct slot *slots, *old;
 
-	slots = calloc(room, sizeof(*slots));
+	slots = calloc(slot_count, sizeof(*slots));
 	if (!slots)
 		return -ENOMEM;
-	for (uint64_t i = 0; i < names->room; i++) {
+	for (uint64_t i = 0; i < names->slot_count; i++) {
 		old = &names->slots[i];
 		if (old->name)
-			*seek(slots, room, old->hash, old->name, old->name_bytes) = *old;
+			*seek(slots, slot_count, old->hash, old->name, old->name_bytes) = *old;
 	}
 	free(names->slots);
 	names->slots = slots;
-	names->room = room;
+	names->slot_count = slot_count;
 	return 0;
 }
 
 /* Returns the number of slots: at least twice the number of names. The hash has 32 bits, so more
  * slots than 2^32 would stay unused. */
-static uint64_t room_for(uint64_t names)
+static uint64_t slots_for(uint64_t names)
 {
-	uint64_t room = LEAST_ROOM;
+	uint64_t slot_count = LEAST_SLOTS;
 
-	while (room / 2 < names && room < UINT64_C(1) << 32)
-		room *= 2;
-	return room;
+	while (slot_count / 2 < names && slot_count < UINT64_C(1) << 32)
+		slot_count *= 2;
+	return slot_count;
 }
 
 int format_names_new(struct format_names **out, uint64_t expected)
@@ -213,7 +213,7 @@ int format_names_new(struct format_names **out, uint64_t expected)
 		names->key[0] = (uintptr_t)names;
 		names->key[1] = base_now_ns();
 	}
-	ret = grow(names, room_for(expected));
+	ret = grow(names, slots_for(expected));
 	if (ret) {
 		free(names);
 		return ret;
@@ -231,12 +231,12 @@ int format_names_add(struct format_names *names, const char *name, size_t name_b
 
 	if (name_bytes > UINT32_MAX)
 		return -EINVAL;
-	if ((names->count + 1) * 2 > names->room) {
-		ret = grow(names, names->room * 2);
+	if ((names->count + 1) * 2 > names->slot_count) {
+		ret = grow(names, names->slot_count * 2);
 		if (ret)
 			return ret;
 	}
-	slot = seek(names->slots, names->room, hash, name, name_bytes);
+	slot = seek(names->slots, names->slot_count, hash, name, name_bytes);
 	if (slot->name)
 		return -EEXIST;
 	*slot = (struct slot){
@@ -255,7 +255,7 @@ bool format_names_find(const struct format_names *names, const char *name, size_
 	uint32_t hash = hash_of(names->key, name, name_bytes);
 	const struct slot *slot;
 
-	slot = seek(names->slots, names->room, hash, name, name_bytes);
+	slot = seek(names->slots, names->slot_count, hash, name, name_bytes);
 	if (!slot->name)
 		return false;
 	*position = slot->position;

@@ -42,11 +42,11 @@ static int get(const struct format_source *source, uint64_t offset, void *into, 
 	int ret;
 
 	if (offset > source->bytes || bytes > source->bytes - offset)
-		return base_refuse(source->error, IOSHAPE_E_DAMAGED,
-				   "cannot read \"%s\": it refers to bytes %" PRIu64 " to %" PRIu64
-				   " of itself but has only %" PRIu64
-				   ", so it is truncated or overwritten",
-				   source->path, offset, offset + bytes, source->bytes);
+		return base_fail_reason(source->error, IOSHAPE_E_DAMAGED,
+					"cannot read \"%s\": it refers to bytes %" PRIu64
+					" to %" PRIu64 " of itself but has only %" PRIu64
+					", so it is truncated or overwritten",
+					source->path, offset, offset + bytes, source->bytes);
 	ret = source->fetch(source->user, offset, into, bytes);
 	return ret ? base_fail(source->error, ret, "cannot read \"%s\" at offset %" PRIu64,
 			       source->path, offset) :
@@ -69,7 +69,7 @@ static int refuse_without_end(const struct format_source *source)
 	int ret;
 
 	if (!source->bytes)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			source->error, IOSHAPE_E_DAMAGED, "use another copy",
 			"cannot load \"%s\": it is empty, truncated or never written",
 			source->path);
@@ -77,7 +77,7 @@ static int refuse_without_end(const struct format_source *source)
 	if (ret)
 		return ret;
 	if (bytes < 4 ? head[0] == 'P' : base_get_le(head, 4) == FORMAT_LOCAL_SIGNATURE)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			source->error, IOSHAPE_E_DAMAGED, "use another copy",
 			"cannot load \"%s\": it begins like a torch zip but has no end "
 			"record, so it is truncated (%s are left)",
@@ -85,17 +85,17 @@ static int refuse_without_end(const struct format_source *source)
 	/* Pickles of protocol 2 to 5. torch.save() before 1.6 began with one, and still does so on
 	 * request. */
 	if (bytes >= 2 && head[0] == 0x80 && head[1] >= 2 && head[1] <= 5)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			source->error, IOSHAPE_E_FORMAT,
 			"load it with torch.load() and save it again",
 			"cannot load \"%s\": it is %s", source->path,
 			head[1] == 2 ? "a torch file in the old format, from before torch 1.6" :
 				       "a plain pickle");
 	if (looks_like_safetensors(head, bytes, source->bytes))
-		return base_refuse_with(
+		return base_fail_reason_with(
 			source->error, IOSHAPE_E_FORMAT, "load it with the safetensors library",
 			"cannot load \"%s\": it looks like a safetensors file", source->path);
-	return base_refuse_with(
+	return base_fail_reason_with(
 		source->error, IOSHAPE_E_FORMAT,
 		"check that it was written by torch.save() or by this library",
 		"cannot load \"%s\": it has neither the beginning nor the end of a zip",
@@ -106,9 +106,9 @@ static int refuse_without_end(const struct format_source *source)
 
 static int refuse_end(const struct format_source *source, const char *what)
 {
-	return base_refuse_with(source->error, IOSHAPE_E_DAMAGED, "use another copy",
-				"cannot load \"%s\": %s, so the file is damaged or truncated",
-				source->path, what);
+	return base_fail_reason_with(source->error, IOSHAPE_E_DAMAGED, "use another copy",
+				     "cannot load \"%s\": %s, so the file is damaged or truncated",
+				     source->path, what);
 }
 
 /*
@@ -181,12 +181,12 @@ static int check_end(const struct format_source *source, const struct format_end
 	if (end->offset > directory_end || directory_end - end->offset != end->bytes)
 		return refuse_end(source, "its directory is not at the offset in its end record");
 	if (!end->count)
-		return base_refuse(
+		return base_fail_reason(
 			source->error, IOSHAPE_E_FORMAT,
 			"cannot load \"%s\": it is a zip without any record, not a torch zip",
 			source->path);
 	if (end->count > FORMAT_MAX_RECORDS || end->bytes > FORMAT_MAX_DIRECTORY_BYTES)
-		return base_refuse(
+		return base_fail_reason(
 			source->error, IOSHAPE_E_LIMIT,
 			"cannot load \"%s\": it claims %" PRIu64
 			" records in a directory of %s, but at most %u in %s are supported",
@@ -239,9 +239,9 @@ static int find_end(const struct format_source *source, struct format_end *end)
 	int ret;
 
 	if (source->bytes > FORMAT_MAX_FILE_BYTES)
-		return base_refuse(source->error, IOSHAPE_E_LIMIT,
-				   "cannot load \"%s\": it has %s, which is above the limit",
-				   source->path, BASE_SIZE(source->bytes));
+		return base_fail_reason(source->error, IOSHAPE_E_LIMIT,
+					"cannot load \"%s\": it has %s, which is above the limit",
+					source->path, BASE_SIZE(source->bytes));
 	tail = malloc(MAX(bytes, 1));
 	if (!tail)
 		return base_no_memory(source->error, "the end of the file", bytes);
@@ -275,8 +275,8 @@ static int refuse(const struct format_source *source, int code, const char *name
 {
 	char shown[FORMAT_SHOWN_NAME_BYTES];
 
-	base_refuse(source->error, code, "cannot load \"%s\": record '%s' %s", source->path,
-		    format_show_name(shown, name, name_bytes), what);
+	base_fail_reason(source->error, code, "cannot load \"%s\": record '%s' %s", source->path,
+			 format_show_name(shown, name, name_bytes), what);
 	base_error_in_record(source->error, shown);
 	return code;
 }
@@ -291,7 +291,7 @@ static int next_raw(struct walk *walk, struct raw_entry *raw)
 	size_t bytes = FORMAT_CENTRAL_BYTES;
 
 	if (left >= bytes && base_get_le(head, 4) != FORMAT_CENTRAL_SIGNATURE)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
 			"cannot load \"%s\": its directory is damaged near offset %" PRIu64,
 			walk->source.path, walk->end.offset + walk->at);
@@ -305,7 +305,7 @@ static int next_raw(struct walk *walk, struct raw_entry *raw)
 			 base_get_le(head + FORMAT_CENTRAL_COMMENT, 2);
 	}
 	if (left < bytes)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
 			"cannot load \"%s\": its directory ends inside an entry, so the "
 			"file is damaged",
@@ -406,8 +406,8 @@ static int check_features(const struct format_source *source, const struct raw_e
 }
 
 /* Reads the position of the record and checks it as far as the directory alone allows. */
-static int read_place(const struct walk *walk, const struct raw_entry *raw,
-		      struct format_entry *entry)
+static int read_position(const struct walk *walk, const struct raw_entry *raw,
+			 struct format_entry *entry)
 {
 	const struct format_source *source = &walk->source;
 	uint64_t end = walk->end.offset; /* records precede the directory */
@@ -501,7 +501,7 @@ static int walk_entry(struct walk *walk)
 	if (!ret)
 		ret = check_features(&walk->source, &raw);
 	if (!ret)
-		ret = read_place(walk, &raw, &entry);
+		ret = read_position(walk, &raw, &entry);
 	if (ret || is_folder(&raw, &entry))
 		return ret;
 	if (raw.name_bytes == directory->folder_bytes)
@@ -530,13 +530,13 @@ static int walk_directory(struct walk *walk)
 	for (uint64_t i = 0; i < walk->end.count && !ret; i++)
 		ret = walk_entry(walk);
 	if (!ret && walk->at != walk->end.bytes)
-		ret = base_refuse_with(
+		ret = base_fail_reason_with(
 			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
 			"cannot load \"%s\": its directory is longer than its %" PRIu64
 			" entries, so the file is damaged",
 			walk->source.path, walk->end.count);
 	if (!ret && !directory->count)
-		ret = base_refuse(
+		ret = base_fail_reason(
 			walk->source.error, IOSHAPE_E_FORMAT,
 			"cannot load \"%s\": it is a zip of empty folders, not a torch zip",
 			walk->source.path);
@@ -692,7 +692,7 @@ int format_locate(struct format_directory *directory, uint64_t position, format_
 	    base_get_le(head + FORMAT_LOCAL_NAME, 2) != name_bytes ||
 	    memcmp(head + FORMAT_LOCAL_BYTES, entry->name - directory->folder_bytes, name_bytes) ||
 	    !local_agrees(head, entry) || !format_data_fits(directory, position, data_offset))
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, IOSHAPE_E_DAMAGED, "use another copy",
 			"cannot load \"%s\": the data at offset %" PRIu64
 			" is not the record that the directory lists, so the file is damaged",

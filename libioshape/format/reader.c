@@ -53,7 +53,7 @@ static int read_index(struct opening *opening, const struct format_entry *entry,
 	int ret;
 
 	if (entry->bytes > FORMAT_MAX_INDEX_BYTES)
-		return base_refuse(
+		return base_fail_reason(
 			opening->error, IOSHAPE_E_LIMIT,
 			"cannot load \"%s\": its index has %s, and at most %s are supported",
 			opening->path, BASE_SIZE(entry->bytes), BASE_SIZE(FORMAT_MAX_INDEX_BYTES));
@@ -62,12 +62,13 @@ static int read_index(struct opening *opening, const struct format_entry *entry,
 		return base_no_memory(opening->error, "the index of an archive", entry->bytes);
 	ret = fetch(opening, entry->data_offset, data, entry->bytes);
 	if (!ret && base_crc32(0, data, entry->bytes) != entry->crc32)
-		ret = base_refuse_with(opening->error, IOSHAPE_E_DAMAGED,
-				       "use another copy, or torch.load(), which ignores the index "
-				       "and verifies nothing",
-				       "cannot load \"%s\": its index (record '" FORMAT_INDEX_RECORD
-				       "' at offset %" PRIu64 ") is damaged",
-				       opening->path, entry->data_offset);
+		ret = base_fail_reason_with(
+			opening->error, IOSHAPE_E_DAMAGED,
+			"use another copy, or torch.load(), which ignores the index "
+			"and verifies nothing",
+			"cannot load \"%s\": its index (record '" FORMAT_INDEX_RECORD
+			"' at offset %" PRIu64 ") is damaged",
+			opening->path, entry->data_offset);
 	if (ret)
 		free(data);
 	else
@@ -109,10 +110,11 @@ static int decode_index(struct opening *opening, const uint8_t *data, uint64_t b
 	reader->has_index = index_fits(reader);
 	if (!reader->has_index) {
 		format_index_free(&reader->index);
-		base_refuse(&reader->index_problem, IOSHAPE_E_DAMAGED,
-			    "record '" FORMAT_INDEX_RECORD "' of %s does not match the directory: "
-			    "another tool has changed the archive",
-			    opening->path);
+		base_fail_reason(&reader->index_problem, IOSHAPE_E_DAMAGED,
+				 "record '" FORMAT_INDEX_RECORD
+				 "' of %s does not match the directory: "
+				 "another tool has changed the archive",
+				 opening->path);
 	}
 	return 0;
 }
@@ -159,12 +161,12 @@ static int check_header(const struct format_reader *reader, const struct format_
 			    base_get_le(head + FORMAT_LOCAL_EXTRA, 2) ==
 		    entry->data_offset)
 		return 0;
-	base_refuse_with(error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
-			 "\"%s\" is damaged: the header of record '%s' at offset %" PRIu64
-			 " of the file does not point to its data",
-			 reader->input.path,
-			 format_show_name(shown, entry->name, entry->name_bytes),
-			 entry->header_offset);
+	base_fail_reason_with(error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
+			      "\"%s\" is damaged: the header of record '%s' at offset %" PRIu64
+			      " of the file does not point to its data",
+			      reader->input.path,
+			      format_show_name(shown, entry->name, entry->name_bytes),
+			      entry->header_offset);
 	base_error_in_record(error, shown);
 	base_error_at(error, entry->header_offset);
 	return IOSHAPE_E_DAMAGED;
@@ -287,7 +289,7 @@ static int open_latest(struct format_reader *reader, const char *path, uint64_t 
 		ret = open_once(reader, path, base, bytes, direct, open, &why);
 		if (ret != -ESTALE || base || bytes)
 			break;
-		io_look_anew(AT_FDCWD, path);
+		io_revalidate(AT_FDCWD, path);
 		if (tries)
 			nanosleep(&pause, NULL);
 	}
@@ -314,11 +316,11 @@ int format_reader_add_checksums(struct format_reader *reader, struct format_chec
 	static const uint64_t from_first_block;
 
 	if (checksums->file_bytes != reader->input.bytes)
-		return base_refuse_with(error, IOSHAPE_E_DAMAGED, "use another copy",
-					"\"%s\" has %s, but its checksums are for %s: it was "
-					"truncated, or is another file",
-					reader->input.path, BASE_SIZE(reader->input.bytes),
-					BASE_SIZE(checksums->file_bytes));
+		return base_fail_reason_with(error, IOSHAPE_E_DAMAGED, "use another copy",
+					     "\"%s\" has %s, but its checksums are for %s: it was "
+					     "truncated, or is another file",
+					     reader->input.path, BASE_SIZE(reader->input.bytes),
+					     BASE_SIZE(checksums->file_bytes));
 	/* Index of the archive with one record: the record has all blocks. */
 	reader->index = (struct format_index){
 		.check_bytes = checksums->block_bytes,
@@ -388,7 +390,7 @@ struct job {
 
 	struct io_piece *pieces; /* pieces of the batch */
 	struct check *checks;    /* check of each piece */
-	size_t piece_count, room;
+	size_t piece_count, allocated;
 	uint32_t crc; /* checksum of the current check, which may span batches */
 
 	ioshape_progress_fn progress;
@@ -416,14 +418,14 @@ static int damaged(const struct job *job, const struct check *check)
 	char shown[FORMAT_SHOWN_NAME_BYTES];
 
 	if (job->reader->plain) {
-		base_refuse_with(job->error, IOSHAPE_E_DAMAGED, "use another copy",
-				 "\"%s\" is damaged: the checksum of the %s at offset %" PRIu64
-				 " is wrong",
-				 job->reader->input.path, BASE_SIZE(check->bytes), check->offset);
+		base_fail_reason_with(
+			job->error, IOSHAPE_E_DAMAGED, "use another copy",
+			"\"%s\" is damaged: the checksum of the %s at offset %" PRIu64 " is wrong",
+			job->reader->input.path, BASE_SIZE(check->bytes), check->offset);
 		base_error_at(job->error, check->offset);
 		return IOSHAPE_E_DAMAGED;
 	}
-	base_refuse_with(
+	base_fail_reason_with(
 		job->error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
 		"\"%s\" is damaged: the checksum of record '%s' is wrong within the %s at "
 		"offset %" PRIu64 " (offset %" PRIu64 " of the file)",
@@ -473,29 +475,29 @@ static int flush(struct job *job)
 }
 
 /* Ensures that one more piece fits: enlarges the arrays, or reads the batch. */
-static int make_room(struct job *job)
+static int grow_pieces(struct job *job)
 {
-	const size_t room = job->room ? 2 * job->room : 64;
+	const size_t allocated = job->allocated ? 2 * job->allocated : 64;
 	void *pieces, *checks;
 
-	if (job->piece_count < job->room)
+	if (job->piece_count < job->allocated)
 		return 0;
-	if (job->room == MOST_PIECES)
+	if (job->allocated == MOST_PIECES)
 		return flush(job);
-	pieces = reallocarray(job->pieces, room, sizeof(*job->pieces));
+	pieces = reallocarray(job->pieces, allocated, sizeof(*job->pieces));
 	job->pieces = pieces ? pieces : job->pieces;
-	checks = reallocarray(job->checks, room, sizeof(*job->checks));
+	checks = reallocarray(job->checks, allocated, sizeof(*job->checks));
 	job->checks = checks ? checks : job->checks;
 	if (!pieces || !checks)
 		return base_no_memory(job->error, "a batch of reads",
-				      room * (sizeof(*job->pieces) + sizeof(*job->checks)));
-	job->room = room;
+				      allocated * (sizeof(*job->pieces) + sizeof(*job->checks)));
+	job->allocated = allocated;
 	return 0;
 }
 
 static int add_piece(struct job *job, const struct io_piece *piece, const struct check *check)
 {
-	int ret = make_room(job);
+	int ret = grow_pieces(job);
 
 	if (ret)
 		return ret;
@@ -514,7 +516,7 @@ struct block {
 };
 
 /* Returns the check of a piece [begin, end) of the block. */
-static struct check note_for(const struct job *job, const struct block *block, uint64_t begin,
+static struct check check_of(const struct job *job, const struct block *block, uint64_t begin,
 			     uint64_t end)
 {
 	const struct format_reader *reader = job->reader;
@@ -546,7 +548,7 @@ static int add_part(struct job *job, const struct block *block, uint64_t begin, 
 		    void *into)
 {
 	const struct format_entry *entry = &job->reader->directory.entries[block->record];
-	const struct check check = note_for(job, block, begin, end);
+	const struct check check = check_of(job, block, begin, end);
 	const struct io_piece piece = {
 		.offset = entry->data_offset + begin,
 		.bytes = end - begin,
@@ -699,9 +701,9 @@ static int read_all(struct job *job)
 	/* A thread that does not call the callback may have read the last blocks. */
 	job->done = job->total;
 	if (!ret && job->progress && job->told < job->total && tell(job, IOSHAPE_PHASE_READ, 0, 0))
-		ret = base_refuse(job->error, -ECANCELED,
-				  "reading \"%s\" was stopped by its progress callback",
-				  job->reader->input.path);
+		ret = base_fail_reason(job->error, -ECANCELED,
+				       "reading \"%s\" was stopped by its progress callback",
+				       job->reader->input.path);
 	return ret;
 }
 
@@ -719,15 +721,16 @@ static int check_range(const struct job *job, const struct format_range *range)
 	if (entry->bytes || !entry->crc32)
 		return 0;
 	format_show_name(shown, entry->name, entry->name_bytes);
-	base_refuse_with(job->error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
-			 "\"%s\" is damaged: record '%s' is empty but its checksum is not",
-			 job->reader->input.path, shown);
+	base_fail_reason_with(job->error, IOSHAPE_E_DAMAGED,
+			      "use another copy or an older checkpoint",
+			      "\"%s\" is damaged: record '%s' is empty but its checksum is not",
+			      job->reader->input.path, shown);
 	base_error_in_record(job->error, shown);
 	base_error_at(job->error, entry->data_offset);
 	return IOSHAPE_E_DAMAGED;
 }
 
-static uint64_t place_of(const struct job *job, const struct format_range *range)
+static uint64_t position_of(const struct job *job, const struct format_range *range)
 {
 	if (range->record == NO_RECORD)
 		return range->offset;
@@ -741,7 +744,7 @@ static int compare_ranges(const void *a, const void *b, void *user)
 	const struct format_range *right = &job->ranges[*(const size_t *)b];
 
 	if (left->record != right->record)
-		return place_of(job, left) < place_of(job, right) ? -1 : 1;
+		return position_of(job, left) < position_of(job, right) ? -1 : 1;
 	return left->offset < right->offset ? -1 : left->offset > right->offset;
 }
 

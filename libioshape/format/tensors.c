@@ -138,24 +138,27 @@ static int check_shape(const struct ioshape_tensor *tensor, const struct format_
 		       struct base_error *error)
 {
 	if (!dtype)
-		return base_refuse(error, -EINVAL,
-				   "tensor \"%s\" has dtype %d, which is not in enum ioshape_dtype",
-				   FORMAT_SHOWN(tensor->name), (int)tensor->dtype);
+		return base_fail_reason(
+			error, -EINVAL,
+			"tensor \"%s\" has dtype %d, which is not in enum ioshape_dtype",
+			FORMAT_SHOWN(tensor->name), (int)tensor->dtype);
 	if (tensor->dims > IOSHAPE_MAX_DIMS)
-		return base_refuse_with(error, IOSHAPE_E_LIMIT, "reshape it",
-					"tensor \"%s\" has %u dimensions, but torch allows %u",
-					FORMAT_SHOWN(tensor->name), tensor->dims, IOSHAPE_MAX_DIMS);
+		return base_fail_reason_with(error, IOSHAPE_E_LIMIT, "reshape it",
+					     "tensor \"%s\" has %u dimensions, but torch allows %u",
+					     FORMAT_SHOWN(tensor->name), tensor->dims,
+					     IOSHAPE_MAX_DIMS);
 	if (tensor->dims && !tensor->shape)
-		return base_refuse(error, -EINVAL, "tensor \"%s\" has %u dimensions, but no shape",
-				   FORMAT_SHOWN(tensor->name), tensor->dims);
+		return base_fail_reason(error, -EINVAL,
+					"tensor \"%s\" has %u dimensions, but no shape",
+					FORMAT_SHOWN(tensor->name), tensor->dims);
 	for (uint32_t i = 0; i < tensor->dims; i++) {
 		if (tensor->shape[i] < 0)
-			return base_refuse(
+			return base_fail_reason(
 				error, -EINVAL,
 				"tensor \"%s\" has the negative length %lld in dimension %u",
 				FORMAT_SHOWN(tensor->name), (long long)tensor->shape[i], i);
 		if (tensor->strides && tensor->strides[i] < 0)
-			return base_refuse_with(
+			return base_fail_reason_with(
 				error, -EINVAL, "save a contiguous copy",
 				"tensor \"%s\" has the negative stride %lld in dimension "
 				"%u",
@@ -190,12 +193,13 @@ int format_layout_tensor(const struct ioshape_tensor *tensor, struct format_layo
 
 	if (!count_elements(tensor->dims, tensor->shape, &elements, &span) ||
 	    span > INT64_MAX / dtype->bytes)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "the size of tensor \"%s\" does not fit into 63 bits",
-				   FORMAT_SHOWN(tensor->name));
+		return base_fail_reason(error, IOSHAPE_E_LIMIT,
+					"the size of tensor \"%s\" does not fit into 63 bits",
+					FORMAT_SHOWN(tensor->name));
 	if (elements && !tensor->data)
-		return base_refuse(error, -EINVAL, "tensor \"%s\" has %llu elements, but no data",
-				   FORMAT_SHOWN(tensor->name), (unsigned long long)elements);
+		return base_fail_reason(error, -EINVAL,
+					"tensor \"%s\" has %llu elements, but no data",
+					FORMAT_SHOWN(tensor->name), (unsigned long long)elements);
 
 	layout->bytes = elements * dtype->bytes;
 	contiguous_strides(tensor->dims, tensor->shape, layout->strides);
@@ -204,9 +208,9 @@ int format_layout_tensor(const struct ioshape_tensor *tensor, struct format_layo
 	if (fills_block(tensor->dims, tensor->shape, tensor->strides))
 		keep_strides(tensor, span, layout->strides);
 	else if (elements)
-		return base_refuse_with(error, -EINVAL, "save a contiguous copy",
-					"tensor \"%s\" has gaps or overlaps by its strides",
-					FORMAT_SHOWN(tensor->name));
+		return base_fail_reason_with(error, -EINVAL, "save a contiguous copy",
+					     "tensor \"%s\" has gaps or overlaps by its strides",
+					     FORMAT_SHOWN(tensor->name));
 	return 0;
 }
 
@@ -325,41 +329,41 @@ static void put_counts(struct pickler *pickler, const int64_t *values, uint32_t 
 
 /* Fetches an object from the memo and returns true. If it returns false, the caller writes the
  * object and then calls remember(). */
-static bool recall(struct pickler *pickler, unsigned place)
+static bool recall(struct pickler *pickler, unsigned number)
 {
-	if (!(pickler->known & (UINT64_C(1) << place)))
+	if (!(pickler->known & (UINT64_C(1) << number)))
 		return false;
 	put_byte(pickler, BINGET);
-	put_byte(pickler, place);
+	put_byte(pickler, number);
 	return true;
 }
 
-static void remember(struct pickler *pickler, unsigned place)
+static void remember(struct pickler *pickler, unsigned number)
 {
 	put_byte(pickler, BINPUT);
-	put_byte(pickler, place);
-	pickler->known |= UINT64_C(1) << place;
+	put_byte(pickler, number);
+	pickler->known |= UINT64_C(1) << number;
 }
 
-static void put_word(struct pickler *pickler, unsigned place, const char *word)
+static void put_word(struct pickler *pickler, unsigned number, const char *word)
 {
-	if (recall(pickler, place))
+	if (recall(pickler, number))
 		return;
 	put_text(pickler, word, strlen(word));
-	remember(pickler, place);
+	remember(pickler, number);
 }
 
-static void put_global(struct pickler *pickler, unsigned place, const char *module,
+static void put_global(struct pickler *pickler, unsigned number, const char *module,
 		       const char *name)
 {
-	if (recall(pickler, place))
+	if (recall(pickler, number))
 		return;
 	put_byte(pickler, GLOBAL);
 	put_bytes(pickler, module, strlen(module));
 	put_byte(pickler, '\n');
 	put_bytes(pickler, name, strlen(name));
 	put_byte(pickler, '\n');
-	remember(pickler, place);
+	remember(pickler, number);
 }
 
 /*
@@ -420,7 +424,7 @@ int format_pickle_tensors(struct base_buffer *out, const struct ioshape_tensor *
 	int ret;
 
 	_Static_assert(IOSHAPE_FLOAT4_E2M1FN_X2 < MOST_DTYPES && MEMO_DTYPE + MOST_DTYPES <= 64,
-		       "a dtype without a place in the memo");
+		       "a dtype without a number in the memo");
 
 	ret = base_buffer_reserve(out, TENSOR_BYTES);
 	if (ret)
@@ -461,7 +465,7 @@ undo:
  * order of dtypes of equal size is that of the safetensors library. */
 static const struct {
 	const char *name;
-	uint8_t place; /* position, counted from the end of the file */
+	uint8_t position; /* position, counted from the end of the file */
 } safetensors_dtypes[] = {
 	[IOSHAPE_BOOL] = { "BOOL", 0 },
 	[IOSHAPE_FLOAT4_E2M1FN_X2] = { "F4", 1 },
@@ -494,7 +498,7 @@ static int check_row_major(const struct ioshape_tensor *tensor, const int64_t *s
 
 	for (uint32_t i = tensor->dims; i-- > 0; step *= MAX(tensor->shape[i], 1)) {
 		if (tensor->shape[i] > 1 && strides[i] != step)
-			return base_refuse_with(
+			return base_fail_reason_with(
 				error, -EINVAL, "save a contiguous copy",
 				"tensor \"%s\" is not contiguous, as safetensors files need",
 				FORMAT_SHOWN(tensor->name));
@@ -507,20 +511,20 @@ static int check_tensor(const struct ioshape_tensor *tensor, struct base_error *
 	const uint32_t dtype = (uint32_t)tensor->dtype;
 
 	if (dtype >= ARRAY_LENGTH(safetensors_dtypes) || !safetensors_dtypes[dtype].name)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, -EINVAL, "convert it, or save a torch file",
 			"tensor \"%s\" has the dtype %s, which safetensors files cannot "
 			"hold",
 			FORMAT_SHOWN(tensor->name), format_dtype_of(dtype)->name);
 	if (tensor->dtype == IOSHAPE_FLOAT4_E2M1FN_X2 && !tensor->dims)
-		return base_refuse_with(error, -EINVAL, "give it a dimension",
-					"tensor \"%s\" has no dimension and packs two values, "
-					"which safetensors files cannot hold",
-					FORMAT_SHOWN(tensor->name));
+		return base_fail_reason_with(error, -EINVAL, "give it a dimension",
+					     "tensor \"%s\" has no dimension and packs two values, "
+					     "which safetensors files cannot hold",
+					     FORMAT_SHOWN(tensor->name));
 	if (!strcmp(tensor->name, METADATA_NAME))
-		return base_refuse_with(error, -EINVAL, "rename it",
-					"a tensor is named \"" METADATA_NAME
-					"\", which safetensors files reserve");
+		return base_fail_reason_with(error, -EINVAL, "rename it",
+					     "a tensor is named \"" METADATA_NAME
+					     "\", which safetensors files reserve");
 	return 0;
 }
 
@@ -536,7 +540,8 @@ int format_layout_safetensors(const struct ioshape_tensor *tensor, struct format
 
 int format_safetensors_compare(const struct ioshape_tensor *one, const struct ioshape_tensor *other)
 {
-	int order = safetensors_dtypes[other->dtype].place - safetensors_dtypes[one->dtype].place;
+	int order =
+		safetensors_dtypes[other->dtype].position - safetensors_dtypes[one->dtype].position;
 
 	return order ? order : strcmp(one->name, other->name);
 }
@@ -618,7 +623,7 @@ int format_safetensors_header(struct base_buffer *out, const struct ioshape_tens
 	int ret;
 
 	if (metadata && (metadata->step || metadata->blob_bytes))
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, -EINVAL, "write them as attributes",
 			"safetensors files hold attributes, but neither a step nor a blob");
 	ret = base_buffer_append(out, length, sizeof(length));
@@ -627,7 +632,7 @@ int format_safetensors_header(struct base_buffer *out, const struct ioshape_tens
 	if (ret)
 		return base_no_memory(error, "the header", count * 128);
 	if (out->bytes - LENGTH_BYTES > FORMAT_SAFETENSORS_MAX_HEADER_BYTES)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, IOSHAPE_E_LIMIT, "save fewer in one file",
 			"the names and shapes of %zu tensors and the metadata take %s, "
 			"more than readers of safetensors accept",

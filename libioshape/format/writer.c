@@ -22,7 +22,7 @@
 
 /* Position of a record. It follows from the end of the record before, the length of the name, the
  * size and the alignment. */
-struct format_place {
+struct format_extent {
 	uint64_t header_offset;     /* offset of the local header */
 	uint64_t data_offset;       /* offset of the first byte of data */
 	uint64_t descriptor_offset; /* offset of the data descriptor, directly behind the data */
@@ -39,10 +39,10 @@ uint32_t format_default_alignment(uint64_t bytes)
 
 /* Begins a position at `cursor`. Sets *end to the end of its header with the least possible
  * padding. */
-static int begin_place(uint64_t cursor, size_t name_bytes, bool zip64, struct format_place *place,
-		       uint64_t *end)
+static int begin_extent(uint64_t cursor, size_t name_bytes, bool zip64,
+			struct format_extent *extent, uint64_t *end)
 {
-	*place = (struct format_place){ .zip64 = zip64 };
+	*extent = (struct format_extent){ .zip64 = zip64 };
 	if (!name_bytes || name_bytes > FORMAT_MAX_FULL_NAME_BYTES ||
 	    cursor > FORMAT_MAX_FILE_BYTES)
 		return IOSHAPE_E_LIMIT;
@@ -54,29 +54,29 @@ static int begin_place(uint64_t cursor, size_t name_bytes, bool zip64, struct fo
 /* Computes the position of a record. `bytes` may be FORMAT_UNKNOWN_BYTES. Then zip64 is set, and
  * descriptor_offset and end equal data_offset. Returns 0, or IOSHAPE_E_LIMIT if the file would
  * exceed 2^63 bytes or the name is too long. */
-static int place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment,
-			struct format_place *place)
+static int lay_out_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment,
+			  struct format_extent *extent)
 {
 	/* Sizes from 2^32 - 1 on do not fit the old fields of the header, where all ones mean "in
 	 * the zip64 field". Offsets do not matter here, because local headers hold none. */
 	const bool zip64 = bytes >= UINT32_MAX;
 	uint64_t header_end = 0;
-	int ret = begin_place(cursor, name_bytes, zip64, place, &header_end);
+	int ret = begin_extent(cursor, name_bytes, zip64, extent, &header_end);
 
 	if (ret)
 		return ret;
-	place->header_offset = cursor;
-	place->data_offset = base_round_up(header_end, alignment);
-	place->header_bytes = (uint32_t)(place->data_offset - cursor);
-	place->descriptor_offset = place->end = place->data_offset;
+	extent->header_offset = cursor;
+	extent->data_offset = base_round_up(header_end, alignment);
+	extent->header_bytes = (uint32_t)(extent->data_offset - cursor);
+	extent->descriptor_offset = extent->end = extent->data_offset;
 	if (bytes != FORMAT_UNKNOWN_BYTES) {
 		/* The check of `bytes` keeps the sum far below 2^64, so it cannot wrap. */
 		if (bytes > FORMAT_MAX_FILE_BYTES)
 			return IOSHAPE_E_LIMIT;
-		place->descriptor_offset += bytes;
-		place->end = place->descriptor_offset + format_descriptor_bytes(zip64);
+		extent->descriptor_offset += bytes;
+		extent->end = extent->descriptor_offset + format_descriptor_bytes(zip64);
 	}
-	return place->end > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+	return extent->end > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
 }
 
 /*
@@ -86,8 +86,8 @@ static int place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
  * for an invalid alignment, or IOSHAPE_E_LIMIT if the file would exceed 2^63 bytes or the name is
  * too long.
  */
-static int place_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
-			struct format_place *place)
+static int lay_out_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
+			  struct format_extent *extent)
 {
 	uint64_t end = 0, past;
 	int ret;
@@ -95,15 +95,15 @@ static int place_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
 	if (!alignment || alignment % FORMAT_LARGE_ALIGNMENT ||
 	    alignment > FORMAT_MAX_MEMBER_ALIGNMENT)
 		return -EINVAL;
-	ret = begin_place(cursor, name_bytes, true, place, &end);
+	ret = begin_extent(cursor, name_bytes, true, extent, &end);
 	if (ret)
 		return ret;
-	place->header_bytes = (uint32_t)(end - cursor);
+	extent->header_bytes = (uint32_t)(end - cursor);
 	past = end % alignment; /* `alignment` need not be a power of two */
-	place->data_offset = past ? end + (alignment - past) : end;
-	place->header_offset = place->data_offset - place->header_bytes;
-	place->descriptor_offset = place->end = place->data_offset;
-	return place->end > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+	extent->data_offset = past ? end + (alignment - past) : end;
+	extent->header_offset = extent->data_offset - extent->header_bytes;
+	extent->descriptor_offset = extent->end = extent->data_offset;
+	return extent->end > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
 }
 
 /* ---- Encoding -------------------------------------------------------------------------------- */
@@ -133,31 +133,31 @@ static void put_zip64_field(uint8_t *at, uint64_t bytes)
 	base_put_le(at + 12, bytes, 8);
 }
 
-/* Appends the local header, exactly place->header_bytes bytes. `name` includes the folder. */
+/* Appends the local header, exactly extent->header_bytes bytes. `name` includes the folder. */
 static int encode_header(struct base_buffer *out, const char *name,
-			 const struct format_place *place, uint64_t bytes)
+			 const struct format_extent *extent, uint64_t bytes)
 {
 	size_t name_bytes = strlen(name);
 	size_t fixed = FORMAT_LOCAL_BYTES + name_bytes;
-	size_t zip64_bytes = place->zip64 ? ZIP64_LOCAL_FIELD_BYTES : 0;
+	size_t zip64_bytes = extent->zip64 ? ZIP64_LOCAL_FIELD_BYTES : 0;
 	/* The position was computed for this name, so the difference is not negative. */
-	size_t padding = place->header_bytes - fixed - zip64_bytes - FORMAT_PADDING_FIELD_BYTES;
-	uint8_t *at = extend(out, place->header_bytes);
+	size_t padding = extent->header_bytes - fixed - zip64_bytes - FORMAT_PADDING_FIELD_BYTES;
+	uint8_t *at = extend(out, extent->header_bytes);
 
 	if (!at)
 		return -ENOMEM;
 	base_put_le(at, FORMAT_LOCAL_SIGNATURE, 4);
 	base_put_le(at + FORMAT_LOCAL_FLAGS, FORMAT_FLAG_UTF8 | FORMAT_FLAG_DESCRIPTOR, 2);
-	if (place->zip64) {
+	if (extent->zip64) {
 		base_put_le(at + FORMAT_LOCAL_NEEDED, FORMAT_VERSION_ZIP64, 2);
 		base_put_le(at + FORMAT_LOCAL_PACKED, FORMAT_IN_ZIP64_32, 4);
 		base_put_le(at + FORMAT_LOCAL_SIZE, FORMAT_IN_ZIP64_32, 4);
 	}
 	base_put_le(at + FORMAT_LOCAL_NAME, name_bytes, 2);
-	base_put_le(at + FORMAT_LOCAL_EXTRA, place->header_bytes - fixed, 2);
+	base_put_le(at + FORMAT_LOCAL_EXTRA, extent->header_bytes - fixed, 2);
 	memcpy(at + FORMAT_LOCAL_BYTES, name, name_bytes);
 	at += fixed;
-	if (place->zip64)
+	if (extent->zip64)
 		put_zip64_field(at, bytes);
 	at += zip64_bytes;
 	base_put_le(at, FORMAT_PADDING_FIELD_ID, 2);
@@ -318,9 +318,9 @@ struct format_writer {
 	struct base_buffer scratch; /* buffer for headers and descriptors */
 	int failed; /* code of the first failure, after which nothing more is written */
 
-	struct format_place place; /* position of the open record */
-	uint64_t announced;        /* announced size of the open record, or FORMAT_UNKNOWN_BYTES */
-	uint64_t done;             /* bytes of the open record that have been put */
+	struct format_extent extent; /* position of the open record */
+	uint64_t announced; /* announced size of the open record, or FORMAT_UNKNOWN_BYTES */
+	uint64_t done;      /* bytes of the open record that have been put */
 
 	/* The following members are for torch zips. */
 	/* uint32_t for each full block, and for the last block of each record */
@@ -450,8 +450,8 @@ static int add_entry(struct format_writer *writer, const char *name)
 	struct format_entry entry = {
 		.name = malloc(folder_bytes + name_bytes + 1),
 		.name_bytes = (uint32_t)(folder_bytes + name_bytes),
-		.header_offset = writer->place.header_offset,
-		.data_offset = writer->place.data_offset,
+		.header_offset = writer->extent.header_offset,
+		.data_offset = writer->extent.data_offset,
 	};
 	void *entries;
 
@@ -469,17 +469,17 @@ static int add_entry(struct format_writer *writer, const char *name)
 	return 0;
 }
 
-static int find_place(struct format_writer *writer, const char *name, uint64_t bytes,
-		      uint32_t alignment)
+static int find_extent(struct format_writer *writer, const char *name, uint64_t bytes,
+		       uint32_t alignment)
 {
 	const size_t name_bytes = strlen(writer->folder) + strlen(name);
 
 	if (writer->alignment)
-		return place_member(offset_of(writer), name_bytes, writer->alignment,
-				    &writer->place);
-	return place_record(offset_of(writer), name_bytes, bytes,
-			    alignment ? alignment : format_default_alignment(bytes),
-			    &writer->place);
+		return lay_out_member(offset_of(writer), name_bytes, writer->alignment,
+				      &writer->extent);
+	return lay_out_record(offset_of(writer), name_bytes, bytes,
+			      alignment ? alignment : format_default_alignment(bytes),
+			      &writer->extent);
 }
 
 int format_writer_begin(struct format_writer *writer, const char *name, uint64_t bytes,
@@ -489,7 +489,7 @@ int format_writer_begin(struct format_writer *writer, const char *name, uint64_t
 
 	if (ret)
 		return ret;
-	ret = find_place(writer, name, bytes, alignment);
+	ret = find_extent(writer, name, bytes, alignment);
 	if (ret)
 		return base_fail(error, ret, "record \"%s\" of %s does not fit into \"%s\"",
 				 FORMAT_SHOWN(name), BASE_SIZE(bytes), writer->path);
@@ -500,14 +500,14 @@ int format_writer_begin(struct format_writer *writer, const char *name, uint64_t
 	writer->scratch.bytes = 0;
 	ret = add_entry(writer, name);
 	if (!ret)
-		ret = encode_header(&writer->scratch, last_entry(writer)->name, &writer->place,
+		ret = encode_header(&writer->scratch, last_entry(writer)->name, &writer->extent,
 				    bytes);
 	if (ret) {
 		base_fail(error, ret, "cannot begin record \"%s\" of \"%s\"", FORMAT_SHOWN(name),
 			  writer->path);
 		return fail(writer, ret);
 	}
-	ret = put_zeros(writer, writer->place.header_offset - offset_of(writer), error);
+	ret = put_zeros(writer, writer->extent.header_offset - offset_of(writer), error);
 	return ret ? ret : put(writer, writer->scratch.data, writer->scratch.bytes, NULL, error);
 }
 
@@ -614,11 +614,11 @@ int format_writer_end(struct format_writer *writer, struct base_error *error)
 		return ret;
 	/* The header has the announced size already. */
 	if (writer->announced != FORMAT_UNKNOWN_BYTES && writer->done != writer->announced) {
-		base_refuse(error, -EIO,
-			    "record \"%s\" of \"%s\" was announced with %llu bytes and got %llu",
-			    FORMAT_SHOWN(last_name(writer)), writer->path,
-			    (unsigned long long)writer->announced,
-			    (unsigned long long)writer->done);
+		base_fail_reason(
+			error, -EIO,
+			"record \"%s\" of \"%s\" was announced with %llu bytes and got %llu",
+			FORMAT_SHOWN(last_name(writer)), writer->path,
+			(unsigned long long)writer->announced, (unsigned long long)writer->done);
 		return fail(writer, -EIO);
 	}
 	if (writer->block_bytes)
@@ -628,8 +628,8 @@ int format_writer_end(struct format_writer *writer, struct base_error *error)
 	entry = last_entry(writer);
 	entry->bytes = writer->done;
 	writer->scratch.bytes = 0;
-	if (encode_descriptor(&writer->scratch, entry->crc32, entry->bytes, writer->place.zip64)) {
-		base_no_memory(error, "a data descriptor", writer->scratch.room);
+	if (encode_descriptor(&writer->scratch, entry->crc32, entry->bytes, writer->extent.zip64)) {
+		base_no_memory(error, "a data descriptor", writer->scratch.allocated);
 		return fail(writer, -ENOMEM);
 	}
 	return put(writer, writer->scratch.data, writer->scratch.bytes, NULL, error);
@@ -692,9 +692,9 @@ static int write_directory(struct format_writer *writer, struct base_error *erro
 
 	/* The library must not write a file that it could not read again. */
 	if (directory_bytes(writer->entries, writer->count) > FORMAT_MAX_DIRECTORY_BYTES)
-		return base_refuse_with(error, IOSHAPE_E_LIMIT, "use fewer or shorter names",
-					"the directory of \"%s\" would exceed %s", writer->path,
-					BASE_SIZE(FORMAT_MAX_DIRECTORY_BYTES));
+		return base_fail_reason_with(error, IOSHAPE_E_LIMIT, "use fewer or shorter names",
+					     "the directory of \"%s\" would exceed %s",
+					     writer->path, BASE_SIZE(FORMAT_MAX_DIRECTORY_BYTES));
 	ret = encode_directory(&bytes, writer->entries, writer->count, offset_of(writer));
 	if (ret)
 		base_fail(error, ret, "cannot build the directory of \"%s\"", writer->path);
@@ -766,39 +766,39 @@ struct format_sink format_sink_of_member(struct format_writer *bundle)
 
 /* ---- Length of an archive -------------------------------------------------------------------- */
 
-static int add_placed(struct format_length *length, size_t name_bytes, uint64_t bytes,
-		      const struct format_place *place)
+static int add_extent(struct format_length *length, size_t name_bytes, uint64_t bytes,
+		      const struct format_extent *extent)
 {
 	const struct format_entry entry = {
 		.name_bytes = (uint32_t)name_bytes,
 		.bytes = bytes,
-		.header_offset = place->header_offset,
+		.header_offset = extent->header_offset,
 	};
 
 	length->directory_bytes += entries_bytes(&entry, 1);
 	length->records++;
 	length->checks += (bytes + FORMAT_CHECK_BYTES - 1) / FORMAT_CHECK_BYTES;
-	length->cursor = place->data_offset + bytes + format_descriptor_bytes(place->zip64);
+	length->cursor = extent->data_offset + bytes + format_descriptor_bytes(extent->zip64);
 	return length->cursor > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
 }
 
 int format_length_add(struct format_length *length, size_t name_bytes, uint64_t bytes,
 		      uint32_t alignment)
 {
-	struct format_place place;
-	int ret = place_record(length->cursor, name_bytes, bytes,
-			       alignment ? alignment : format_default_alignment(bytes), &place);
+	struct format_extent extent;
+	int ret = lay_out_record(length->cursor, name_bytes, bytes,
+				 alignment ? alignment : format_default_alignment(bytes), &extent);
 
-	return ret ? ret : add_placed(length, name_bytes, bytes, &place);
+	return ret ? ret : add_extent(length, name_bytes, bytes, &extent);
 }
 
 int format_length_add_member(struct format_length *length, size_t name_bytes, uint64_t bytes,
 			     uint64_t alignment)
 {
-	struct format_place place;
-	int ret = place_member(length->cursor, name_bytes, alignment, &place);
+	struct format_extent extent;
+	int ret = lay_out_member(length->cursor, name_bytes, alignment, &extent);
 
-	return ret ? ret : add_placed(length, name_bytes, bytes, &place);
+	return ret ? ret : add_extent(length, name_bytes, bytes, &extent);
 }
 
 int format_length_add_index(struct format_length *length, const struct format_index *given)

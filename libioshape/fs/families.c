@@ -54,7 +54,7 @@ int fs_read_whole(const char *root, const char *path, size_t most, struct base_b
 		ret = base_buffer_reserve(text, 16 * KIB);
 		if (ret)
 			break;
-		got = read(fd, text->data + text->bytes, text->room - text->bytes - 1);
+		got = read(fd, text->data + text->bytes, text->allocated - text->bytes - 1);
 		if (got > 0)
 			text->bytes += (size_t)got;
 		else if (got < 0 && !text->bytes)

@@ -157,12 +157,12 @@ struct fs_even_targets {
 };
 
 /*
- * Requests the OSTs of share number `place` (from 1 on) of `places` equal shares of the targets,
+ * Requests the OSTs of group number `group` (from 1 on) of `groups` equal groups of the targets,
  * each with as many targets as the file has stripes. Returns 1 and *ask, or 0, without changing
  * *ask, if that makes no sense. Pure.
  */
-int fs_take_place(const struct fs_facts *facts, const struct fs_even_targets *targets,
-		  uint32_t place, uint32_t places, struct fs_layout *ask);
+int fs_take_target_group(const struct fs_facts *facts, const struct fs_even_targets *targets,
+			 uint32_t group, uint32_t groups, struct fs_layout *ask);
 
 /*
  * Returns how many files can be written at the same time with one on each storage target, by
@@ -180,11 +180,11 @@ int fs_create_plainly(int directory_fd, const char *name, mode_t mode, int more_
 /*
  * Creates a new file (O_EXCL, O_NOFOLLOW, O_CLOEXEC, O_RDWR) with a layout, and reads the layout
  * back. If the file did not get it and cannot be written, replaces it by a plain one. Returns a
- * descriptor or a negative errno. `note` receives a clause if the layout is not as requested; else
+ * descriptor or a negative errno. `why` receives a clause if the layout is not as requested; else
  * "".
  */
 int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum fs_family family,
-			  const struct fs_layout *ask, char *note, size_t note_bytes);
+			  const struct fs_layout *ask, char *why, size_t why_bytes);
 
 /*
  * Counts the storage targets by one system call. Returns 0 if the filesystem does not tell

@@ -184,8 +184,9 @@ static char *next_pair(char **rest)
 static int refuse(const struct parsing *parsing, const char *what, const char *why,
 		  const char *remedy)
 {
-	return base_refuse_with(parsing->error, -EINVAL, remedy,
-				"cannot use the layout \"%s\": \"%s\" %s", parsing->all, what, why);
+	return base_fail_reason_with(parsing->error, -EINVAL, remedy,
+				     "cannot use the layout \"%s\": \"%s\" %s", parsing->all, what,
+				     why);
 }
 
 static int take_size(const struct parsing *parsing, const char *value, uint64_t *bytes)
@@ -280,9 +281,9 @@ int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
 
 	memset(request, 0, sizeof(*request));
 	if (strlen(text) >= sizeof(copy))
-		return base_refuse_with(error, -EINVAL, TAKES,
-					"the layout has %zu characters, which is too long",
-					strlen(text));
+		return base_fail_reason_with(error, -EINVAL, TAKES,
+					     "the layout has %zu characters, which is too long",
+					     strlen(text));
 	strcpy(copy, text);
 	words = trim(copy);
 	if (!strcmp(words, "auto"))
@@ -445,8 +446,8 @@ int fs_choose_layout(const struct fs_layout_request *request, const struct fs_fa
 	}
 }
 
-int fs_take_place(const struct fs_facts *facts, const struct fs_even_targets *targets,
-		  uint32_t place, uint32_t places, struct fs_layout *ask)
+int fs_take_target_group(const struct fs_facts *facts, const struct fs_even_targets *targets,
+			 uint32_t group, uint32_t groups, struct fs_layout *ask)
 {
 	const struct fs_layout *layout = ask->count ? ask : &facts->directory;
 	const uint32_t stripes = layout->count ? MAX(layout->components[0].stripe_count, 1u) :
@@ -456,14 +457,14 @@ int fs_take_place(const struct fs_facts *facts, const struct fs_even_targets *ta
 
 	if (facts->family != FS_LUSTRE || layout->count > 1 || layout->mirrors > 1 ||
 	    layout->chosen || component.on_metadata || component.overstriped || component.pool[0] ||
-	    targets->count != facts->targets || places < 2 || place > places ||
-	    stripes > targets->count / places)
+	    targets->count != facts->targets || groups < 2 || group > groups ||
+	    stripes > targets->count / groups)
 		return 0;
 	component.end = UINT64_MAX;
 	component.stripe_count = stripes;
 	*ask = (struct fs_layout){ .count = 1, .mirrors = 1, .components = { component } };
 	for (uint32_t i = 0; i < stripes; i++)
-		ask->target[ask->chosen++] = targets->number[(place - 1) * stripes + i];
+		ask->target[ask->chosen++] = targets->number[(group - 1) * stripes + i];
 	return 1;
 }
 

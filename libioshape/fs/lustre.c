@@ -425,8 +425,8 @@ uint32_t fs_count_targets(int directory_fd, enum fs_family family)
 	 */
 	union {
 		int count;
-		uint64_t room;
-	} argument = { .room = 0 };
+		uint64_t space;
+	} argument = { .space = 0 };
 
 	if (family != FS_LUSTRE || ioctl(directory_fd, COUNT_TARGETS, &argument) ||
 	    argument.count <= 0 || argument.count > MOST_TARGETS)
@@ -453,12 +453,12 @@ size_t fs_lustre_name(const char *source, const char **name)
 #define MOST_ENTRIES 20000
 
 /* Folders to look in. Clients up to 2.11 use the second. */
-static const char *const places[] = { "/sys/fs/lustre", "/proc/fs/lustre" };
+static const char *const folders[] = { "/sys/fs/lustre", "/proc/fs/lustre" };
 
 /* The state of listing the targets. */
 struct look {
 	const char *root;
-	const char *place;
+	const char *folder;
 	const char *name; /* name of the filesystem */
 	size_t name_bytes;
 	struct fs_storage *storage;
@@ -495,7 +495,7 @@ static bool read_kib(const struct look *look, const char *entry, const char *fil
 	char path[PATH_BYTES];
 	uint64_t kib;
 
-	if ((size_t)snprintf(path, sizeof(path), "%s/osc/%s/%s", look->place, entry, file) >=
+	if ((size_t)snprintf(path, sizeof(path), "%s/osc/%s/%s", look->folder, entry, file) >=
 		    sizeof(path) ||
 	    fs_read_number(look->root, path, &kib) || kib > UINT64_MAX / KIB)
 		return false;
@@ -532,7 +532,7 @@ static void read_targets(struct look *look)
 	unsigned seen = 0;
 	DIR *folder;
 
-	if ((size_t)snprintf(path, sizeof(path), "%s%s/osc", look->root, look->place) >=
+	if ((size_t)snprintf(path, sizeof(path), "%s%s/osc", look->root, look->folder) >=
 	    sizeof(path))
 		return;
 	folder = opendir(path);
@@ -547,8 +547,8 @@ void fs_list_lustre_targets(const char *root, struct fs_storage *storage)
 	struct look look = { .root = root, .storage = storage };
 
 	look.name_bytes = fs_lustre_name(storage->mount.source, &look.name);
-	for (size_t i = 0; i < ARRAY_LENGTH(places) && look.name_bytes; i++) {
-		look.place = places[i];
+	for (size_t i = 0; i < ARRAY_LENGTH(folders) && look.name_bytes; i++) {
+		look.folder = folders[i];
 		read_targets(&look);
 	}
 	if (!storage->targets)

@@ -208,7 +208,7 @@ static uint64_t mount_of(const struct statx *status)
 		       UINT64_C(1) << 63 | makedev(status->stx_dev_major, status->stx_dev_minor);
 }
 
-static void note_mount(struct fs_found *found, const struct statx *status)
+static void record_mount(struct fs_found *found, const struct statx *status)
 {
 	found->mount = mount_of(status);
 	found->device_major = status->stx_dev_major;
@@ -223,7 +223,7 @@ void fs_find_directory(const char *path, struct fs_found *found)
 	found->absent = true;
 	found->code = look_at_directory(path, mount_fields, &directory);
 	if (!found->code)
-		note_mount(found, &directory);
+		record_mount(found, &directory);
 }
 
 void fs_find(const char *path, struct fs_found *found)
@@ -247,7 +247,7 @@ void fs_find(const char *path, struct fs_found *found)
 	if (found->code || found->absent)
 		return;
 	found->regular = S_ISREG(status.stx_mode);
-	note_mount(found, &status);
+	record_mount(found, &status);
 }
 
 static uint64_t magic_of(const struct statfs *system)
@@ -296,7 +296,7 @@ static int look(const char *path, struct fs_space *space)
 	return 0;
 }
 
-static void note_device(struct fs_space *space, const struct stat *status)
+static void record_device(struct fs_space *space, const struct stat *status)
 {
 	space->device_major = major(status->st_dev);
 	space->device_minor = minor(status->st_dev);
@@ -352,7 +352,7 @@ int fs_space_of_directory(const char *path, struct fs_space *space)
 		at = above;
 	}
 	if (!ret)
-		note_device(space, &status);
+		record_device(space, &status);
 	free(at);
 	return ret;
 }
@@ -645,7 +645,7 @@ int fs_look_at_storage(int directory_fd, const char *path, const char *root,
  */
 #define UNEVEN_PERCENT 17u
 
-static void note_targets(const struct fs_storage *storage, struct fs_even_targets *even)
+static void record_targets(const struct fs_storage *storage, struct fs_even_targets *even)
 {
 	uint64_t most = 0, least = UINT64_MAX;
 
@@ -669,7 +669,7 @@ const struct fs_even_targets *fs_even_targets(int directory_fd, const char *dire
 	    (memory->looked_ns && base_now_ns() - memory->looked_ns < LOOK_AGAIN_NS) ||
 	    fs_look_at_storage(directory_fd, directory, "", &storage, NULL))
 		return &memory->even;
-	note_targets(&storage, &memory->even);
+	record_targets(&storage, &memory->even);
 	memory->looked_ns = base_now_ns();
 	return &memory->even;
 }

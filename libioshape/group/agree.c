@@ -57,29 +57,29 @@ static bool rank0_is_possible(const struct facts *facts)
 }
 
 static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *facts, char *why,
-				  size_t room)
+				  size_t size)
 {
 	if (asked != IOSHAPE_MODE_RANK0 || rank0_is_possible(facts)) {
-		snprintf(why, room, "as requested");
+		snprintf(why, size, "as requested");
 		return asked;
 	}
-	snprintf(why, room, "rank0 was requested, but %s",
+	snprintf(why, size, "rank0 was requested, but %s",
 		 facts->ashard ? "each node saves to its own tier" :
 				 "nodes cannot send data to each other (give the group a comm)");
 	return IOSHAPE_MODE_NODE;
 }
 
-static enum ioshape_mode by_rule(const struct facts *facts, char *why, size_t room)
+static enum ioshape_mode by_rule(const struct facts *facts, char *why, size_t size)
 {
 	if (facts->nodes > 1 && facts->bytes <= FEW_BYTES && rank0_is_possible(facts)) {
-		snprintf(why, room, "few bytes from %u nodes: one file", facts->nodes);
+		snprintf(why, size, "few bytes from %u nodes: one file", facts->nodes);
 		return IOSHAPE_MODE_RANK0;
 	}
 	if (facts->ranks == facts->nodes) {
-		snprintf(why, room, "one rank on each of %u nodes", facts->nodes);
+		snprintf(why, size, "one rank on each of %u nodes", facts->nodes);
 		return IOSHAPE_MODE_EACH;
 	}
-	snprintf(why, room, "%u ranks on %u node%s: a file for each node", facts->ranks,
+	snprintf(why, size, "%u ranks on %u node%s: a file for each node", facts->ranks,
 		 facts->nodes, facts->nodes == 1 ? "" : "s");
 	return IOSHAPE_MODE_NODE;
 }
@@ -223,8 +223,8 @@ static int answer_digest(struct group_shard *shard, struct base_error *error)
 	ret = take_digest(shard, &digest.failure);
 	digest.sum = sum_of(&shard->digest);
 	if (group_tell(&shard->round, &group_digest, &digest, &unsaid) && !ret)
-		ret = base_pass_on(error, &unsaid);
-	return base_pass_on(error, &digest.failure) ? error->code : ret;
+		ret = base_propagate(error, &unsaid);
+	return base_propagate(error, &digest.failure) ? error->code : ret;
 }
 
 static bool is_asked(const void *user, uint32_t rank)
@@ -241,10 +241,10 @@ static int found_digest(void *user, uint32_t rank, const struct base_buffer *bod
 	struct group_digest digest = { 0 };
 
 	if (!group_read_message(&group_digest, body, &digest))
-		return base_refuse(failure, -EPROTO, "cannot read the digest of its shard");
+		return base_fail_reason(failure, -EPROTO, "cannot read the digest of its shard");
 	shard->sums[rank] = digest.sum;
 	shard->sums[rank].known = true;
-	return base_pass_on(failure, &digest.failure);
+	return base_propagate(failure, &digest.failure);
 }
 
 static int collect_digests(struct group_shard *shard, struct base_error *error)
@@ -319,8 +319,8 @@ static const char *find_reason(const struct group_shard *shard)
 	return NULL;
 }
 
-/* Notes in the report why the save does not use the tier. Called on all ranks. */
-static void note_reason(struct group_shard *shard)
+/* Records in the report why the save does not use the tier. Called on all ranks. */
+static void record_reason(struct group_shard *shard)
 {
 	if (!*shard->plan.not_near)
 		return;
@@ -334,7 +334,7 @@ static void save_directly(struct group_shard *shard, const char *why)
 {
 	shard->plan.near = false;
 	snprintf(shard->plan.not_near, sizeof(shard->plan.not_near), "%s", why);
-	note_reason(shard);
+	record_reason(shard);
 }
 
 /* Estimates how many bytes are written where this node writes. */
@@ -351,18 +351,18 @@ static uint64_t bytes_here(const struct group_shard *shard)
 }
 
 /* Reserves space on this node's tier for its own files and for what it keeps for other nodes. */
-static int make_room(const struct group_shard *shard, struct base_error *error)
+static int reserve_space(const struct group_shard *shard, struct base_error *error)
 {
 	const struct ioshape_group *group = shard->group;
 	struct group_tier *tier = group_tier_of(&group->options);
 
-	return tier->ops->make_room(tier, shard->task->path, bytes_here(shard),
-				    group_is_spread(shard) ? group->node_count : 1, error);
+	return tier->ops->reserve_space(tier, shard->task->path, bytes_here(shard),
+					group_is_spread(shard) ? group->node_count : 1, error);
 }
 
 /* Decides whether the checkpoint is written on the tier, and reserves space for this node. Called
  * on rank 0. */
-static void choose_place(struct group_shard *shard)
+static void choose_path(struct group_shard *shard)
 {
 	struct base_error failure = { 0 };
 	const char *reason;
@@ -371,16 +371,16 @@ static void choose_place(struct group_shard *shard)
 		return;
 	reason = find_reason(shard);
 	shard->plan.near = !reason;
-	if (!reason && make_room(shard, &failure))
+	if (!reason && reserve_space(shard, &failure))
 		reason = failure.sentence;
 	if (reason)
 		save_directly(shard, reason);
 }
 
-/* Notes where the plan says that the checkpoint is written. Called on the other ranks. */
-static void take_place(struct group_shard *shard)
+/* Records where the plan says that the checkpoint is written. Called on the other ranks. */
+static void take_path(struct group_shard *shard)
 {
-	note_reason(shard);
+	record_reason(shard);
 }
 
 /* Raises the attempt's serial number above those of the tier and of the directory. Called on rank
@@ -391,7 +391,7 @@ static void continue_serials(struct group_shard *shard, struct group_attempt *at
 	const char *other = shard->plan.near ? group->directory : group->near;
 	struct io_folder directory = IO_NO_FOLDER;
 
-	/* Read the other place only once: the destination may be slow, and a checkpoint that is
+	/* Read the other directory only once: the destination may be slow, and a checkpoint that is
 	 * saved there later gets a number from its time. */
 	if (other && !group->serials_known && !io_folder_open(&directory, other, NULL)) {
 		group->last_serial = group_last_serial(&directory, &attempt->log);
@@ -408,10 +408,10 @@ static void continue_serials(struct group_shard *shard, struct group_attempt *at
  * Returns -EAGAIN, with an error message, if a node does not. If all nodes see rank 0's attempt,
  * they share one tier.
  */
-static int ask_for_room(struct group_shard *shard, struct base_error *error)
+static int ask_for_space(struct group_shard *shard, struct base_error *error)
 {
 	struct group_answers answers = { 0 };
-	int ret = group_collect_answers(&shard->round, &group_room,
+	int ret = group_collect_answers(&shard->round, &group_space,
 					"did not report whether it has free space", &answers,
 					error);
 
@@ -420,7 +420,7 @@ static int ask_for_room(struct group_shard *shard, struct base_error *error)
 	shard->plan.together = answers.same == answers.count;
 	if (shard->plan.together)
 		return 0;
-	base_refuse(error, -EAGAIN, "%s", answers.failure.sentence);
+	base_fail_reason(error, -EAGAIN, "%s", answers.failure.sentence);
 	return -EAGAIN;
 }
 
@@ -443,25 +443,25 @@ static int join(struct group_shard *shard, struct group_attempt *attempt, struct
 	int ret;
 
 	if (is_rank0s(group, shard->plan.attempt))
-		return base_refuse_with(error, -EEXIST,
-					"give each node its own tier, or all nodes the same one",
-					"it sees the tier of rank 0, but other nodes do not");
-	ret = make_room(shard, error);
+		return base_fail_reason_with(
+			error, -EEXIST, "give each node its own tier, or all nodes the same one",
+			"it sees the tier of rank 0, but other nodes do not");
+	ret = reserve_space(shard, error);
 	return ret ? ret :
 		     group_attempt_begin(attempt, group->near, shard->step, shard->plan.attempt,
 					 group->job, save_settings(group->context).log, error);
 }
 
 /* Tells rank 0 whether this node has free space. Called on the other ranks. */
-static int answer_for_room(struct group_shard *shard, struct group_attempt *attempt,
-			   struct base_error *error)
+static int answer_for_space(struct group_shard *shard, struct group_attempt *attempt,
+			    struct base_error *error)
 {
 	struct group_answer answer = { 0 };
 
 	if (!group_leads_node(shard->group, shard->group->options.rank))
 		return 0;
 	join(shard, attempt, &answer.failure);
-	return group_tell(&shard->round, &group_room, &answer, error);
+	return group_tell(&shard->round, &group_space, &answer, error);
 }
 
 /* ---- Collecting what all ranks want ---------------------------------------------------------- */
@@ -473,11 +473,11 @@ static int found_want(void *user, uint32_t rank, const struct base_buffer *body,
 	struct group_want want = { 0 };
 
 	if (!group_read_message(&group_want, body, &want))
-		return base_refuse(failure, -EPROTO, "cannot read its save request");
+		return base_fail_reason(failure, -EPROTO, "cannot read its save request");
 	if (want.failure.code)
-		return base_pass_on(failure, &want.failure);
+		return base_propagate(failure, &want.failure);
 	if (want.step != shard->step)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			failure, -EINVAL, "all ranks must save the same steps in the same order",
 			"it saves step %llu while rank 0 saves step %llu",
 			(unsigned long long)want.step, (unsigned long long)shard->step);
@@ -544,7 +544,7 @@ static void remove_dead_attempts(void *user)
 	const struct ioshape_group *group = shard->group;
 	struct io_folder directory = IO_NO_FOLDER;
 
-	if (io_folder_open(&directory, group_place_of(shard), NULL))
+	if (io_folder_open(&directory, group_directory_of(shard), NULL))
 		return;
 	group_tidy(&directory, group->job, NULL, NULL, save_settings(group->context).log);
 	io_folder_close(&directory);
@@ -555,7 +555,7 @@ static int check_space(struct group_shard *shard, struct base_error *error)
 {
 	const struct save_space space = {
 		.context = shard->group->context,
-		.path = group_place_of(shard),
+		.path = group_directory_of(shard),
 		.needed_bytes = bytes_here(shard),
 		.clear = remove_dead_attempts,
 		.clear_user = shard,
@@ -572,7 +572,7 @@ static int begin_attempt(struct group_shard *shard, struct group_attempt *attemp
 
 	if (ret)
 		return ret;
-	ret = group_attempt_begin(attempt, group_place_of(shard), shard->step, NULL, group->job,
+	ret = group_attempt_begin(attempt, group_directory_of(shard), shard->step, NULL, group->job,
 				  save_settings(group->context).log, error);
 	if (ret)
 		return ret;
@@ -583,14 +583,14 @@ static int begin_attempt(struct group_shard *shard, struct group_attempt *attemp
 }
 
 /* Asks the other nodes for space. If one has none, all ranks save directly. */
-static int agree_on_place(struct group_shard *shard, struct group_attempt *attempt,
-			  struct base_error *error)
+static int agree_on_path(struct group_shard *shard, struct group_attempt *attempt,
+			 struct base_error *error)
 {
 	const struct base_error none = { 0 };
-	int ret = group_tell_plan(shard, GROUP_ASKS_ROOM, &none, error);
+	int ret = group_tell_plan(shard, GROUP_ASKS_SPACE, &none, error);
 
 	if (!ret)
-		ret = ask_for_room(shard, error);
+		ret = ask_for_space(shard, error);
 	if (ret == -EAGAIN) {
 		group_attempt_abandon(attempt);
 		save_directly(shard, error->sentence);
@@ -619,9 +619,9 @@ int group_make_plan(struct group_shard *shard, struct group_attempt *attempt,
 		return ret;
 	for (uint32_t rank = 0; rank < shard->group->options.ranks; rank++)
 		shard->plan.total_bytes += shard->plan.ranks[rank].bytes;
-	choose_place(shard);
+	choose_path(shard);
 	ret = begin_attempt(shard, attempt, error);
-	return !ret && group_is_spread(shard) ? agree_on_place(shard, attempt, error) : ret;
+	return !ret && group_is_spread(shard) ? agree_on_path(shard, attempt, error) : ret;
 }
 
 /* ---- Receiving the plan ---------------------------------------------------------------------- */
@@ -641,7 +641,7 @@ static bool keeps_all(const struct group_planned *ranks, uint32_t count)
 }
 
 /* Returns whether a plan is valid. It must name an attempt at this step, and no other path. */
-static bool is_sound(const struct group_plan *plan, uint32_t ranks, uint64_t step)
+static bool is_valid(const struct group_plan *plan, uint32_t ranks, uint64_t step)
 {
 	const struct group_name name = group_parse_name(plan->attempt);
 
@@ -659,12 +659,12 @@ static int hear_plan(struct group_shard *shard, struct base_error *error)
 
 	/* Rank 0 asks two questions at most. */
 	if (shard->plans == GROUP_MOST_PLANS)
-		return base_refuse(error, -EPROTO, "rank 0 sent more plans than a save has");
+		return base_fail_reason(error, -EPROTO, "rank 0 sent more plans than a save has");
 	ret = group_hear(&shard->round, &group_plans[shard->plans++], 0, plan, error);
 	if (!ret)
-		ret = base_pass_on(error, &plan->failure);
-	if (!ret && !is_sound(plan, shard->group->options.ranks, shard->step))
-		ret = base_refuse(error, -EPROTO, "the plan of rank 0 is not valid");
+		ret = base_propagate(error, &plan->failure);
+	if (!ret && !is_valid(plan, shard->group->options.ranks, shard->step))
+		ret = base_fail_reason(error, -EPROTO, "the plan of rank 0 is not valid");
 	return ret;
 }
 
@@ -677,12 +677,12 @@ int group_await_plan(struct group_shard *shard, struct group_attempt *attempt,
 		ret = hear_plan(shard, error);
 		if (!ret && shard->plan.asks == GROUP_ASKS_DIGESTS)
 			ret = answer_digest(shard, error);
-		else if (!ret && shard->plan.asks == GROUP_ASKS_ROOM)
-			ret = answer_for_room(shard, attempt, error);
+		else if (!ret && shard->plan.asks == GROUP_ASKS_SPACE)
+			ret = answer_for_space(shard, attempt, error);
 	} while (!ret && shard->plan.asks);
 	if (ret || !shard->plan.near)
 		group_attempt_abandon(attempt);
 	if (!ret)
-		take_place(shard);
+		take_path(shard);
 	return ret;
 }

@@ -101,10 +101,10 @@ struct group_name group_parse_name(const char *name)
 
 void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, const char *id)
 {
-	char place[GROUP_STEP_NAME_BYTES];
+	char step_name[GROUP_STEP_NAME_BYTES];
 
-	group_step_name(place, step);
-	snprintf(into, GROUP_ATTEMPT_NAME_BYTES, "%s%s.%s", drained_word, place, id);
+	group_step_name(step_name, step);
+	snprintf(into, GROUP_ATTEMPT_NAME_BYTES, "%s%s.%s", drained_word, step_name, id);
 }
 
 /* Writes a new name for a directory that is moved aside. `kind` is GROUP_NAME_REPLACED or
@@ -112,10 +112,10 @@ void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, cons
 static void aside_name(char into[GROUP_ATTEMPT_NAME_BYTES], enum group_name_kind kind,
 		       uint64_t step, uint64_t number)
 {
-	char place[GROUP_STEP_NAME_BYTES];
+	char step_name[GROUP_STEP_NAME_BYTES];
 
-	group_step_name(place, step);
-	snprintf(into, GROUP_ATTEMPT_NAME_BYTES, "%s%s.%016llx", aside_words[kind], place,
+	group_step_name(step_name, step);
+	snprintf(into, GROUP_ATTEMPT_NAME_BYTES, "%s%s.%016llx", aside_words[kind], step_name,
 		 (unsigned long long)number);
 }
 
@@ -161,14 +161,14 @@ static int check_file(const struct io_folder *folder, const struct format_manife
 	int ret = io_folder_look(folder, file->name, &entry, error);
 
 	if (ret == -ENOENT)
-		return base_refuse_with(error, IOSHAPE_E_DAMAGED, remedy,
-					"\"%s/%s\" is missing: the checkpoint is incomplete",
-					folder->path, file->name);
+		return base_fail_reason_with(error, IOSHAPE_E_DAMAGED, remedy,
+					     "\"%s/%s\" is missing: the checkpoint is incomplete",
+					     folder->path, file->name);
 	if (ret)
 		return ret;
 	if (entry.kind == IO_FILE && entry.bytes == file->bytes)
 		return 0;
-	return base_refuse_with(
+	return base_fail_reason_with(
 		error, IOSHAPE_E_DAMAGED, remedy,
 		"\"%s/%s\" has %llu bytes, but the manifest says %llu: it was changed",
 		folder->path, file->name, (unsigned long long)entry.bytes,
@@ -223,14 +223,15 @@ static int check(const struct group_checkpoint *checkpoint, uint64_t step, struc
 	int ret;
 
 	if (manifest->step != step)
-		return base_refuse(error, IOSHAPE_E_DAMAGED,
-				   "%s has the manifest of step %llu: the directory was renamed",
-				   checkpoint->folder.path, (unsigned long long)manifest->step);
+		return base_fail_reason(
+			error, IOSHAPE_E_DAMAGED,
+			"%s has the manifest of step %llu: the directory was renamed",
+			checkpoint->folder.path, (unsigned long long)manifest->step);
 	ret = group_check_files(&checkpoint->folder, manifest, "use another checkpoint",
 				&incomplete);
 	if (ret == IOSHAPE_E_DAMAGED && group_is_of_nodes(&checkpoint->folder))
 		return check_own_files(checkpoint, error);
-	return ret ? base_pass_on(error, &incomplete) : 0;
+	return ret ? base_propagate(error, &incomplete) : 0;
 }
 
 int group_checkpoint_open(struct group_checkpoint *checkpoint, const struct io_folder *directory,
@@ -303,7 +304,7 @@ static int peek_serial(const struct io_folder *directory, const char *name, uint
 }
 
 /* Raises *last to the serial number of the directory `name`, if it is a checkpoint. */
-static void note_serial(const struct io_folder *directory, const char *name, uint64_t *last)
+static void record_serial(const struct io_folder *directory, const char *name, uint64_t *last)
 {
 	const enum group_name_kind kind = group_parse_name(name).kind;
 	uint64_t serial;
@@ -325,7 +326,7 @@ static int see_serial(void *user, const char *name, struct base_error *error)
 	struct newest *newest = user;
 
 	(void)error;
-	note_serial(newest->directory, name, &newest->serial);
+	record_serial(newest->directory, name, &newest->serial);
 	return 0;
 }
 
@@ -492,7 +493,7 @@ static int keep_complete(const struct io_folder *directory, struct group_candida
 		ret = group_checkpoint_open(&checkpoint, directory, candidate->name,
 					    candidate->step, &why);
 		if (group_is_shortage(ret))
-			return base_pass_on(error, &why);
+			return base_propagate(error, &why);
 		if (ret)
 			continue;
 		candidate->serial = checkpoint.manifest.serial;
@@ -532,18 +533,18 @@ IOSHAPE_EXPORT int ioshape_checkpoint_list(struct ioshape_context *context, cons
 	int ret;
 
 	if (!steps || !count)
-		return base_missing("list");
+		return base_null_argument("list");
 	*steps = NULL;
 	*count = 0;
 	ret = save_enter(context, &error);
 	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no checkpoint directory was given");
+		ret = base_fail_reason(&error, -EINVAL, "no checkpoint directory was given");
 	if (!ret)
 		ret = group_open_directory(&directory, path, &error);
 	if (!ret)
 		ret = list_steps(&directory, steps, count, &error);
 	io_folder_close(&directory);
-	return base_leave(ret, "list", path, &error);
+	return base_return(ret, "list", path, &error);
 }
 
 /* ---- Which attempts are dead ----------------------------------------------------------------- */
@@ -658,7 +659,7 @@ static void remove_it(const struct tidying *tidying, const struct io_folder *fol
 static void tidy_aside(const struct tidying *tidying, const struct io_folder *folder,
 		       const char *name, const struct group_name *parsed)
 {
-	char place[GROUP_STEP_NAME_BYTES];
+	char step_name[GROUP_STEP_NAME_BYTES];
 	struct io_entry entry;
 	int ret;
 
@@ -667,15 +668,15 @@ static void tidy_aside(const struct tidying *tidying, const struct io_folder *fo
 		remove_it(tidying, folder, name, "which another process had started to remove");
 		return;
 	}
-	group_step_name(place, parsed->step);
-	ret = io_folder_look(tidying->directory, place, &entry, NULL);
+	group_step_name(step_name, parsed->step);
+	ret = io_folder_look(tidying->directory, step_name, &entry, NULL);
 	if (!ret) {
 		remove_it(tidying, folder, name, "which had been replaced");
 	} else if (ret == -ENOENT) {
-		ret = io_folder_rename(tidying->directory, name, place);
+		ret = io_folder_rename(tidying->directory, name, step_name);
 		base_log(tidying->log, IOSHAPE_LOG_WARNING,
 			 ret ? "%s: cannot rename it to %s" : "%s: renamed back to %s",
-			 folder->path, place);
+			 folder->path, step_name);
 	}
 }
 
@@ -688,7 +689,7 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	(void)error;
 	/* The names are listed here anyway, which saves another listing. */
 	if (tidying->last_serial)
-		note_serial(tidying->directory, name, tidying->last_serial);
+		record_serial(tidying->directory, name, tidying->last_serial);
 	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_STEP ||
 	    !base_budget_look(tidying->budget))
 		return 0;
@@ -842,7 +843,7 @@ static int prune_step(struct pruning *pruning, uint64_t step, struct base_error 
 	group_step_name(name, step);
 	ret = group_checkpoint_open(&checkpoint, &pruning->directory, name, step, &why);
 	if (group_is_shortage(ret))
-		return base_pass_on(error, &why);
+		return base_propagate(error, &why);
 	/* The checkpoint is gone, damaged or replaced by now, so it is not the one that was
 	 * chosen. */
 	if (ret)
@@ -925,10 +926,10 @@ IOSHAPE_EXPORT int ioshape_checkpoint_prune(struct ioshape_context *context, con
 		ret = base_take_options(&options, sizeof(options), given, "ioshape_prune_options",
 					&error);
 	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no checkpoint directory was given");
+		ret = base_fail_reason(&error, -EINVAL, "no checkpoint directory was given");
 	if (!ret)
 		ret = group_prune(context, path, NULL, &options, removed, &error);
-	return base_leave(ret, "prune", path, &error);
+	return base_return(ret, "prune", path, &error);
 }
 
 /* Most tries for a free name, and most tries to commit while other processes change the
@@ -966,9 +967,9 @@ static int make_folder(struct group_attempt *attempt, struct base_error *error)
 }
 
 /* Gets the state of the directory from its server, past what this host has cached. */
-static int look_anew(const struct io_folder *directory, struct io_entry *entry)
+static int revalidate(const struct io_folder *directory, struct io_entry *entry)
 {
-	io_look_anew(directory->fd, "");
+	io_revalidate(directory->fd, "");
 	return io_folder_look(directory, ".", entry, NULL);
 }
 
@@ -1021,7 +1022,7 @@ int group_attempt_begin(struct group_attempt *attempt, const char *directory, ui
 	if (ret)
 		group_attempt_abandon(attempt);
 	else
-		look_anew(&attempt->directory, &attempt->seen);
+		revalidate(&attempt->directory, &attempt->seen);
 	return ret;
 }
 
@@ -1111,7 +1112,7 @@ uint64_t group_next_serial(const struct group_attempt *attempt)
 
 	/* If the directory has not changed since the attempt began, do not list it and read all
 	 * manifests again. */
-	if (look_anew(&attempt->directory, &now) || !io_is_unchanged(&attempt->seen, &now) ||
+	if (revalidate(&attempt->directory, &now) || !io_is_unchanged(&attempt->seen, &now) ||
 	    now.links != attempt->seen.links)
 		last = MAX(last, group_last_serial(&attempt->directory, &attempt->log));
 	return MAX(last + 1, (uint64_t)(base_wall_seconds() * 1000));
@@ -1149,11 +1150,11 @@ static int write_manifest(struct group_attempt *attempt, const struct format_man
 	return ret;
 }
 
-static bool is_complete(const struct group_attempt *attempt, const char *place)
+static bool is_complete(const struct group_attempt *attempt, const char *step_name)
 {
 	struct group_checkpoint checkpoint;
 
-	if (group_checkpoint_open(&checkpoint, &attempt->directory, place, attempt->step, NULL))
+	if (group_checkpoint_open(&checkpoint, &attempt->directory, step_name, attempt->step, NULL))
 		return false;
 	group_checkpoint_close(&checkpoint);
 	return true;
@@ -1164,32 +1165,32 @@ static bool is_complete(const struct group_attempt *attempt, const char *place)
  * dies before the new one has its name, readers and group_tidy() find the old one by its new name.
  * Its lock keeps other processes from renaming it back meanwhile.
  */
-static int step_aside(struct group_attempt *attempt, const char *place, struct replaced *old)
+static int step_aside(struct group_attempt *attempt, const char *step_name, struct replaced *old)
 {
 	int ret;
 
 	aside_name(old->name, GROUP_NAME_REPLACED, attempt->step, base_random());
 	io_folder_close(&old->folder);
-	if (!io_folder_open_in(&old->folder, &attempt->directory, place, NULL))
+	if (!io_folder_open_in(&old->folder, &attempt->directory, step_name, NULL))
 		io_folder_lock(&old->folder);
-	ret = io_folder_rename(&attempt->directory, place, old->name);
+	ret = io_folder_rename(&attempt->directory, step_name, old->name);
 	old->how = ret ? NOTHING_REPLACED : STEPPED_ASIDE;
 	return ret;
 }
 
 /* Tries once to give the attempt its final name. Returns -EAGAIN if another process changed
  * something at the same time. */
-static int try_to_place(struct group_attempt *attempt, const char *place, bool no_replace,
-			struct replaced *old)
+static int try_to_commit(struct group_attempt *attempt, const char *step_name, bool no_replace,
+			 struct replaced *old)
 {
 	struct io_entry entry;
 	int ret;
 
 	/* A rename replaces a directory only if that is empty. */
-	ret = io_folder_rename(&attempt->directory, attempt->name, place);
+	ret = io_folder_rename(&attempt->directory, attempt->name, step_name);
 	if (ret != -ENOTEMPTY && ret != -EEXIST)
 		return ret;
-	if (no_replace && is_complete(attempt, place))
+	if (no_replace && is_complete(attempt, step_name))
 		return -EEXIST;
 	/* If the old checkpoint is still aside, another process has committed a new one meanwhile.
 	 * If it is not, another process has renamed it back: replace it again. */
@@ -1197,49 +1198,50 @@ static int try_to_place(struct group_attempt *attempt, const char *place, bool n
 	    io_folder_look(&attempt->directory, old->name, &entry, NULL) != -ENOENT)
 		return -EBUSY;
 	old->how = NOTHING_REPLACED;
-	ret = io_folder_swap(&attempt->directory, attempt->name, place);
+	ret = io_folder_swap(&attempt->directory, attempt->name, step_name);
 	if (!ret) {
 		old->how = SWAPPED;
 		strcpy(old->name, attempt->name);
 		return 0;
 	}
 	if (ret == -EOPNOTSUPP)
-		ret = step_aside(attempt, place, old);
+		ret = step_aside(attempt, step_name, old);
 	return !ret || ret == -ENOENT ? -EAGAIN : ret;
 }
 
 /* Undoes the renames, as far as possible. */
-static void take_back(struct group_attempt *attempt, const char *place, bool placed,
+static void take_back(struct group_attempt *attempt, const char *step_name, bool renamed,
 		      struct replaced *old)
 {
 	if (old->how == SWAPPED) {
-		io_folder_swap(&attempt->directory, attempt->name, place);
+		io_folder_swap(&attempt->directory, attempt->name, step_name);
 		return;
 	}
-	if (placed)
-		io_folder_rename(&attempt->directory, place, attempt->name);
+	if (renamed)
+		io_folder_rename(&attempt->directory, step_name, attempt->name);
 	if (old->how == STEPPED_ASIDE)
-		io_folder_rename(&attempt->directory, old->name, place);
+		io_folder_rename(&attempt->directory, old->name, step_name);
 }
 
-static int put_in_place(struct group_attempt *attempt, const char *place, bool no_replace,
-			struct replaced *old, struct base_error *error)
+static int commit_as(struct group_attempt *attempt, const char *step_name, bool no_replace,
+		     struct replaced *old, struct base_error *error)
 {
 	int ret = -EAGAIN;
 
 	for (int tries = 0; ret == -EAGAIN && tries < MOST_TRIES; tries++)
-		ret = try_to_place(attempt, place, no_replace, old);
+		ret = try_to_commit(attempt, step_name, no_replace, old);
 	if (ret) {
-		take_back(attempt, place, false, old);
+		take_back(attempt, step_name, false, old);
 		return base_fail_with(error, ret, ret == -EEXIST ? "choose another step" : "",
-				      "cannot commit \"%s/%s\"%s", attempt->directory.path, place,
+				      "cannot commit \"%s/%s\"%s", attempt->directory.path,
+				      step_name,
 				      ret == -EEXIST ? " without replacing an existing checkpoint" :
 				      ret == -ENOENT ? ", because it was removed during the save" :
 						       "");
 	}
 	ret = io_folder_sync(&attempt->directory, error);
 	if (ret)
-		take_back(attempt, place, true, old);
+		take_back(attempt, step_name, true, old);
 	return ret;
 }
 
@@ -1268,13 +1270,13 @@ int group_attempt_commit(struct group_attempt *attempt, const struct format_mani
 			 bool no_replace, struct base_error *error)
 {
 	struct replaced old = { .folder = IO_NO_FOLDER };
-	char place[GROUP_STEP_NAME_BYTES];
+	char step_name[GROUP_STEP_NAME_BYTES];
 	int ret;
 
-	group_step_name(place, attempt->step);
+	group_step_name(step_name, attempt->step);
 	ret = write_manifest(attempt, manifest, error);
 	if (!ret)
-		ret = put_in_place(attempt, place, no_replace, &old, error);
+		ret = commit_as(attempt, step_name, no_replace, &old, error);
 	if (!ret) {
 		attempt->committed = true;
 		remove_replaced(attempt, &old);

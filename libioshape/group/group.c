@@ -66,7 +66,7 @@ static const struct store_ops *choose_store(const struct ioshape_group *group,
 	const enum ioshape_store asked = group->options.store;
 
 	if (asked == IOSHAPE_STORE_REDIS && !redis) {
-		base_refuse_with(
+		base_fail_reason_with(
 			error, -EINVAL, "set IOSHAPE_COORDINATOR",
 			"the group of %s must use Redis, but the coordinator is not a Redis",
 			group->directory);
@@ -194,7 +194,7 @@ static int found_hello(void *user, uint32_t rank, const struct base_buffer *body
 	return 0;
 }
 
-static int post_roster(struct group_round *round, bool complete, struct base_error *error)
+static int put_roster(struct group_round *round, bool complete, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
 	const struct group_roster roster = {
@@ -220,7 +220,7 @@ static int make_roster(struct group_round *round, struct base_error *error)
 	group->has_tiers = true;
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
 		group->has_tiers &= group->ranks[rank].has_tier;
-	return post_roster(round, false, error);
+	return put_roster(round, false, error);
 }
 
 /* Looks into the store once, and puts a new roster if one is needed. */
@@ -251,7 +251,7 @@ static int fail_missing(const struct meeting *meeting, const char *store_says,
 		if (!there[rank])
 			group_name_rank(&missing, group, rank);
 	}
-	base_refuse_with(
+	base_fail_reason_with(
 		error, -ETIMEDOUT,
 		BASE_WORDS("check that all ranks of the job open it with the same directory, job "
 			   "and version of this library%s%s",
@@ -275,10 +275,10 @@ static int receive_all(struct meeting *meeting, struct base_error *error)
 		ret = gather_up(meeting, &why);
 		if (!ret && group_has_all(group, meeting->ready)) {
 			ret = open_memory(group, error);
-			return ret ? ret : post_roster(meeting->round, true, error);
+			return ret ? ret : put_roster(meeting->round, true, error);
 		}
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
-			return base_pass_on(error, &why);
+			return base_propagate(error, &why);
 		if (base_now_ns() - begin_ns > group->deadline_ns)
 			return fail_missing(meeting, why.text, error);
 		store_wait(group->store, LOOK_MS);
@@ -361,13 +361,13 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 
 		ret = look_for_roster(round, &hello, &body, &started, &why);
 		if (ret && ret != IOSHAPE_E_COORDINATOR) {
-			ret = base_pass_on(error, &why);
+			ret = base_propagate(error, &why);
 			break;
 		}
 		ret = 0;
 		if (!started && (store_has_ended(group->store, 0) ||
 				 base_now_ns() - begin_ns > group->deadline_ns)) {
-			ret = base_refuse_with(
+			ret = base_fail_reason_with(
 				error, -ETIMEDOUT,
 				BASE_WORDS("check that all ranks of the job open it with the same "
 					   "directory, job and version of this library%s%s",
@@ -431,41 +431,42 @@ static int take_test_variables(struct ioshape_group_options *options, struct bas
 			return 0;
 		}
 	}
-	return base_refuse(error, -EINVAL, "IOSHAPE_TEST_STORE cannot be \"%.64s\"", store);
+	return base_fail_reason(error, -EINVAL, "IOSHAPE_TEST_STORE cannot be \"%.64s\"", store);
 }
 
 static int check_options(const struct ioshape_group_options *options, struct base_error *error)
 {
 	if ((unsigned)options->store > IOSHAPE_STORE_FILES)
-		return base_refuse_with(error, -EINVAL, "zero the struct before filling it in",
-					"options.store is not a value of enum ioshape_store");
+		return base_fail_reason_with(error, -EINVAL, "zero the struct before filling it in",
+					     "options.store is not a value of enum ioshape_store");
 	if (options->reserved)
-		return base_refuse(error, -EINVAL, "options.reserved is %u", options->reserved);
+		return base_fail_reason(error, -EINVAL, "options.reserved is %u",
+					options->reserved);
 	if (options->ranks > FORMAT_MAX_RANKS || options->rank >= options->ranks)
-		return base_refuse_with(error, -EINVAL,
-					BASE_WORDS("ranks count from 0, and there are at most %u",
-						   FORMAT_MAX_RANKS),
-					"rank %u of %u is not valid", options->rank,
-					options->ranks);
+		return base_fail_reason_with(
+			error, -EINVAL,
+			BASE_WORDS("ranks count from 0, and there are at most %u",
+				   FORMAT_MAX_RANKS),
+			"rank %u of %u is not valid", options->rank, options->ranks);
 	if (options->comm && (options->comm->size < sizeof(struct ioshape_comm) ||
 			      !options->comm->send || !options->comm->receive))
-		return base_refuse(error, -EINVAL,
-				   "struct ioshape_comm needs its size, send and receive set");
+		return base_fail_reason(error, -EINVAL,
+					"struct ioshape_comm needs its size, send and receive set");
 	return 0;
 }
 
 /* ---- Opening a group ------------------------------------------------------------------------- */
 
 /* Fills in where this process is. Ranks with equal keys can meet in memory, and so share it. */
-static void find_own_place(struct ioshape_group *group)
+static void find_node_key(struct ioshape_group *group)
 {
 	struct group_rank *own = &group->ranks[group->options.rank];
-	char place[STORE_PLACE_ID_BYTES];
+	char memory[STORE_MEMORY_ID_BYTES];
 
-	store_identify_place(place);
+	store_identify_memory(memory);
 	own->nonce = group->nonce = base_random();
 	snprintf(own->node_key, sizeof(own->node_key), "%08x %s",
-		 (unsigned)base_hash_text(group->node ? group->node : ""), place);
+		 (unsigned)base_hash_text(group->node ? group->node : ""), memory);
 	snprintf(own->where, sizeof(own->where), "%.40s, process %ld",
 		 group->node ? group->node : save_settings(group->context).slots->identity.node,
 		 (long)getpid());
@@ -582,7 +583,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	base_cond_init(&group->change);
 	ret = copy_strings(group, directory, error);
 	if (!ret) {
-		find_own_place(group);
+		find_node_key(group);
 		snprintf(group->ranks[options.rank].domain, GROUP_WHERE_BYTES, "%s",
 			 save_settings(context).slots->identity.node);
 		group->ranks[options.rank].has_tier = group->has_tiers = options.tier != NULL;
@@ -615,14 +616,14 @@ IOSHAPE_EXPORT int ioshape_group_open(struct ioshape_context *context, const cha
 	int ret;
 
 	if (!out)
-		return base_missing("open");
+		return base_null_argument("open");
 	*out = NULL;
 	ret = save_enter(context, &error);
 	if (!ret && (!directory || !*directory))
-		ret = base_refuse(&error, -EINVAL, "no checkpoint directory was given");
+		ret = base_fail_reason(&error, -EINVAL, "no checkpoint directory was given");
 	if (!ret)
 		ret = open_group(context, directory, options, out, &error);
-	return base_leave(ret, "open", directory, &error);
+	return base_return(ret, "open", directory, &error);
 }
 
 /* ---- Freeing a group ------------------------------------------------------------------------- */

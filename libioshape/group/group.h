@@ -263,13 +263,13 @@ struct group_round;
 struct group_spreads;
 
 struct group_tier_ops {
-	/* Finds the path on the tier for `path`; creates nothing. The caller frees *place. */
-	int (*find)(struct group_tier *tier, const char *path, char **place,
+	/* Finds the path on the tier for `path`; creates nothing. The caller frees *copy_path. */
+	int (*find)(struct group_tier *tier, const char *path, char **copy_path,
 		    struct base_error *error);
-	/* Reserves space as ioshape_tier_place() does: for `bytes` bytes, and for what this node
+	/* Reserves space as ioshape_tier_path() does: for `bytes` bytes, and for what this node
 	 * keeps for the other nodes of `nodes`. */
-	int (*make_room)(struct group_tier *tier, const char *path, uint64_t bytes, uint32_t nodes,
-			 struct base_error *error);
+	int (*reserve_space)(struct group_tier *tier, const char *path, uint64_t bytes,
+			     uint32_t nodes, struct base_error *error);
 	/* Keeps the copy for the drain, as ioshape_tier_keep() does. */
 	int (*keep)(struct group_tier *tier, const char *path, uint32_t keep_last,
 		    uint64_t keep_every, struct base_error *error);
@@ -535,8 +535,8 @@ void group_pass_list(struct group_payload *payload, uint32_t **list, uint32_t co
 
 extern const struct group_message group_hello, group_roster, group_no_roster, group_beat,
 	group_want, group_plans[GROUP_MOST_PLANS], group_digest, group_call, group_here, group_done,
-	group_room, group_commit, group_kept, group_verdict, group_next, group_whole, group_checked,
-	group_intact, group_bye;
+	group_space, group_commit, group_kept, group_verdict, group_next, group_whole,
+	group_checked, group_intact, group_bye;
 
 struct group_hello {
 	struct group_rank own;
@@ -582,7 +582,7 @@ struct group_plan {
 	enum group_question {
 		GROUP_NO_QUESTION,
 		GROUP_ASKS_DIGESTS, /* digests of the asked ranks' shards, by `key` */
-		GROUP_ASKS_ROOM,    /* space on each node's tier; the rest of the plan is final */
+		GROUP_ASKS_SPACE,   /* space on each node's tier; the rest of the plan is final */
 	} asks;
 	uint8_t key[BASE_MAC_BYTES];
 	enum ioshape_mode mode;
@@ -668,7 +668,7 @@ int group_hear(struct group_round *round, const struct group_message *message, u
  * not there yet; otherwise as group_hear(). */
 int group_look(struct group_round *round, const struct group_message *message, uint32_t rank,
 	       struct group_watched *watched, void *payload, struct base_error *error);
-/* Appends a message; `note` remembers a failure. */
+/* Appends a message; `body` remembers a failure. */
 void group_write_message(const struct group_message *message, struct group_body *body,
 			 const void *payload);
 /* Reads a message. Returns false if the bytes are not such a message; then the payload is
@@ -693,7 +693,7 @@ struct group_shard {
 	uint32_t plans;         /* plans and questions sent or received so far */
 	struct ioshape_report *report;
 	struct io_downgrades
-		downgrades; /* downgrades noted before the file was opened, for the report */
+		downgrades; /* downgrades recorded before the file was opened, for the report */
 	/* Why nodes do not protect each other's files; else "". */
 	char unprotected[BASE_ERROR_TEXT_BYTES];
 	/* Stream that the writer waits for: its rank, the progress when it was last seen to change,
@@ -714,7 +714,7 @@ static inline bool group_is_spread(const struct group_shard *shard)
 {
 	return shard->plan.near && shard->group->node_count > 1 && !shard->plan.together;
 }
-static inline const char *group_place_of(const struct group_shard *shard)
+static inline const char *group_directory_of(const struct group_shard *shard)
 {
 	return shard->plan.near ? shard->group->near : shard->group->directory;
 }

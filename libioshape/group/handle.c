@@ -48,10 +48,10 @@ static int fail_unusable(const struct unusable *unusable, const char *directory,
 			 struct base_error *error)
 {
 	if (!unusable->count)
-		return base_refuse(error, -ENOENT,
-				   "cannot load \"%s\": there is no checkpoint in it yet",
-				   directory);
-	return base_refuse_with(
+		return base_fail_reason(error, -ENOENT,
+					"cannot load \"%s\": there is no checkpoint in it yet",
+					directory);
+	return base_fail_reason_with(
 		error, IOSHAPE_E_UNUSABLE,
 		BASE_WORDS("see what \"ioshape verify --all %s\" reports; to start from scratch, "
 			   "move them away",
@@ -94,7 +94,7 @@ struct walk {
 
 /*
  * Lists the candidates again, because a newer checkpoint may have appeared and a listed one gone.
- * Returns true if the list has changed; then the walk begins anew.
+ * Returns true if the list has changed; then the walk begins again.
  */
 static bool has_changed(struct walk *walk)
 {
@@ -117,8 +117,9 @@ static bool has_changed(struct walk *walk)
 
 /*
  * Opens the next candidate. Returns -ENOENT, with an error message, if it has no manifest. Returns
- * -EAGAIN, without an error message, if the walk has begun anew. It does so if the list has changed
- * and the candidate is gone, or may be in the wrong position because its age was not readable.
+ * -EAGAIN, without an error message, if the walk has begun again. It does so if the list has
+ * changed and the candidate is gone, or may be in the wrong position because its age was not
+ * readable.
  */
 static int open_candidate(struct walk *walk, struct group_checkpoint *checkpoint,
 			  struct base_error *error)
@@ -135,8 +136,8 @@ static int open_candidate(struct walk *walk, struct group_checkpoint *checkpoint
 	walk->at++;
 	return ret != -ENOENT ?
 		       ret :
-		       base_refuse(error, ret, "\"%s/%s\" has no manifest: it is not complete",
-				   walk->directory.path, candidate->name);
+		       base_fail_reason(error, ret, "\"%s/%s\" has no manifest: it is not complete",
+					walk->directory.path, candidate->name);
 }
 
 /*
@@ -211,17 +212,17 @@ IOSHAPE_EXPORT int ioshape_checkpoint_open(struct ioshape_context *context, cons
 	int ret;
 
 	if (!out)
-		return base_missing("load");
+		return base_null_argument("load");
 	*out = NULL;
 	ret = save_enter(context, &error);
 	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no checkpoint directory was given");
+		ret = base_fail_reason(&error, -EINVAL, "no checkpoint directory was given");
 	if (ret)
-		return base_leave(ret, "load", path, &error);
+		return base_return(ret, "load", path, &error);
 	checkpoint = calloc(1, sizeof(*checkpoint));
 	if (!checkpoint) {
 		ret = base_no_memory(&error, "a checkpoint", sizeof(*checkpoint));
-		return base_leave(ret, "load", path, &error);
+		return base_return(ret, "load", path, &error);
 	}
 	checkpoint->context = context;
 	checkpoint->directory = (struct io_folder)IO_NO_FOLDER;
@@ -232,7 +233,7 @@ IOSHAPE_EXPORT int ioshape_checkpoint_open(struct ioshape_context *context, cons
 		ioshape_checkpoint_free(checkpoint);
 	else
 		*out = checkpoint;
-	return base_leave(ret, "load", path, &error);
+	return base_return(ret, "load", path, &error);
 }
 
 static void free_texts(char **texts, uint32_t count)
@@ -264,8 +265,9 @@ static int enter(struct ioshape_checkpoint *checkpoint, const void *result,
 	int ret = save_enter(checkpoint->context, error);
 
 	if (!ret && !result)
-		ret = base_refuse(error, -EINVAL, "no pointer for the result was given, for %s",
-				  checkpoint->found.folder.path);
+		ret = base_fail_reason(error, -EINVAL,
+				       "no pointer for the result was given, for %s",
+				       checkpoint->found.folder.path);
 	return ret;
 }
 
@@ -278,7 +280,7 @@ IOSHAPE_EXPORT int ioshape_checkpoint_get_info(struct ioshape_checkpoint *checkp
 	int ret;
 
 	if (!checkpoint)
-		return base_missing("load");
+		return base_null_argument("load");
 	manifest = &checkpoint->found.manifest;
 	full.step = manifest->step;
 	full.ranks = manifest->rank_count;
@@ -294,7 +296,7 @@ IOSHAPE_EXPORT int ioshape_checkpoint_get_info(struct ioshape_checkpoint *checkp
 	if (!ret)
 		ret = base_give_struct(info, &full, sizeof(full), "ioshape_checkpoint_info",
 				       &error);
-	return base_leave(ret, "load", checkpoint->found.folder.path, &error);
+	return base_return(ret, "load", checkpoint->found.folder.path, &error);
 }
 
 static const char *path_of(struct ioshape_checkpoint *checkpoint, uint32_t file)
@@ -330,9 +332,10 @@ static int find_shard(struct ioshape_checkpoint *checkpoint, uint32_t rank,
 	const struct format_manifest_file *file;
 
 	if (rank >= manifest->rank_count)
-		return base_refuse(error, -ENOENT,
-				   "%s has shards of %u ranks, counted from 0, and none of rank %u",
-				   checkpoint->found.folder.path, manifest->rank_count, rank);
+		return base_fail_reason(
+			error, -ENOENT,
+			"%s has shards of %u ranks, counted from 0, and none of rank %u",
+			checkpoint->found.folder.path, manifest->rank_count, rank);
 	shard = &manifest->shards[rank];
 	file = &manifest->files[shard->file];
 	info->file = path_of(checkpoint, shard->file);
@@ -352,22 +355,22 @@ IOSHAPE_EXPORT int ioshape_checkpoint_get_shard(struct ioshape_checkpoint *check
 	int ret;
 
 	if (!checkpoint)
-		return base_missing("load");
+		return base_null_argument("load");
 	ret = enter(checkpoint, info, &error);
 	if (!ret)
 		ret = find_shard(checkpoint, rank, &full, &error);
 	if (!ret)
 		ret = base_give_struct(info, &full, sizeof(full), "ioshape_shard_info", &error);
-	return base_leave(ret, "load", checkpoint->found.folder.path, &error);
+	return base_return(ret, "load", checkpoint->found.folder.path, &error);
 }
 
-static int check_place(const struct ioshape_checkpoint *checkpoint, struct base_error *error)
+static int check_name(const struct ioshape_checkpoint *checkpoint, struct base_error *error)
 {
 	if (io_folder_is_named(&checkpoint->found.folder, &checkpoint->directory, checkpoint->name))
 		return 0;
-	return base_refuse_with(error, -ESTALE, "open it again",
-				"\"%s\" was replaced or removed after it was opened",
-				checkpoint->found.folder.path);
+	return base_fail_reason_with(error, -ESTALE, "open it again",
+				     "\"%s\" was replaced or removed after it was opened",
+				     checkpoint->found.folder.path);
 }
 
 static void explain_missing(const struct ioshape_checkpoint *checkpoint, const char *path,
@@ -376,9 +379,10 @@ static void explain_missing(const struct ioshape_checkpoint *checkpoint, const c
 	if (!group_is_of_nodes(&checkpoint->found.folder))
 		return;
 	base_error_begin(error);
-	base_refuse_with(error, -ENOENT,
-			 "open it there, or at its destination after all nodes have drained it",
-			 "cannot open \"%s\": it is on the tier of another node", path);
+	base_fail_reason_with(
+		error, -ENOENT,
+		"open it there, or at its destination after all nodes have drained it",
+		"cannot open \"%s\": it is on the tier of another node", path);
 }
 
 static int open_reader(struct ioshape_checkpoint *checkpoint, uint32_t rank,
@@ -391,7 +395,7 @@ static int open_reader(struct ioshape_checkpoint *checkpoint, uint32_t rank,
 
 	ret = base_take_options(&options, sizeof(options), given, "ioshape_reader_options", error);
 	if (!ret && (options.file_offset || options.file_bytes))
-		ret = base_refuse_with(
+		ret = base_fail_reason_with(
 			error, -EINVAL, "leave file_offset and file_bytes at 0",
 			"the checkpoint determines where a rank's shard starts in its file");
 	if (!ret)
@@ -407,7 +411,7 @@ static int open_reader(struct ioshape_checkpoint *checkpoint, uint32_t rank,
 	if (ret)
 		/* ioshape_reader_open() has set the error message. */
 		return ret;
-	ret = check_place(checkpoint, error);
+	ret = check_name(checkpoint, error);
 	if (ret) {
 		ioshape_reader_free(*out);
 		*out = NULL;
@@ -426,12 +430,12 @@ IOSHAPE_EXPORT int ioshape_checkpoint_open_shard(struct ioshape_checkpoint *chec
 	int ret;
 
 	if (!out || !checkpoint)
-		return base_missing("load");
+		return base_null_argument("load");
 	*out = NULL;
 	ret = save_enter(checkpoint->context, &error);
 	if (!ret)
 		ret = open_reader(checkpoint, rank, options, out, &error);
-	return error.code ? base_leave(ret, "load", checkpoint->found.folder.path, &error) : ret;
+	return error.code ? base_return(ret, "load", checkpoint->found.folder.path, &error) : ret;
 }
 
 /* ---- Verifying: progress --------------------------------------------------------------------- */
@@ -489,10 +493,11 @@ static int check_shard(struct verifying *verifying, const struct io_input *input
 
 	if (ret || crc == shard->crc32)
 		return ret;
-	base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
-			 "\"%s\" is damaged: the checksum of the shard of rank %u does not match "
-			 "the manifest",
-			 path, rank);
+	base_fail_reason_with(
+		error, IOSHAPE_E_DAMAGED, "load another checkpoint",
+		"\"%s\" is damaged: the checksum of the shard of rank %u does not match "
+		"the manifest",
+		path, rank);
 	base_error_of_rank(error, rank);
 	return IOSHAPE_E_DAMAGED;
 }
@@ -511,9 +516,9 @@ static int fail_damaged(struct verifying *verifying, const struct io_input *inpu
 		if (ret)
 			return ret;
 	}
-	return base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
-				"\"%s\" is damaged: its checksum does not match the manifest",
-				path);
+	return base_fail_reason_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
+				     "\"%s\" is damaged: its checksum does not match the manifest",
+				     path);
 }
 
 /* Opens a file and checks that it has the size of the manifest. */
@@ -533,12 +538,12 @@ static int open_file(const struct verifying *verifying, uint32_t file, const cha
 		explain_missing(checkpoint, *path, error);
 	if (ret)
 		return ret;
-	ret = check_place(checkpoint, error);
+	ret = check_name(checkpoint, error);
 	if (!ret && input->bytes != expected->bytes)
-		ret = base_refuse(error, IOSHAPE_E_DAMAGED,
-				  "\"%s\" has %llu bytes, but the manifest says %llu", *path,
-				  (unsigned long long)input->bytes,
-				  (unsigned long long)expected->bytes);
+		ret = base_fail_reason(error, IOSHAPE_E_DAMAGED,
+				       "\"%s\" has %llu bytes, but the manifest says %llu", *path,
+				       (unsigned long long)input->bytes,
+				       (unsigned long long)expected->bytes);
 	if (ret)
 		io_input_close(input);
 	return ret;
@@ -640,7 +645,7 @@ IOSHAPE_EXPORT int ioshape_checkpoint_verify(struct ioshape_checkpoint *checkpoi
 	int ret;
 
 	if (!checkpoint)
-		return base_missing("verify");
+		return base_null_argument("verify");
 	verifying.total = group_checkpoint_bytes(&checkpoint->found);
 	ret = save_enter(checkpoint->context, &error);
 	if (!ret)
@@ -648,13 +653,13 @@ IOSHAPE_EXPORT int ioshape_checkpoint_verify(struct ioshape_checkpoint *checkpoi
 	for (uint32_t file = 0; !ret && file < checkpoint->found.manifest.file_count; file++)
 		ret = verify_file(&verifying, file, &error);
 	io_queue_close(verifying.queue);
-	return base_leave(ret, "verify", checkpoint->found.folder.path, &error);
+	return base_return(ret, "verify", checkpoint->found.folder.path, &error);
 }
 
 /* ---- The newest checkpoint that is good for all ranks ---------------------------------------- */
 
 /* How long other hosts may not see a checkpoint that rank 0 sees, because NFS caches names. */
-#define PATIENCE_NS 10000000000ull
+#define MOST_RETRY_NS 10000000000ull
 
 /* The search, as rank 0 keeps it. The other ranks receive its results. */
 struct search {
@@ -687,8 +692,8 @@ static int share(struct group_round *round, const struct group_message *message,
 		return group_tell(round, message, found, error);
 	ret = group_hear(round, message, 0, found, error);
 	if (!ret && found->near && !round->group->near)
-		ret = base_refuse(error, -EPROTO, "cannot read the message of rank 0 about %s",
-				  round->group->directory);
+		ret = base_fail_reason(error, -EPROTO, "cannot read the message of rank 0 about %s",
+				       round->group->directory);
 	return ret;
 }
 
@@ -754,7 +759,7 @@ static void fail_search(const struct ioshape_group *group, const struct search *
 	fail_unusable(&search->unusable, group->directory, failure);
 	if (failure->code == -ENOENT && unseen->code && unseen->code != -ENOENT) {
 		base_error_begin(failure);
-		base_pass_on(failure, unseen);
+		base_propagate(failure, unseen);
 	}
 }
 
@@ -794,7 +799,7 @@ static void look_for_next(struct ioshape_group *group, struct search *search,
 
 /* ---- All ranks: checking whether it is intact ------------------------------------------------ */
 
-/* Opens a checkpoint that rank 0 has found. Retries for PATIENCE_NS, because a network filesystem
+/* Opens a checkpoint that rank 0 has found. Retries for MOST_RETRY_NS, because a network filesystem
  * may show it on this host a little later. */
 static int open_patiently(struct group_round *round, const struct group_found *found,
 			  struct ioshape_checkpoint **checkpoint)
@@ -807,7 +812,7 @@ static int open_patiently(struct group_round *round, const struct group_found *f
 		ret = ioshape_checkpoint_open(group->context, directory_of(group, found),
 					      found->step, checkpoint);
 		if (ret != -ENOENT || !group->options.rank ||
-		    base_now_ns() - begin_ns > PATIENCE_NS)
+		    base_now_ns() - begin_ns > MOST_RETRY_NS)
 			return ret;
 		group_round_beat(round);
 		group_round_rest(round);
@@ -826,14 +831,15 @@ static int check_alarms(struct ioshape_checkpoint *checkpoint, uint32_t first, u
 	     rank += stride) {
 		ret = ioshape_checkpoint_open_shard(checkpoint, (uint32_t)rank, NULL, &reader);
 		if (ret)
-			return base_pass_on(error, base_last_error());
+			return base_propagate(error, base_last_error());
 		ioshape_reader_get_info(reader, &info);
 		ioshape_reader_free(reader);
 		if (info.alarms)
-			ret = base_refuse(error, IOSHAPE_E_ALARM,
-					  "the content of rank %u in \"%s\" looked wrong when it "
-					  "was saved",
-					  (unsigned int)rank, checkpoint->found.folder.path);
+			ret = base_fail_reason(
+				error, IOSHAPE_E_ALARM,
+				"the content of rank %u in \"%s\" looked wrong when it "
+				"was saved",
+				(unsigned int)rank, checkpoint->found.folder.path);
 	}
 	return ret;
 }
@@ -845,7 +851,7 @@ static void check_share(struct group_round *round, bool healthy, struct group_fo
 	struct ioshape_checkpoint *checkpoint;
 
 	if (open_patiently(round, found, &checkpoint)) {
-		base_pass_on(&found->failure, base_last_error());
+		base_propagate(&found->failure, base_last_error());
 		return;
 	}
 	if (!verify_shards(checkpoint, options->rank, options->ranks, group_round_track, round,
@@ -870,7 +876,7 @@ static int found_check(void *user, uint32_t rank, const struct base_buffer *body
 	struct group_found found;
 
 	if (!group_read_message(&group_checked, body, &found))
-		return base_refuse(failure, -EPROTO, "cannot read the result of its check");
+		return base_fail_reason(failure, -EPROTO, "cannot read the result of its check");
 	if (found.failure.code && rank < checks->lowest) {
 		*checks->failure = found.failure;
 		checks->lowest = rank;
@@ -985,7 +991,7 @@ static void pass_over(const struct ioshape_group *group, struct search *search,
 			 directory_of(group, found), found->failure.text);
 	if (!options->intact)
 		return;
-	base_leave(found->failure.code, "load", directory_of(group, found), &found->failure);
+	base_return(found->failure.code, "load", directory_of(group, found), &found->failure);
 	say_where(group, options, found);
 	if (options->passed_over)
 		options->passed_over(options->passed_over_user, found->step);
@@ -1012,7 +1018,7 @@ static int find(struct ioshape_group *group, const struct ioshape_search_options
 		if (ret || !found->failure.code)
 			break;
 		if (found->step == IOSHAPE_LATEST || !is_its_own_fault(found->failure.code)) {
-			ret = base_pass_on(error, &found->failure);
+			ret = base_propagate(error, &found->failure);
 			break;
 		}
 		pass_over(group, &search, found);
@@ -1036,7 +1042,7 @@ IOSHAPE_EXPORT int ioshape_group_get_latest(struct ioshape_group *group,
 	int ret;
 
 	if (!group || !step)
-		return base_missing("load");
+		return base_null_argument("load");
 	*step = 0;
 	ret = save_enter(group->context, &error);
 	if (!ret)
@@ -1048,5 +1054,5 @@ IOSHAPE_EXPORT int ioshape_group_get_latest(struct ioshape_group *group,
 		*step = found.step;
 		say_where(group, &options, &found);
 	}
-	return base_leave(ret, "load", group->directory, &error);
+	return base_return(ret, "load", group->directory, &error);
 }

@@ -28,15 +28,15 @@ const char *group_show_rank(const struct ioshape_group *group, uint32_t rank,
 
 void group_name_rank(struct group_names *names, const struct ioshape_group *group, uint32_t rank)
 {
-	const size_t used = strlen(names->text), room = sizeof(names->text) - used;
+	const size_t used = strlen(names->text), size = sizeof(names->text) - used;
 
 	if (!names->count++)
 		names->first = rank;
 	if (names->count <= GROUP_MOST_NAMED)
-		snprintf(names->text + used, room, "%s%s", used ? ", " : "",
+		snprintf(names->text + used, size, "%s%s", used ? ", " : "",
 			 GROUP_SHOWN_RANK(group, rank));
 	else if (names->count == GROUP_MOST_NAMED + 1)
-		snprintf(names->text + used, room, " and others");
+		snprintf(names->text + used, size, " and others");
 }
 
 int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
@@ -47,7 +47,7 @@ int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
 	base_error_of_rank(&named, rank);
 	base_rephrase(&named, failure->code, "%s: %s", GROUP_SHOWN_RANK(group, rank),
 		      failure->sentence);
-	return base_pass_on(error, &named);
+	return base_propagate(error, &named);
 }
 
 /* ---- Payloads -------------------------------------------------------------------------------- */
@@ -270,7 +270,7 @@ static void pass_plan(struct group_payload *payload, void *message)
 	uint32_t asks = plan->asks;
 
 	group_pass_failure(payload, &plan->failure);
-	group_pass_small(payload, &asks, GROUP_ASKS_ROOM);
+	group_pass_small(payload, &asks, GROUP_ASKS_SPACE);
 	if (!payload->body)
 		plan->asks = asks;
 	pass_mac(payload, plan->key);
@@ -394,7 +394,7 @@ const struct group_message group_here = { "here", pass_nothing };
 /* Writers → rank 0: what they have written. A rank that cannot send → its writer and rank 0. */
 const struct group_message group_done = { "done", pass_written };
 /* On tiers of several nodes, the first rank of each → rank 0: whether it has free space. */
-const struct group_message group_room = { "room", pass_answer };
+const struct group_message group_space = { "size", pass_answer };
 /* Rank 0 → the first rank of each node: asks it to commit its files. */
 const struct group_message group_commit = { "commit", pass_commit };
 /* The first rank of each node → rank 0: whether its files are committed, and why they are
@@ -505,7 +505,7 @@ static void name_message(char into[STORE_NAME_BYTES], const char *what, uint32_t
 static int check_abort(const struct group_round *round, struct base_error *error)
 {
 	if (round->abort && atomic_load_explicit(round->abort, memory_order_relaxed))
-		return base_refuse(error, -ECANCELED, "the save was stopped");
+		return base_fail_reason(error, -ECANCELED, "the save was stopped");
 	return 0;
 }
 
@@ -518,8 +518,8 @@ void group_round_rest(struct group_round *round)
 	store_wait(group->store, LOOK_MS);
 }
 
-static int post(struct group_round *round, const char *what, struct group_body *body,
-		struct base_error *error)
+static int put_message(struct group_round *round, const char *what, struct group_body *body,
+		       struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
 	uint64_t begin_ns = base_now_ns();
@@ -542,8 +542,8 @@ static int post(struct group_round *round, const char *what, struct group_body *
 			ret = 0;
 			continue;
 		}
-		base_refuse(error, ret, "cannot send a message to the other ranks of %s: %s",
-			    group->directory, why.text);
+		base_fail_reason(error, ret, "cannot send a message to the other ranks of %s: %s",
+				 group->directory, why.text);
 		/* Rank 0 has ended. Its folder may be gone as well: other jobs remove the folders
 		 * of dead jobs. */
 		if (ret == IOSHAPE_E_COORDINATOR && store_has_ended(group->store, 0))
@@ -559,7 +559,7 @@ int group_tell(struct group_round *round, const struct group_message *message, c
 	struct group_body body = { 0 };
 
 	group_write_message(message, &body, payload);
-	return post(round, message->name, &body, error);
+	return put_message(round, message->name, &body, error);
 }
 
 void group_round_beat(struct group_round *round)
@@ -600,7 +600,7 @@ int group_round_go_on(struct group_round *round, enum ioshape_phase phase, uint6
 		      uint64_t total_bytes, struct base_error *error)
 {
 	if (group_round_track(round, phase, done_bytes, total_bytes))
-		return base_refuse(error, -ECANCELED, "the save was stopped");
+		return base_fail_reason(error, -ECANCELED, "the save was stopped");
 	return check_abort(round, error);
 }
 
@@ -640,14 +640,15 @@ static int fail_lost(const struct group_round *round, const struct lost *lost, c
 		     const char *store_says, struct base_error *error)
 {
 	if (lost->gone)
-		base_refuse(error, -ETIMEDOUT, "%s ended or was killed", lost->names.text);
+		base_fail_reason(error, -ETIMEDOUT, "%s ended or was killed", lost->names.text);
 	else if (lost->ahead)
-		base_refuse(error, -ETIMEDOUT, "%s continued without reporting its result",
-			    lost->names.text);
+		base_fail_reason(error, -ETIMEDOUT, "%s continued without reporting its result",
+				 lost->names.text);
 	else
-		base_refuse(error, -ETIMEDOUT, "%s %s within %u s (deadline_ms)%s%s",
-			    lost->names.text, missing, round->group->options.deadline_ms / 1000,
-			    *store_says ? "; " : "", store_says);
+		base_fail_reason(error, -ETIMEDOUT, "%s %s within %u s (deadline_ms)%s%s",
+				 lost->names.text, missing,
+				 round->group->options.deadline_ms / 1000, *store_says ? "; " : "",
+				 store_says);
 	base_error_of_rank(error, lost->names.first);
 	return -ETIMEDOUT;
 }
@@ -674,8 +675,8 @@ static int look(struct group_round *round, const char *what, uint32_t rank,
 		return 0;
 	}
 	if (ret != -EAGAIN && ret != IOSHAPE_E_COORDINATOR)
-		return base_refuse(error, ret, "cannot read the message of %s: %s",
-				   GROUP_SHOWN_RANK(group, rank), why.text);
+		return base_fail_reason(error, ret, "cannot read the message of %s: %s",
+					GROUP_SHOWN_RANK(group, rank), why.text);
 	name_message(name, group_beat.name, rank);
 	if (ret == -EAGAIN && !store_get(group->store, group->life, name, body, &why))
 		hear_beat(round, rank, watched, body);
@@ -694,8 +695,8 @@ int group_look(struct group_round *round, const struct group_message *message, u
 	int ret = look(round, message->name, rank, watched, &body, error);
 
 	if (!ret && !group_read_message(message, &body, payload))
-		ret = base_refuse(error, -EPROTO, "cannot read the message of %s (\"%s\")",
-				  GROUP_SHOWN_RANK(round->group, rank), message->name);
+		ret = base_fail_reason(error, -EPROTO, "cannot read the message of %s (\"%s\")",
+				       GROUP_SHOWN_RANK(round->group, rank), message->name);
 	base_buffer_free(&body);
 	return ret;
 }
@@ -784,9 +785,9 @@ static int collect(struct watching *watching, struct base_error *error)
 		ret = store_collect(group->store, round->scope, collection->what, watching->have,
 				    found_message, watching, &why);
 		if (watching->failure.code)
-			return base_pass_on(error, &watching->failure);
+			return base_propagate(error, &watching->failure);
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
-			return base_pass_on(error, &why);
+			return base_propagate(error, &why);
 		if (group_has_all(group, watching->have))
 			return 0;
 		if (!ret && collection->beats)
@@ -859,7 +860,7 @@ static int found_answer(void *user, uint32_t rank, const struct base_buffer *bod
 	(void)failure;
 	if (!group_read_message(answering->message, body, &answer)) {
 		base_error_begin(&answer.failure);
-		base_refuse(&answer.failure, -EPROTO, "cannot read its answer");
+		base_fail_reason(&answer.failure, -EPROTO, "cannot read its answer");
 	}
 	answers->count++;
 	answers->same += answer.failure.code == -EEXIST;

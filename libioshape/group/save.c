@@ -151,7 +151,7 @@ static int found_done(void *user, uint32_t rank, const struct base_buffer *body,
 	int ret = group_read_message(&group_done, body, &written) ? 0 : -EPROTO;
 
 	if (!ret && written.failure.code)
-		return base_pass_on(failure, &written.failure);
+		return base_propagate(failure, &written.failure);
 	if (!ret)
 		ret = add_file(sum, rank, &written);
 	return ret ? base_fail(failure, ret, "cannot use the file that it has written") : 0;
@@ -199,9 +199,9 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 	if (ret)
 		return ret;
 	if (sum->shards != kept)
-		return base_refuse(error, -EPROTO,
-				   "%u of %u shards of checkpoint %llu were written", sum->shards,
-				   kept, (unsigned long long)shard->step);
+		return base_fail_reason(error, -EPROTO,
+					"%u of %u shards of checkpoint %llu were written",
+					sum->shards, kept, (unsigned long long)shard->step);
 	repeat_shards(sum);
 	return 0;
 }
@@ -280,7 +280,7 @@ static int commit_spread(struct group_shard *shard, struct group_attempt *attemp
 	if (!ret && own.code)
 		ret = group_fail_of_rank(shard->group, 0, &own, error);
 	if (!ret && answers.failure.code)
-		ret = base_pass_on(error, &answers.failure);
+		ret = base_propagate(error, &answers.failure);
 	if (!ret)
 		shard->group->last_serial = MAX(shard->group->last_serial, manifest->serial);
 	base_buffer_free(&commit.manifest);
@@ -298,7 +298,7 @@ static int read_manifest(const struct ioshape_group *group, const struct base_bu
 
 	if (ret || manifest->rank_count == group->options.ranks)
 		return ret;
-	return base_refuse_with(
+	return base_fail_reason_with(
 		error, IOSHAPE_E_DAMAGED, "save again",
 		"the manifest of rank 0 is damaged: it has %u ranks, and the group has "
 		"%u",
@@ -346,7 +346,7 @@ static void follow_commit(struct group_shard *shard, struct group_attempt *attem
 		group_tell(&shard->round, &group_kept, &answer, &unsaid);
 	}
 	if (ret && answer.failure.code && !error->code)
-		base_pass_on(error, &answer.failure);
+		base_propagate(error, &answer.failure);
 	format_manifest_free(&manifest);
 	base_buffer_free(&commit.manifest);
 	base_buffer_free(&commit.plan);
@@ -422,12 +422,12 @@ static void retain(const struct group_shard *shard)
 }
 
 /* Records a failure of rank 0 itself. A group of one rank does not name it. */
-static int fail_own(const struct group_shard *shard, const struct base_error *own,
-		    struct base_error *error)
+static int fail_here(const struct group_shard *shard, const struct base_error *own,
+		     struct base_error *error)
 {
 	if (shard->group->store)
 		return group_fail_of_rank(shard->group, 0, own, error);
-	return base_pass_on(error, own);
+	return base_propagate(error, own);
 }
 
 /* Makes the plan and tells the other ranks: the plan, or why there is none. *told: they were
@@ -438,7 +438,7 @@ static int plan_and_tell(struct group_shard *shard, struct group_attempt *attemp
 	struct base_error unsaid = { 0 };
 	int ret;
 
-	ret = own->code ? fail_own(shard, own, error) : group_make_plan(shard, attempt, error);
+	ret = own->code ? fail_here(shard, own, error) : group_make_plan(shard, attempt, error);
 	ret = save_space_verdict(shard->group->context, ret, error);
 	if (!shard->group->store)
 		return ret;
@@ -446,7 +446,7 @@ static int plan_and_tell(struct group_shard *shard, struct group_attempt *attemp
 		group_round_forget(&shard->round);
 	*told = !group_tell_plan(shard, GROUP_NO_QUESTION, error, &unsaid);
 	if (!ret && !*told)
-		ret = base_pass_on(error, &unsaid);
+		ret = base_propagate(error, &unsaid);
 	return ret;
 }
 
@@ -459,7 +459,7 @@ static int write_and_commit(struct group_shard *shard, struct group_attempt *att
 	int ret;
 
 	if (group_write_shards(shard, &written, &own))
-		ret = fail_own(shard, &own, error);
+		ret = fail_here(shard, &own, error);
 	else
 		ret = commit(&sum, attempt, &written, error);
 	format_manifest_free(&sum.manifest);
@@ -494,7 +494,7 @@ static int lead_nowhere(struct group_shard *shard, const struct base_error *why,
 {
 	struct base_error named = { 0 };
 
-	fail_own(shard, why, &named);
+	fail_here(shard, why, &named);
 	return group_tell_plan(shard, GROUP_NO_QUESTION, &named, error);
 }
 
@@ -502,7 +502,7 @@ static int lead_nowhere(struct group_shard *shard, const struct base_error *why,
 
 /* Returns whether the checkpoint is committed. Rank 0 may have committed it and ended before this
  * rank received the verdict. */
-static bool is_in_place(struct group_shard *shard)
+static bool is_committed(struct group_shard *shard)
 {
 	struct io_folder directory = IO_NO_FOLDER;
 	struct group_checkpoint checkpoint;
@@ -513,7 +513,7 @@ static bool is_in_place(struct group_shard *shard)
 	if (group_is_spread(shard))
 		return false;
 	group_step_name(step_name, shard->step);
-	if (io_folder_open(&directory, group_place_of(shard), NULL))
+	if (io_folder_open(&directory, group_directory_of(shard), NULL))
 		return false;
 	if (!group_checkpoint_open(&checkpoint, &directory, step_name, shard->step, NULL)) {
 		ours = !strcmp(checkpoint.manifest.attempt,
@@ -527,7 +527,7 @@ static bool is_in_place(struct group_shard *shard)
 }
 
 /* Keeps a checkpoint whose rank 0 has ended, perhaps before it could keep it. */
-static int keep_in_place(const struct group_shard *shard, struct base_error *error)
+static int keep_committed(const struct group_shard *shard, struct base_error *error)
 {
 	base_error_begin(error);
 	return keep(shard, error);
@@ -544,9 +544,9 @@ static int await_verdict(struct group_shard *shard, bool *heard, struct base_err
 	if (!ret) {
 		shard->report->checkpoint_bytes = verdict.checkpoint_bytes;
 		strcpy(shard->unprotected, verdict.unprotected);
-		ret = base_pass_on(error, &verdict.failure);
-	} else if (ret == -ETIMEDOUT && is_in_place(shard)) {
-		ret = keep_in_place(shard, error);
+		ret = base_propagate(error, &verdict.failure);
+	} else if (ret == -ETIMEDOUT && is_committed(shard)) {
+		ret = keep_committed(shard, error);
 	}
 	return ret;
 }
@@ -664,7 +664,7 @@ static void report_group(const struct group_shard *shard, uint64_t begin_ns, dou
 }
 
 /* Copies this rank's downgrades to the report. Writers report them with those of their file. */
-static void report_notes(const struct group_shard *shard)
+static void report_downgrades(const struct group_shard *shard)
 {
 	io_report_downgrades(&shard->downgrades, shard->report);
 }
@@ -674,21 +674,21 @@ static void report_unprotected(struct group_shard *shard)
 	io_add_downgrade(&shard->downgrades, IOSHAPE_DOWNGRADE_PARITY,
 			 "without parity, and lost if a node fails before it is drained: %s",
 			 shard->unprotected);
-	report_notes(shard);
+	report_downgrades(shard);
 }
 
 /* Reports a skipped save. Called on all ranks, whatever they had written by then. */
 static void report_skip(struct group_shard *shard, const struct base_error *why)
 {
 	io_add_downgrade(&shard->downgrades, IOSHAPE_DOWNGRADE_SKIPPED, "%s", why->sentence);
-	report_notes(shard);
+	report_downgrades(shard);
 }
 
 static int prepare(struct group_shard *shard, struct base_error *error)
 {
 	if (save_is_stopped(shard->round.save))
-		return base_refuse(error, -ECANCELED, "the save to \"%s\" was stopped",
-				   shard->task->path);
+		return base_fail_reason(error, -ECANCELED, "the save to \"%s\" was stopped",
+					shard->task->path);
 	return begin_plan(shard, error);
 }
 
@@ -705,7 +705,7 @@ static int run_shard(struct group_shard *shard, struct base_error *error)
 	if (ret == IOSHAPE_E_SKIPPED)
 		report_skip(shard, &failure);
 	if (ret)
-		base_rephrase(error, base_pass_on(error, &failure), "%s was not saved: %s",
+		base_rephrase(error, base_propagate(error, &failure), "%s was not saved: %s",
 			      task->path, failure.sentence);
 	else
 		save_track(shard->round.save, IOSHAPE_PHASE_DONE, shard->report->checkpoint_bytes,
@@ -858,7 +858,7 @@ static int end(struct ioshape_save *save, struct ioshape_report *report, struct 
 	if (report)
 		ioshape_save_get_report(save, report);
 	if (ret)
-		base_pass_on(error, base_last_error());
+		base_propagate(error, base_last_error());
 	ioshape_save_free(save);
 	return ret;
 }
@@ -876,10 +876,10 @@ static int save(struct ioshape_group *group, uint64_t step, const struct save_pa
 	if (out)
 		*out = NULL;
 	if (!group)
-		return base_missing("save");
+		return base_null_argument("save");
 	ret = save_enter(group->context, &error);
 	if (ret)
-		return base_leave(ret, "save", group->directory, &error);
+		return base_return(ret, "save", group->directory, &error);
 	ret = save_take_options(&options, given, false, out != NULL, &error);
 	report = ret ? NULL : options.report;
 	if (!ret && step == IOSHAPE_LATEST)
@@ -893,7 +893,7 @@ static int save(struct ioshape_group *group, uint64_t step, const struct save_pa
 		*out = save;
 	else if (!ret)
 		ret = end(save, report, &error);
-	return base_leave(ret, "save", group->directory, &error);
+	return base_return(ret, "save", group->directory, &error);
 }
 
 IOSHAPE_EXPORT int ioshape_group_save_tensors(struct ioshape_group *group, uint64_t step,
@@ -925,12 +925,12 @@ IOSHAPE_EXPORT int ioshape_group_fail(struct ioshape_group *group, uint64_t step
 	int ret;
 
 	if (!group)
-		return base_missing("fail");
+		return base_null_argument("fail");
 	ret = save_enter(group->context, &error);
 	if (ret)
-		return base_leave(ret, "fail", group->directory, &error);
+		return base_return(ret, "fail", group->directory, &error);
 	share = (struct group_share){ group, step, group_round_reserve(group) };
-	base_refuse(&given, -ECANCELED, "%s", why && *why ? why : "it has nothing to save");
+	base_fail_reason(&given, -ECANCELED, "%s", why && *why ? why : "it has nothing to save");
 	ret = give_up(&share, &given, &error);
-	return base_leave(ret, "fail", group->directory, &error);
+	return base_return(ret, "fail", group->directory, &error);
 }

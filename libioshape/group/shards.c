@@ -51,9 +51,9 @@ static int check_digest(const struct group_shard *shard, uint32_t crc32, struct 
 			  shard->plan.ranks[rank].same == shard->plan.ranks[own].same;
 	if (!needed || crc32 == shard->digest.crc32)
 		return 0;
-	return base_refuse_with(error, IOSHAPE_E_CHANGED,
-				"do not change it until the save has ended",
-				"the data has changed since the save began");
+	return base_fail_reason_with(error, IOSHAPE_E_CHANGED,
+				     "do not change it until the save has ended",
+				     "the data has changed since the save began");
 }
 
 /* ---- The sender: its state ------------------------------------------------------------------- */
@@ -104,8 +104,9 @@ static int go_on_sending(void *user, struct base_error *error)
 	if (!ret && !verdict.failure.code)
 		return 0;
 	return ret ? ret :
-		     base_refuse(error, -EPIPE,
-				 "the checkpoint was abandoned before all its data was written");
+		     base_fail_reason(
+			     error, -EPIPE,
+			     "the checkpoint was abandoned before all its data was written");
 }
 
 /* ---- The sender: staged bytes ---------------------------------------------------------------- */
@@ -383,7 +384,7 @@ static int fail_as_told(const struct group_shard *shard, uint32_t rank, struct b
 			struct base_error *error)
 {
 	if (!theirs->code)
-		base_refuse(theirs, -EPROTO, "it wrote its shard instead of sending it");
+		base_fail_reason(theirs, -EPROTO, "it wrote its shard instead of sending it");
 	/* -EAGAIN would mean to the caller that there is no message yet. */
 	if (theirs->code == -EAGAIN)
 		theirs->code = -EPROTO;
@@ -405,12 +406,12 @@ static int check_failure(struct group_shard *shard, uint32_t rank, struct base_e
  * message, which follows at once, has the code. */
 static int hear_failure(struct group_shard *shard, uint32_t rank, struct base_error *error)
 {
-	struct base_error noted = { 0 }, unheard = { 0 };
+	struct base_error named = { 0 }, unheard = { 0 };
 	struct group_written theirs = { 0 };
 
 	if (!group_hear(&shard->round, &group_done, rank, &theirs, &unheard)) {
-		fail_as_told(shard, rank, &theirs.failure, &noted);
-		*error = noted;
+		fail_as_told(shard, rank, &theirs.failure, &named);
+		*error = named;
 	}
 	return error->code;
 }
@@ -433,9 +434,9 @@ static int go_on_writing(void *user, struct base_error *error)
 		shard->awaited_ns = now_ns;
 	}
 	if (now_ns - shard->awaited_ns > group->deadline_ns) {
-		ret = base_refuse(error, -ETIMEDOUT, "%s sent nothing for %u s (deadline_ms)",
-				  GROUP_SHOWN_RANK(group, shard->awaited),
-				  group->options.deadline_ms / 1000);
+		ret = base_fail_reason(error, -ETIMEDOUT, "%s sent nothing for %u s (deadline_ms)",
+				       GROUP_SHOWN_RANK(group, shard->awaited),
+				       group->options.deadline_ms / 1000);
 		base_error_of_rank(error, shard->awaited);
 		return ret;
 	}
@@ -531,19 +532,19 @@ static int put_run(struct writing *writing, const struct stream_receiver *receiv
 	int ret;
 
 	if (stream_receiver_lasts(receiver))
-		io_writer_lend(writing->file, data, bytes);
+		io_writer_borrow(writing->file, data, bytes);
 	if (stream_receiver_summed(receiver, &crc32))
 		ret = format_writer_put_summed(writing->zip, data, bytes, crc32, error);
 	else
 		ret = format_writer_put(writing->zip, data, bytes, error);
-	io_writer_lend(writing->file, NULL, 0);
+	io_writer_borrow(writing->file, NULL, 0);
 	return ret;
 }
 
 /* Waits until fewer bytes of the file are in flight: only then can the sender go on. */
 static int await_less(struct writing *writing, struct base_error *error)
 {
-	return io_writer_settle(writing->file, io_writer_settled(writing->file) + 1, error);
+	return io_writer_wait_written(writing->file, io_writer_written(writing->file) + 1, error);
 }
 
 /* Receives one shard, which begins at offset `begin` of the file. */
@@ -567,7 +568,7 @@ static int receive(struct writing *writing, struct stream_receiver *receiver, ui
 		if (ret)
 			return ret;
 		stream_receiver_release(receiver,
-					MAX(io_writer_settled(writing->file), begin) - begin);
+					MAX(io_writer_written(writing->file), begin) - begin);
 	}
 }
 
@@ -604,7 +605,7 @@ static int put_shard_of(struct writing *writing, uint32_t rank, struct base_erro
 	if (!ret)
 		ret = end_member(writing, rank, &crc, error);
 	if (!ret && stream_receiver_crc32(receiver) != crc) {
-		ret = base_refuse(
+		ret = base_fail_reason(
 			error, -EIO,
 			"the data from %s was damaged in transit: its checksum does not match",
 			GROUP_SHOWN_RANK(shard->group, rank));
@@ -613,7 +614,7 @@ static int put_shard_of(struct writing *writing, uint32_t rank, struct base_erro
 	/* Before the receiver is freed, the file must stop reading from its memory. */
 	if (ret)
 		io_writer_fail(writing->file);
-	io_writer_settle(writing->file, UINT64_MAX, NULL);
+	io_writer_wait_written(writing->file, UINT64_MAX, NULL);
 	stream_receiver_free(receiver);
 	/* A stream that broke off may leave bytes behind, or a rank that does not receive any
 	 * more. */
@@ -723,11 +724,11 @@ static int name_file(struct writing *writing, struct base_error *error)
 			 group->ranks[group->options.rank].node);
 	else
 		snprintf(name, FORMAT_SHARD_NAME_BYTES, "ranks.zip");
-	bytes = snprintf(writing->path, sizeof(writing->path), "%s/%s/%s", group_place_of(shard),
-			 shard->plan.attempt, name);
+	bytes = snprintf(writing->path, sizeof(writing->path), "%s/%s/%s",
+			 group_directory_of(shard), shard->plan.attempt, name);
 	if (bytes < 0 || (size_t)bytes >= sizeof(writing->path))
 		return base_fail(error, -ENAMETOOLONG, "cannot write into \"%s\"",
-				 group_place_of(shard));
+				 group_directory_of(shard));
 	return 0;
 }
 

@@ -48,9 +48,9 @@ static int check_name(const char *what, const char *name, struct base_error *err
 {
 	if (is_name(name))
 		return 0;
-	return base_refuse(error, -EINVAL,
-			   "a store's %s must have 1 to %d characters of a-z, 0-9 and \"-\"", what,
-			   STORE_NAME_BYTES - 1);
+	return base_fail_reason(error, -EINVAL,
+				"a store's %s must have 1 to %d characters of a-z, 0-9 and \"-\"",
+				what, STORE_NAME_BYTES - 1);
 }
 
 static int check_call(const struct store *store, const char *scope, const char *name,
@@ -59,8 +59,8 @@ static int check_call(const struct store *store, const char *scope, const char *
 	int ret;
 
 	if (!is_ours(store))
-		return base_refuse_with(error, -EPERM, "open one in the child",
-					"this group was opened before fork()");
+		return base_fail_reason_with(error, -EPERM, "open one in the child",
+					     "this group was opened before fork()");
 	ret = check_name("scope", scope, error);
 	return ret ? ret : check_name("message", name, error);
 }
@@ -112,10 +112,11 @@ static int keep(struct store *store, const char *scope, const char *name, const 
 
 	if (store->own_bytes + cost(bytes) > MOST_OWN_BYTES ||
 	    store->own_count >= MOST_OWN_MESSAGES)
-		return base_refuse(error, -E2BIG,
-				   "this rank has more than %u messages to other ranks, or more "
-				   "than %llu bytes of them",
-				   MOST_OWN_MESSAGES, MOST_OWN_BYTES);
+		return base_fail_reason(
+			error, -E2BIG,
+			"this rank has more than %u messages to other ranks, or more "
+			"than %llu bytes of them",
+			MOST_OWN_MESSAGES, MOST_OWN_BYTES);
 	own = malloc(sizeof(*own) + bytes);
 	if (!own)
 		return base_no_memory(error, "a message to other ranks", bytes);
@@ -182,9 +183,10 @@ int store_open(struct store **out, const struct store_ops *ops, const struct sto
 
 	*out = NULL;
 	if (!ret && config->rank >= config->ranks)
-		ret = base_refuse(error, -EINVAL,
-				  "rank %" PRIu32 " is out of range: there are %" PRIu32 " ranks",
-				  config->rank, config->ranks);
+		ret = base_fail_reason(error, -EINVAL,
+				       "rank %" PRIu32 " is out of range: there are %" PRIu32
+				       " ranks",
+				       config->rank, config->ranks);
 	if (!ret)
 		ret = ops->open(out, config, error);
 	if (ret && *out) {
@@ -211,7 +213,7 @@ int store_put(struct store *store, const char *scope, const char *name, const vo
 	int ret = check_call(store, scope, name, error);
 
 	if (!ret && bytes > STORE_MAX_MESSAGE_BYTES)
-		ret = base_refuse_with(
+		ret = base_fail_reason_with(
 			error, -E2BIG,
 			BASE_WORDS("a store takes messages of up to %llu", STORE_MAX_MESSAGE_BYTES),
 			"message %s-%s has %zu bytes", scope, name, bytes);
@@ -247,8 +249,8 @@ int store_collect(struct store *store, const char *scope, const char *prefix, co
 	int ret = check_call(store, scope, prefix, error);
 
 	if (!ret && strlen(prefix) + 1 + MOST_RANK_DIGITS >= STORE_NAME_BYTES)
-		ret = base_refuse(error, -EINVAL, "the prefix \"%s\" of message names is too long",
-				  prefix);
+		ret = base_fail_reason(error, -EINVAL,
+				       "the prefix \"%s\" of message names is too long", prefix);
 	if (!ret)
 		ret = store->ops->collect(store, scope, prefix, have, found, user, error);
 	store->looking_ns += base_now_ns() - begin_ns;

@@ -78,12 +78,12 @@ bool store_has_ended(struct store *store, uint32_t rank);
 void store_drop(struct store *store, const char *scope);
 
 /*
- * Writes an id of the place where this process keeps stores in memory. Ranks with equal ids can
- * meet there and share memory. A host has one such place, and one more for each container with a
+ * Writes an id of the memory where this process keeps stores. Ranks with equal ids can
+ * meet there and share memory. A host has one such memory, and one more for each container with a
  * /dev/shm of its own.
  */
-#define STORE_PLACE_ID_BYTES 48
-void store_identify_place(char id[STORE_PLACE_ID_BYTES]);
+#define STORE_MEMORY_ID_BYTES 48
+void store_identify_memory(char id[STORE_MEMORY_ID_BYTES]);
 
 /* ---- Shared by all kinds of stores (store*.c) ------------------------------------------------ */
 
@@ -156,7 +156,7 @@ void store_sleep_ns(uint64_t ns);
  * the sockets of their streams. Creates it with mode 0700 if it is missing. `given` replaces
  * /dev/shm as its parent; it may be NULL.
  */
-#define STORE_PLACE_BYTES 256
-int store_find_place(char path[STORE_PLACE_BYTES], const char *given, struct base_error *error);
+#define STORE_FOLDER_BYTES 256
+int store_find_folder(char path[STORE_FOLDER_BYTES], const char *given, struct base_error *error);
 
 #endif

@@ -47,10 +47,10 @@ struct files_store {
 	uid_t owner;    /* owner of this user's files in it, as its server reports */
 	int64_t opened; /* time when it was opened, by the server's clock, in seconds since 1970 */
 	/* Only in memory: */
-	char place[STORE_PLACE_BYTES]; /* directory that has the folder */
-	int folder_fd;                 /* the folder, held open */
-	int life_fd;                   /* this rank's life file, locked */
-	int rank0_fd;                  /* rank 0's life file; -1 on rank 0 */
+	char parent[STORE_FOLDER_BYTES]; /* directory that has the folder */
+	int folder_fd;                   /* the folder, held open */
+	int life_fd;                     /* this rank's life file, locked */
+	int rank0_fd;                    /* rank 0's life file; -1 on rank 0 */
 };
 
 static bool is_in_memory(const struct files_store *store)
@@ -58,11 +58,11 @@ static bool is_in_memory(const struct files_store *store)
 	return store->base.ops == &store_memory;
 }
 
-/* ---- The place in the host's memory ---------------------------------------------------------- */
+/* ---- The folder in the host's memory --------------------------------------------------------- */
 
 /* Checks that `path` is a folder, not a symbolic link, and that only this user can use it. Another
  * user may have created it. */
-static int check_place(const char *path)
+static int check_parent(const char *path)
 {
 	struct stat stat;
 
@@ -73,25 +73,25 @@ static int check_place(const char *path)
 	return base_is_own_user(stat.st_uid) && !(stat.st_mode & 077) ? 0 : -EACCES;
 }
 
-static int make_place(char path[STORE_PLACE_BYTES], const char *parent)
+static int make_parent(char path[STORE_FOLDER_BYTES], const char *parent)
 {
 	const int length =
-		snprintf(path, STORE_PLACE_BYTES, "%s/ioshape-%u", parent, (unsigned)geteuid());
+		snprintf(path, STORE_FOLDER_BYTES, "%s/ioshape-%u", parent, (unsigned)geteuid());
 
-	if (length >= STORE_PLACE_BYTES)
+	if (length >= STORE_FOLDER_BYTES)
 		return -ENAMETOOLONG;
 	if (mkdir(path, 0700) && errno != EEXIST)
 		return -errno;
-	return check_place(path);
+	return check_parent(path);
 }
 
-int store_find_place(char path[STORE_PLACE_BYTES], const char *given, struct base_error *error)
+int store_find_folder(char path[STORE_FOLDER_BYTES], const char *given, struct base_error *error)
 {
 	const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
-	int ret = make_place(path, given ? given : "/dev/shm");
+	int ret = make_parent(path, given ? given : "/dev/shm");
 
 	if (ret && !given && runtime && *runtime == '/')
-		ret = make_place(path, runtime);
+		ret = make_parent(path, runtime);
 	if (!ret)
 		return 0;
 	*path = 0;
@@ -101,16 +101,16 @@ int store_find_place(char path[STORE_PLACE_BYTES], const char *given, struct bas
 		given ? given : "/dev/shm");
 }
 
-void store_identify_place(char id[STORE_PLACE_ID_BYTES])
+void store_identify_memory(char id[STORE_MEMORY_ID_BYTES])
 {
-	char path[STORE_PLACE_BYTES];
+	char path[STORE_FOLDER_BYTES];
 	struct stat stat;
 
-	if (!store_find_place(path, NULL, NULL) && !lstat(path, &stat))
-		snprintf(id, STORE_PLACE_ID_BYTES, "%s-%llx-%llx", io_machine_tag(),
+	if (!store_find_folder(path, NULL, NULL) && !lstat(path, &stat))
+		snprintf(id, STORE_MEMORY_ID_BYTES, "%s-%llx-%llx", io_machine_tag(),
 			 (unsigned long long)stat.st_dev, (unsigned long long)stat.st_ino);
 	else
-		snprintf(id, STORE_PLACE_ID_BYTES, "alone-%016llx",
+		snprintf(id, STORE_MEMORY_ID_BYTES, "alone-%016llx",
 			 (unsigned long long)base_random());
 }
 
@@ -152,8 +152,8 @@ static int begin_life(struct files_store *store)
 
 	snprintf(temporary, sizeof(temporary), ".%016llx", (unsigned long long)base_random());
 	store_name_of(name, LIFE, store->base.config.rank);
-	fd = base_own(openat(store->folder_fd, temporary,
-			     O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+	fd = base_register_fd(openat(store->folder_fd, temporary,
+				     O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
 	if (fd < 0)
 		return -errno;
 	if (fcntl(fd, F_OFD_SETLK, &lock) ||
@@ -194,7 +194,8 @@ static bool files_has_ended(struct store *base, uint32_t rank)
 
 static int open_folder(const char *path)
 {
-	const int fd = base_own(open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+	const int fd =
+		base_register_fd(open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 
 	return fd < 0 ? -errno : fd;
 }
@@ -217,10 +218,11 @@ static int enter_folder(const char *path, uid_t owner, struct base_error *error)
 		return ret;
 	if (ret)
 		return base_fail(error, ret, "cannot store messages in the folder \"%s\"", path);
-	return base_refuse(error, -EACCES,
-			   "the folder \"%s\" does not belong to this user any more, or others can "
-			   "write to it",
-			   path);
+	return base_fail_reason(
+		error, -EACCES,
+		"the folder \"%s\" does not belong to this user any more, or others can "
+		"write to it",
+		path);
 }
 
 /* Writes a file, in place of an earlier one of its name. Returns -ENOENT, without an error message,
@@ -270,9 +272,9 @@ static int read_file(struct files_store *store, int folder_fd, const char *name,
 	if (ret == -ENOMEM)
 		return base_no_memory(error, "a message", STORE_MAX_MESSAGE_BYTES);
 	if (ret == -EPERM || ret == -ELOOP)
-		return base_refuse_with(error, -EPERM,
-					"remove it, and find out which process put it there",
-					"\"%s/%s\" is not a file of this group", store->path, name);
+		return base_fail_reason_with(
+			error, -EPERM, "remove it, and find out which process put it there",
+			"\"%s/%s\" is not a file of this group", store->path, name);
 	return base_fail(error, ret, "cannot read the message \"%s/%s\"", store->path, name);
 }
 
@@ -385,7 +387,7 @@ static void leave_memory(struct files_store *store)
 
 struct sweeping {
 	const struct files_store *store;
-	int place_fd;
+	int parent_fd;
 };
 
 /* Returns whether a folder belongs to a dead job. One without a rank 0 may be a new one. */
@@ -402,17 +404,17 @@ static bool is_dead(int folder_fd)
 static int sweep_one(void *opaque, const char *name, struct base_error *error)
 {
 	const struct sweeping *sweeping = opaque;
-	char path[STORE_PLACE_BYTES + NAME_MAX];
+	char path[STORE_FOLDER_BYTES + NAME_MAX];
 	int fd;
 
 	(void)error;
 	if (strncmp(name, MEMORY_MARK, strlen(MEMORY_MARK)) != 0)
 		return 0;
 	fd = base_above_streams(
-		openat(sweeping->place_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+		openat(sweeping->parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 	if (fd < 0)
 		return 0;
-	snprintf(path, sizeof(path), "%s/%s", sweeping->store->place, name);
+	snprintf(path, sizeof(path), "%s/%s", sweeping->store->parent, name);
 	if (is_dead(fd))
 		remove_folder(path, geteuid());
 	close(fd);
@@ -422,14 +424,14 @@ static int sweep_one(void *opaque, const char *name, struct base_error *error)
 /* Removes the folders of dead jobs. */
 static void sweep(struct files_store *store)
 {
-	struct io_folder place = { .path = store->place };
+	struct io_folder parent = { .path = store->parent };
 	struct sweeping sweeping = { .store = store };
 
-	place.fd = sweeping.place_fd = open_folder(store->place);
-	if (place.fd < 0)
+	parent.fd = sweeping.parent_fd = open_folder(store->parent);
+	if (parent.fd < 0)
 		return;
-	io_folder_list(&place, sweep_one, &sweeping, NULL);
-	base_close(place.fd);
+	io_folder_list(&parent, sweep_one, &sweeping, NULL);
+	base_close(parent.fd);
 }
 
 /* Creates rank 0's folder. */
@@ -456,13 +458,13 @@ static int join_folder(struct files_store *store, struct base_error *error)
 	int ret = store->folder_fd = open_folder(store->path);
 
 	if (ret >= 0) {
-		store->rank0_fd = base_own(open_life(store->folder_fd, RANK0_LIFE));
+		store->rank0_fd = base_register_fd(open_life(store->folder_fd, RANK0_LIFE));
 		ret = store->rank0_fd < 0 || rank0_has_ended(store) ? -ENOENT : begin_life(store);
 	}
 	if (ret != -ENOENT)
 		return ret ? base_fail(error, ret, "cannot join \"%s\"", store->path) : 0;
-	base_refuse_with(error, -ETIMEDOUT, "find out why it ended",
-			 "rank 0 of the group has ended: \"%s\" is gone", store->path);
+	base_fail_reason_with(error, -ETIMEDOUT, "find out why it ended",
+			      "rank 0 of the group has ended: \"%s\" is gone", store->path);
 	base_error_of_rank(error, 0);
 	return -ETIMEDOUT;
 }
@@ -502,15 +504,16 @@ static bool is_removed(const struct files_store *store, int fd)
 static int fail_removed(const struct files_store *store, struct base_error *error)
 {
 	if (is_in_memory(store) && !rank0_has_ended(store))
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, -ESTALE,
 			"keep it while the job runs (RemoveIPC=no in logind.conf), and "
 			"start the job again",
 			"the folder %s was removed while ranks were using it", store->path);
-	return base_refuse(error, IOSHAPE_E_COORDINATOR,
-			   "the folder %s is gone: rank 0 of the group has ended, or the folder "
-			   "was removed",
-			   store->path);
+	return base_fail_reason(
+		error, IOSHAPE_E_COORDINATOR,
+		"the folder %s is gone: rank 0 of the group has ended, or the folder "
+		"was removed",
+		store->path);
 }
 
 /* Turns failures that may pass into IOSHAPE_E_COORDINATOR, so that the caller retries. Examples are
@@ -654,7 +657,7 @@ static int files_collect(struct store *base, const char *scope, const char *pref
 	if (removed || ret == -ENOENT || ret == -ESTALE)
 		return fail_removed(store, error);
 	if (ret)
-		base_pass_on(error, &why);
+		base_propagate(error, &why);
 	return unless_passing(store, ret, error);
 }
 
@@ -729,7 +732,7 @@ static int open_in_directory(struct store **out, const struct store_config *conf
 		store->path = NULL;
 		return base_no_memory(error, "a path", strlen(config->directory));
 	}
-	ret = io_folder_make_own(store->path, &ours, error);
+	ret = io_folder_make_private(store->path, &ours, error);
 	if (ret) {
 		free(store->path);
 		/* This makes files_close() remove nothing. */
@@ -751,13 +754,13 @@ static int open_in_memory(struct store **out, const struct store_config *config,
 
 	if (!store)
 		return -ENOMEM;
-	ret = store_find_place(store->place, config->memory, error);
+	ret = store_find_folder(store->parent, config->memory, error);
 	if (ret)
 		return ret;
 	store->owner = geteuid();
-	if (asprintf(&store->path, "%s/" MEMORY_MARK "%s", store->place, config->name) < 0) {
+	if (asprintf(&store->path, "%s/" MEMORY_MARK "%s", store->parent, config->name) < 0) {
 		store->path = NULL;
-		return base_no_memory(error, "a path", strlen(store->place));
+		return base_no_memory(error, "a path", strlen(store->parent));
 	}
 	return config->rank ? join_folder(store, error) : make_folder(store, error);
 }

@@ -78,12 +78,12 @@ static int await_secret(struct redis_store *store, struct base_error *error)
 		if (!ret)
 			return 0;
 		if (ret != -EAGAIN && ret != IOSHAPE_E_COORDINATOR)
-			return base_pass_on(error, &why);
+			return base_propagate(error, &why);
 		if (base_now_ns() >= end_ns)
 			break;
 		store_sleep_ns(base_ms_to_ns(pause_ms));
 	}
-	return base_refuse_with(
+	return base_fail_reason_with(
 		error, -ETIMEDOUT,
 		"check whether it failed, and whether all nodes share that directory",
 		"rank 0 of the group has not written the secret for messages to \"%s\" within "
@@ -123,11 +123,11 @@ static bool learn_secret(struct redis_store *store)
 static void sign(const struct redis_store *store, const char *list, const char *name,
 		 const void *message, size_t bytes, uint8_t mac[BASE_MAC_BYTES])
 {
-	char place[SLOTS_MESSAGES_LIST_BYTES + STORE_NAME_BYTES];
-	const int length = snprintf(place, sizeof(place), "%s %s", list, name);
+	char signed_name[SLOTS_MESSAGES_LIST_BYTES + STORE_NAME_BYTES];
+	const int length = snprintf(signed_name, sizeof(signed_name), "%s %s", list, name);
 	uint8_t key[BASE_MAC_BYTES];
 
-	base_mac(key, store->secret, place, (size_t)length);
+	base_mac(key, store->secret, signed_name, (size_t)length);
 	base_mac(mac, key, message, bytes);
 }
 

@@ -72,10 +72,11 @@ bool stream_read_frame(struct stream_frame *frame, const uint8_t from[STREAM_FRA
 /* Fails because a frame is not allowed at this point of the stream. */
 static int fail_unexpected(const struct stream_link *link, struct base_error *error)
 {
-	return base_refuse_with(error, -EPROTO,
-				"check that both ranks use the same version of this library, and a "
-				"comm that keeps messages in order",
-				"rank %u sent an unexpected message", link->rank);
+	return base_fail_reason_with(
+		error, -EPROTO,
+		"check that both ranks use the same version of this library, and a "
+		"comm that keeps messages in order",
+		"rank %u sent an unexpected message", link->rank);
 }
 
 /* ---- The sender: receiving replies ----------------------------------------------------------- */
@@ -110,9 +111,9 @@ static int take_reply(struct stream_sender *sender, const struct stream_frame *f
 		return 0;
 	case STREAM_STOP:
 		sender->stopped = true;
-		return base_refuse(error, -ECANCELED,
-				   "the writer stopped receiving this rank's data: %.*s",
-				   (int)frame->bytes, text);
+		return base_fail_reason(error, -ECANCELED,
+					"the writer stopped receiving this rank's data: %.*s",
+					(int)frame->bytes, text);
 	}
 	return fail_unexpected(sender->link, error);
 }
@@ -169,7 +170,7 @@ static int say(struct stream_sender *sender, const struct stream_frame *frame, c
 			/* The receiver may have sent the reason. */
 			int reply = hear_all(sender, error);
 
-			return reply ? reply : base_pass_on(error, &why);
+			return reply ? reply : base_propagate(error, &why);
 		}
 		ret = hear_all(sender, error);
 		if (!ret && !link->ops->wait(link, true))
@@ -318,8 +319,8 @@ int stream_sender_new(struct stream_sender **out, struct stream_link *link, bool
 static int check_open(struct stream_sender *sender)
 {
 	if (!sender->failure.code && sender->ended)
-		base_refuse(&sender->failure, -EINVAL,
-			    "data was written to a stream that has ended");
+		base_fail_reason(&sender->failure, -EINVAL,
+				 "data was written to a stream that has ended");
 	return sender->failure.code;
 }
 
@@ -353,8 +354,8 @@ int stream_sender_await_taken(struct stream_sender *sender, uint64_t offset,
 	int ret = sender->failure.code;
 
 	if (!ret && offset > sender->offset)
-		ret = base_refuse(&sender->failure, -EINVAL,
-				  "a stream waits for data that was never written to it");
+		ret = base_fail_reason(&sender->failure, -EINVAL,
+				       "a stream waits for data that was never written to it");
 	/* All other bytes have been copied: those not in shared memory, and those still in the
 	 * batch. */
 	offset = MIN(offset, sender->said);
@@ -378,7 +379,8 @@ static int wait_no_longer(void *user, struct base_error *error)
 {
 	const uint64_t *until_ns = user;
 
-	return base_now_ns() < *until_ns ? 0 : base_refuse(error, -ETIMEDOUT, "no answer came");
+	return base_now_ns() < *until_ns ? 0 :
+					   base_fail_reason(error, -ETIMEDOUT, "no answer came");
 }
 
 /* Sends `why` to the receiver. If the link takes turns, waits for this side's turn, so that the
@@ -447,8 +449,9 @@ static int follow_reference(struct stream_receiver *receiver, const struct strea
 	if (end > receiver->view_bytes)
 		ret = map_memory(receiver, error);
 	if (!ret && end > receiver->view_bytes)
-		ret = base_refuse(error, -EPROTO, "rank %u refers to bytes outside of its memory",
-				  receiver->link->rank);
+		ret = base_fail_reason(error, -EPROTO,
+				       "rank %u refers to bytes outside of its memory",
+				       receiver->link->rank);
 	if (ret)
 		return ret;
 	/* Best effort: map all pages at once, instead of one by one. */
@@ -479,10 +482,10 @@ static int take_end(struct stream_receiver *receiver, const struct stream_frame 
 		    struct base_error *error)
 {
 	if (frame->bytes != receiver->offset)
-		return base_refuse(error, -EPROTO,
-				   "rank %u has sent %llu bytes, of which %llu have arrived",
-				   receiver->link->rank, (unsigned long long)frame->bytes,
-				   (unsigned long long)receiver->offset);
+		return base_fail_reason(error, -EPROTO,
+					"rank %u has sent %llu bytes, of which %llu have arrived",
+					receiver->link->rank, (unsigned long long)frame->bytes,
+					(unsigned long long)receiver->offset);
 	receiver->crc32 = frame->crc32;
 	return say_done(receiver, error);
 }
@@ -502,8 +505,9 @@ static int take_frame(struct stream_receiver *receiver, const struct stream_fram
 	case STREAM_END:
 		return take_end(receiver, frame, error);
 	case STREAM_FAIL:
-		return base_refuse(error, -ECANCELED, "rank %u failed: %.*s", receiver->link->rank,
-				   (int)MIN(frame->bytes, STREAM_TEXT_BYTES), (const char *)*data);
+		return base_fail_reason(
+			error, -ECANCELED, "rank %u failed: %.*s", receiver->link->rank,
+			(int)MIN(frame->bytes, STREAM_TEXT_BYTES), (const char *)*data);
 	}
 	return fail_unexpected(receiver->link, error);
 }
@@ -583,7 +587,7 @@ int stream_receiver_new(struct stream_receiver **out, struct stream_link *link, 
 		return 0;
 	}
 	base_error_of_rank(&receiver->failure, link->rank);
-	base_pass_on(error, &receiver->failure);
+	base_propagate(error, &receiver->failure);
 	stream_receiver_free(receiver);
 	return ret;
 }

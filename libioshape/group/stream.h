@@ -100,7 +100,7 @@ void stream_receiver_free(struct stream_receiver *receiver);
  */
 
 /* Longest wait before `go_on` is called. */
-#define STREAM_PATIENCE_MS 100
+#define STREAM_POLL_MS 100
 
 /* Size of the message with which one side explains its failure to the other, with the final 0. */
 #define STREAM_TEXT_BYTES 512
@@ -171,7 +171,7 @@ struct stream_link_ops {
 	int (*receive)(struct stream_link *link, struct stream_frame *frame, const void **data,
 		       bool must, struct base_error *error);
 	/* Waits until something may have changed. Returns false if nothing has for
-	 * STREAM_PATIENCE_MS. */
+	 * STREAM_POLL_MS. */
 	bool (*wait)(struct stream_link *link, bool to_send);
 	/* Called on the receiver: nothing before `offset` is needed any more. `idle`: the receiver
 	 * has nothing else to do, so the sender should be told now. */

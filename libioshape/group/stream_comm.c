@@ -74,10 +74,11 @@ static int say(struct comm *comm, const struct stream_frame *frame, const void *
 static int fail_mistaken(struct comm *comm, struct base_error *error)
 {
 	comm->broken = true;
-	return base_refuse_with(error, -EPROTO,
-				"check that both ranks use the same version of this library, and a "
-				"comm that keeps messages in order",
-				"rank %u sent an unexpected message", comm->other);
+	return base_fail_reason_with(
+		error, -EPROTO,
+		"check that both ranks use the same version of this library, and a "
+		"comm that keeps messages in order",
+		"rank %u sent an unexpected message", comm->other);
 }
 
 static int hear_frame(struct comm *comm, struct stream_frame *frame, struct base_error *error)
@@ -153,7 +154,7 @@ static int look_at_thread(struct comm_sender *sender, struct base_error *error)
 	if (sender->frame.kind)
 		ret = -EAGAIN;
 	else if (sender->failure.code)
-		ret = base_pass_on(error, &sender->failure);
+		ret = base_propagate(error, &sender->failure);
 	pthread_mutex_unlock(&sender->lock);
 	return ret;
 }
@@ -208,7 +209,7 @@ static bool sender_wait(struct stream_link *base, bool to_send)
 	(void)to_send;
 	pthread_mutex_lock(&sender->lock);
 	while (changed && sender->frame.kind)
-		changed = base_cond_wait_ms(&sender->change, &sender->lock, STREAM_PATIENCE_MS);
+		changed = base_cond_wait_ms(&sender->change, &sender->lock, STREAM_POLL_MS);
 	pthread_mutex_unlock(&sender->lock);
 	return changed;
 }
@@ -298,7 +299,7 @@ static int await_consumer(struct comm_receiver *receiver, bool for_answer, struc
 
 	while (!ret && !receiver->answer.kind &&
 	       (for_answer || receiver->received - receiver->released >= receiver->blocks)) {
-		if (base_cond_wait_ms(&receiver->change, &receiver->lock, STREAM_PATIENCE_MS))
+		if (base_cond_wait_ms(&receiver->change, &receiver->lock, STREAM_POLL_MS))
 			continue;
 		pthread_mutex_unlock(&receiver->lock);
 		if (functions->progress)
@@ -316,7 +317,7 @@ static int receive_block(struct comm_receiver *receiver, uint64_t bytes, struct 
 {
 	/* This check stays valid: only this thread receives blocks, and the others only release
 	 * them. */
-	const size_t place = receiver->received % receiver->blocks;
+	const size_t number = receiver->received % receiver->blocks;
 	bool is_full;
 	int ret;
 
@@ -325,12 +326,12 @@ static int receive_block(struct comm_receiver *receiver, uint64_t bytes, struct 
 	pthread_mutex_unlock(&receiver->lock);
 	if (!bytes || bytes > receiver->block || is_full)
 		return fail_mistaken(&receiver->comm, error);
-	ret = receive_bytes(&receiver->comm, receiver->memory + place * receiver->block,
+	ret = receive_bytes(&receiver->comm, receiver->memory + number * receiver->block,
 			    (size_t)bytes, error);
 	if (ret)
 		return ret;
 	pthread_mutex_lock(&receiver->lock);
-	receiver->sizes[place] = (size_t)bytes;
+	receiver->sizes[number] = (size_t)bytes;
 	receiver->received++;
 	receiver->received_bytes += bytes;
 	pthread_cond_broadcast(&receiver->change);
@@ -439,18 +440,18 @@ static int receiver_receive(struct stream_link *base, struct stream_frame *frame
 			    bool must, struct base_error *error)
 {
 	struct comm_receiver *receiver = (struct comm_receiver *)base;
-	size_t place;
+	size_t number;
 	int ret = 0;
 
 	(void)must;
 	pthread_mutex_lock(&receiver->lock);
 	if (receiver->received > receiver->handed) {
-		place = receiver->handed++ % receiver->blocks;
-		*data = receiver->memory + place * receiver->block;
+		number = receiver->handed++ % receiver->blocks;
+		*data = receiver->memory + number * receiver->block;
 		*frame = (struct stream_frame){ .kind = STREAM_BYTES,
-						.bytes = receiver->sizes[place] };
+						.bytes = receiver->sizes[number] };
 	} else if (receiver->failure.code) {
-		ret = base_pass_on(error, &receiver->failure);
+		ret = base_propagate(error, &receiver->failure);
 	} else if (receiver->last.kind) {
 		*data = receiver->text;
 		*frame = receiver->last;
@@ -470,7 +471,7 @@ static bool receiver_wait(struct stream_link *base, bool to_send)
 	pthread_mutex_lock(&receiver->lock);
 	while (changed && receiver->received == receiver->handed && !receiver->last.kind &&
 	       !receiver->failure.code)
-		changed = base_cond_wait_ms(&receiver->change, &receiver->lock, STREAM_PATIENCE_MS);
+		changed = base_cond_wait_ms(&receiver->change, &receiver->lock, STREAM_POLL_MS);
 	pthread_mutex_unlock(&receiver->lock);
 	return changed;
 }

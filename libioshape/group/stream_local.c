@@ -57,22 +57,22 @@ static const struct stream_link_ops local_ops;
 
 static int find_address(struct sockaddr_un *to, const char *address, struct base_error *error)
 {
-	char place[STORE_PLACE_BYTES];
+	char folder[STORE_FOLDER_BYTES];
 	size_t length;
 	int ret;
 
 	*to = (struct sockaddr_un){ .sun_family = AF_UNIX };
 	if (!*address || strchr(address, '/'))
-		return base_refuse(error, -EINVAL, "\"%s\" is not a valid name for a socket",
-				   address);
-	ret = store_find_place(place, NULL, error);
+		return base_fail_reason(error, -EINVAL, "\"%s\" is not a valid name for a socket",
+					address);
+	ret = store_find_folder(folder, NULL, error);
 	if (ret)
 		return ret;
-	length = (size_t)snprintf(to->sun_path, sizeof(to->sun_path), "%s/" SOCKET_MARK "%s", place,
-				  address);
+	length = (size_t)snprintf(to->sun_path, sizeof(to->sun_path), "%s/" SOCKET_MARK "%s",
+				  folder, address);
 	if (length >= sizeof(to->sun_path))
-		return base_refuse(error, -EINVAL, "\"%s\" is too long a name for a socket",
-				   address);
+		return base_fail_reason(error, -EINVAL, "\"%s\" is too long a name for a socket",
+					address);
 	return 0;
 }
 
@@ -86,7 +86,7 @@ static struct local_link *take_socket(int fd, bool sends, int *code)
 	struct ucred other;
 	socklen_t bytes = sizeof(other);
 
-	fd = base_own(fd);
+	fd = base_register_fd(fd);
 	*code = 0;
 	if (!link)
 		*code = -ENOMEM;
@@ -109,7 +109,7 @@ static struct local_link *take_socket(int fd, bool sends, int *code)
 	 * open. */
 #ifdef SYS_pidfd_open
 	if (other.pid > 0)
-		link->process_fd = base_own((int)syscall(SYS_pidfd_open, other.pid, 0));
+		link->process_fd = base_register_fd((int)syscall(SYS_pidfd_open, other.pid, 0));
 #endif
 	return link;
 }
@@ -145,7 +145,7 @@ static int send_message(const struct local_link *link, const struct stream_frame
 	uint8_t head[STREAM_FRAME_BYTES];
 	struct iovec pieces[2] = { { head, sizeof(head) }, { NULL, bytes } };
 	union {
-		char room[CMSG_SPACE(sizeof(int))];
+		char space[CMSG_SPACE(sizeof(int))];
 		struct cmsghdr head;
 	} control = { { 0 } };
 	struct msghdr message = { .msg_iov = pieces, .msg_iovlen = bytes ? 2 : 1 };
@@ -155,8 +155,8 @@ static int send_message(const struct local_link *link, const struct stream_frame
 	/* sendmsg() does not write to `data`, so dropping const is safe. */
 	memcpy(&pieces[1].iov_base, &data, sizeof(data));
 	if (fd >= 0) {
-		message.msg_control = control.room;
-		message.msg_controllen = sizeof(control.room);
+		message.msg_control = control.space;
+		message.msg_controllen = sizeof(control.space);
 		control.head.cmsg_level = SOL_SOCKET;
 		control.head.cmsg_type = SCM_RIGHTS;
 		control.head.cmsg_len = CMSG_LEN(sizeof(fd));
@@ -180,7 +180,7 @@ static void close_passed(int *fd)
 	*fd = -1;
 }
 
-/* Returns the fd that was passed, or -1. Alignment leaves room for two fds where one is
+/* Returns the fd that was passed, or -1. Alignment leaves space for two fds where one is
  * expected. This process owns all that were passed; if there is more than one, it closes them
  * and returns -1. */
 static int passed_fd(struct msghdr *message)
@@ -194,7 +194,7 @@ static int passed_fd(struct msghdr *message)
 	count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(fd);
 	for (size_t i = 0; i < count; i++) {
 		memcpy(&fd, CMSG_DATA(head) + i * sizeof(fd), sizeof(fd));
-		fd = base_own(fd);
+		fd = base_register_fd(fd);
 		if (count > 1)
 			close_passed(&fd);
 	}
@@ -208,15 +208,15 @@ static int receive_once(struct local_link *link, struct stream_frame *frame, int
 	struct iovec pieces[2] = { { head, sizeof(head) },
 				   { link->message, sizeof(link->message) } };
 	union {
-		char room[CMSG_SPACE(sizeof(int))];
+		char space[CMSG_SPACE(sizeof(int))];
 		struct cmsghdr head;
 	} control = { { 0 } };
 	struct msghdr message = { .msg_iov = pieces, .msg_iovlen = 2 };
 	ssize_t got;
 
 	if (fd) {
-		message.msg_control = control.room;
-		message.msg_controllen = sizeof(control.room);
+		message.msg_control = control.space;
+		message.msg_controllen = sizeof(control.space);
 	}
 	do {
 		got = recvmsg(link->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -305,7 +305,7 @@ static bool local_wait(struct stream_link *base, bool to_send)
 		{ .fd = link->process_fd, .events = POLLIN },
 	};
 
-	return poll(ready, 2, STREAM_PATIENCE_MS) > 0;
+	return poll(ready, 2, STREAM_POLL_MS) > 0;
 }
 
 /* Sends a credit if it is due. If the sender has closed, receiving reports that. */
@@ -365,12 +365,13 @@ static int listen_at(int fd, const struct sockaddr_un *at)
 }
 
 /* Returns a listening socket, or a negative errno. */
-static int listen_anew(const struct sockaddr_un *at)
+static int listen_again(const struct sockaddr_un *at)
 {
 	int fd, ret = -ENOENT;
 
 	for (int tries = 0; ret == -ENOENT && tries < MOST_TRIES; tries++) {
-		fd = base_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+		fd = base_register_fd(
+			socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 		ret = fd < 0 ? -errno : listen_at(fd, at);
 		if (ret)
 			base_close(fd);
@@ -441,7 +442,7 @@ int stream_listener_open(struct stream_listener **out, const char *address, uint
 	if (ret)
 		goto fail;
 	remove_dead(&at);
-	listener->fd = listen_anew(&at);
+	listener->fd = listen_again(&at);
 	if (listener->fd < 0) {
 		ret = listener->fd;
 		base_fail_with(error, ret, "end the process that listens there, or raise ulimit -n",
@@ -545,8 +546,7 @@ int stream_receiver_open_local(struct stream_receiver **out, struct stream_liste
 		if (ret > 0) {
 			if (arrival->link)
 				break;
-			ret = poll(&ready, 1, STREAM_PATIENCE_MS) > 0 ? 0 :
-									stream_go_on(wait, error);
+			ret = poll(&ready, 1, STREAM_POLL_MS) > 0 ? 0 : stream_go_on(wait, error);
 		}
 		if (ret)
 			return ret;
@@ -568,7 +568,7 @@ static int fail_unanswered(int code, struct base_error *why, const char *path,
 			   "other: let them share it, or give each its own node name",
 			   "%s: no process listens at \"%s\" for the data of this rank",
 			   why->sentence, path);
-	return base_pass_on(error, why);
+	return base_propagate(error, why);
 }
 
 static int connect_until(int fd, const char *address, const struct stream_wait *wait,
@@ -588,7 +588,7 @@ static int connect_until(int fd, const char *address, const struct stream_wait *
 		if (ret)
 			return fail_unanswered(ret, &why, to.sun_path, error);
 		poll(NULL, 0, (int)pause_ms);
-		pause_ms = MIN(pause_ms * 2, STREAM_PATIENCE_MS);
+		pause_ms = MIN(pause_ms * 2, STREAM_POLL_MS);
 	}
 	return ret;
 }
@@ -604,7 +604,7 @@ static int send_hello(const struct local_link *link, int memory_fd, const struct
 		ret = send_message(link, &hello, NULL, memory_fd);
 		if (ret != -EAGAIN)
 			return ret ? fail_link(link, ret, error) : 0;
-		ret = poll(&ready, 1, STREAM_PATIENCE_MS) > 0 ? 0 : stream_go_on(wait, error);
+		ret = poll(&ready, 1, STREAM_POLL_MS) > 0 ? 0 : stream_go_on(wait, error);
 	}
 	return ret;
 }
@@ -618,7 +618,7 @@ int stream_sender_open_local(struct stream_sender **out, const char *address, ui
 	int ret, fd;
 
 	*out = NULL;
-	fd = base_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+	fd = base_register_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 	if (fd < 0)
 		return base_fail_with(error, -errno, "raise ulimit -n",
 				      "cannot make a socket to send the data of a rank");

@@ -116,15 +116,15 @@ static int hold_old(const struct io_new_folder *made, const char *first, int64_t
 	if (!ret)
 		ret = io_folder_look(old, ".", &entry, error);
 	if (!ret && entry.modified_ns > newest_ns)
-		ret = base_refuse(error, -EEXIST,
-				  "cannot replace \"%s\": it is newer than its replacement",
-				  old->path);
+		ret = base_fail_reason(error, -EEXIST,
+				       "cannot replace \"%s\": it is newer than its replacement",
+				       old->path);
 	if (!ret && first) {
 		ret = io_folder_claim(old, first, hold, error);
 		if (ret == -EBUSY)
-			base_refuse_with(error, ret, "try again later",
-					 "cannot replace \"%s\": a process is reading it",
-					 old->path);
+			base_fail_reason_with(error, ret, "try again later",
+					      "cannot replace \"%s\": a process is reading it",
+					      old->path);
 		ret = ret == -ENOENT ? 0 : ret;
 	}
 	return ret;

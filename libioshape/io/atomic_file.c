@@ -70,14 +70,14 @@ static int open_directory(struct io_destination *destination, struct base_error 
 {
 	base_close(destination->directory_fd);
 	destination->directory_fd =
-		base_own(open(destination->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+		base_register_fd(open(destination->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	/*
 	 * A process may have permission to write into a directory but not to list it. Such a
 	 * directory cannot be synced.
 	 */
 	if (destination->directory_fd < 0 && errno == EACCES)
-		destination->directory_fd =
-			base_own(open(destination->directory, O_PATH | O_DIRECTORY | O_CLOEXEC));
+		destination->directory_fd = base_register_fd(
+			open(destination->directory, O_PATH | O_DIRECTORY | O_CLOEXEC));
 	if (destination->directory_fd < 0)
 		return base_fail_with(error, -errno,
 				      directory_remedy(destination->directory, errno),
@@ -113,10 +113,10 @@ static int refuse_planted(const struct io_destination *destination, const struct
 		return base_fail(error, ret, "cannot look at \"%s\"", destination->directory);
 	if ((directory.stx_mode & everybodys) != everybodys || found->stx_uid == directory.stx_uid)
 		return 0;
-	return base_refuse_with(error, -EACCES, "remove it, or save elsewhere",
-				"cannot save to \"%s\": another user owns the %s there, in a "
-				"directory that all users can write to",
-				destination->path, S_ISLNK(found->stx_mode) ? "link" : "file");
+	return base_fail_reason_with(error, -EACCES, "remove it, or save elsewhere",
+				     "cannot save to \"%s\": another user owns the %s there, in a "
+				     "directory that all users can write to",
+				     destination->path, S_ISLNK(found->stx_mode) ? "link" : "file");
 }
 
 /* Reads the target of an open link, and checks its owner on that same link. */
@@ -142,8 +142,8 @@ static int read_link(const struct io_destination *destination, char **out, struc
 	int fd, ret;
 
 	*out = NULL;
-	fd = base_own(openat(destination->directory_fd, destination->name,
-			     O_PATH | O_NOFOLLOW | O_CLOEXEC));
+	fd = base_register_fd(openat(destination->directory_fd, destination->name,
+				     O_PATH | O_NOFOLLOW | O_CLOEXEC));
 	if (fd < 0)
 		return base_fail(error, -errno, "cannot follow the link \"%s\"", destination->path);
 	ret = read_open_link(destination, fd, text, error);
@@ -180,7 +180,8 @@ static int open_if_stream(struct io_destination *destination, const struct statx
 		return 0;
 	destination->stream = true;
 	destination->device = S_ISBLK(mode);
-	destination->fd = base_own(open(destination->path, O_WRONLY | O_NOCTTY | O_CLOEXEC));
+	destination->fd =
+		base_register_fd(open(destination->path, O_WRONLY | O_NOCTTY | O_CLOEXEC));
 	if (destination->fd < 0)
 		return base_fail(error, -errno, "cannot open \"%s\" for writing",
 				 destination->path);
@@ -225,9 +226,9 @@ static int follow(struct io_destination *destination, struct statx *found, struc
 		if (ret || !S_ISLNK(found->stx_mode))
 			return ret;
 		if (links == MAX_LINKS)
-			return base_refuse(error, -ELOOP,
-					   "cannot save to \"%s\": too many symbolic links",
-					   destination->path);
+			return base_fail_reason(error, -ELOOP,
+						"cannot save to \"%s\": too many symbolic links",
+						destination->path);
 		ret = read_link(destination, &next, error);
 		if (ret)
 			return ret;
@@ -260,9 +261,9 @@ static int check_old(struct io_destination *destination, const struct statx *old
 		return base_fail_with(error, -EISDIR, "give the name of a file in it",
 				      "cannot save to \"%s\"", destination->path);
 	if (!S_ISREG(old->stx_mode))
-		return base_refuse(error, -EBUSY,
-				   "cannot save to \"%s\": another process is changing it",
-				   destination->path);
+		return base_fail_reason(error, -EBUSY,
+					"cannot save to \"%s\": another process is changing it",
+					destination->path);
 	ret = refuse_planted(destination, old, error);
 	if (ret)
 		return ret;
@@ -326,7 +327,8 @@ static bool must_ask(struct io_destination *destination)
 	if (is_small(destination) || request->kind == FS_REQUEST_DIRECTORY)
 		return false;
 	/* Every directory gives at least one stripe. */
-	if (request->kind == FS_REQUEST_AUTO && !options->place && bytes <= FS_ONE_STRIPE_BYTES)
+	if (request->kind == FS_REQUEST_AUTO && !options->target_group &&
+	    bytes <= FS_ONE_STRIPE_BYTES)
 		return false;
 	/*
 	 * Most files follow others on the same mount, where no stripes can be requested, so they
@@ -343,9 +345,10 @@ static bool must_ask(struct io_destination *destination)
 	ask = fs_choose_layout(request, &facts, &destination->asked, why, sizeof(why));
 	base_log(&destination->config->log, IOSHAPE_LOG_DEBUG, "layout of the new file in %s: %s",
 		 directory, why);
-	if (options->place)
-		ask |= fs_take_place(&facts, fs_even_targets(directory_fd, directory, memory),
-				     options->place, options->places, &destination->asked);
+	if (options->target_group)
+		ask |= fs_take_target_group(
+			&facts, fs_even_targets(directory_fd, directory, memory),
+			options->target_group, options->target_groups, &destination->asked);
 	return ask > 0;
 }
 
@@ -444,16 +447,16 @@ static int open_direct(const struct io_destination *destination, int fd)
  */
 static int destination_create(struct io_destination *destination, mode_t mode)
 {
-	char note[256];
+	char why[256];
 	int fd;
 
 	if (!must_ask(destination))
 		return create_plainly(destination, mode);
 	fd = fs_create_with_layout(destination->directory_fd, destination->temporary, mode,
-				   destination->memory->family, &destination->asked, note,
-				   sizeof(note));
-	if (fd >= 0 && *note)
-		io_add_downgrade(destination->downgrades, IOSHAPE_DOWNGRADE_LAYOUT, "%s", note);
+				   destination->memory->family, &destination->asked, why,
+				   sizeof(why));
+	if (fd >= 0 && *why)
+		io_add_downgrade(destination->downgrades, IOSHAPE_DOWNGRADE_LAYOUT, "%s", why);
 	if (fd >= 0 && opens_direct(destination))
 		fd = open_direct(destination, fd);
 	return fd;
@@ -525,7 +528,7 @@ static int open_temporary(struct io_destination *destination, mode_t mode, struc
 		if (ret)
 			return ret;
 		ret = destination_create(destination, mode);
-		destination->fd = base_own(MAX(ret, -1));
+		destination->fd = base_register_fd(MAX(ret, -1));
 		if (ret < 0) {
 			forget_temporary(destination); /* the name belongs to another process */
 			if (ret == -EEXIST && !destination->options->unseen)
@@ -544,8 +547,9 @@ static int open_temporary(struct io_destination *destination, mode_t mode, struc
 			return base_fail(error, ret, "cannot look at the temporary file of \"%s\"",
 					 destination->path);
 	}
-	return base_refuse(error, -EEXIST, "cannot find a free name for a temporary file in \"%s\"",
-			   destination->directory);
+	return base_fail_reason(error, -EEXIST,
+				"cannot find a free name for a temporary file in \"%s\"",
+				destination->directory);
 }
 
 /* Access control lists, which grant or deny access beyond the mode. 4096 bytes hold 500 entries. */
@@ -752,8 +756,8 @@ static int open_or_make(struct io_destination *destination, struct base_error *e
 	int ret = -EEXIST;
 
 	for (int attempt = 0; ret == -EEXIST && attempt < MAX_NAMES; attempt++) {
-		destination->fd =
-			base_own(openat(destination->directory_fd, destination->name, flags));
+		destination->fd = base_register_fd(
+			openat(destination->directory_fd, destination->name, flags));
 		if (destination->fd >= 0)
 			return 0;
 		if (errno != ENOENT)
@@ -808,9 +812,10 @@ static int open_found(struct io_destination *destination, struct base_error *err
 	int ret = find(destination, error);
 
 	if (ret > 0 && options->part_bytes)
-		return base_refuse_with(error, -EINVAL, "give the name of a regular file",
-					"cannot save a part of \"%s\": it is not a regular file",
-					destination->path);
+		return base_fail_reason_with(
+			error, -EINVAL, "give the name of a regular file",
+			"cannot save a part of \"%s\": it is not a regular file",
+			destination->path);
 	destination->shared = options->part_bytes > 0;
 	if (!ret)
 		ret = destination->shared ? open_or_make(destination, error) :
@@ -826,8 +831,8 @@ int io_destination_open(struct io_destination *destination, const char *path,
 
 	destination->directory_fd = destination->fd = destination->lock_fd = -1;
 	if (!*path || path[strlen(path) - 1] == '/')
-		return base_refuse_with(error, -EINVAL, "give the name of a file",
-					"cannot save to \"%s\"", path);
+		return base_fail_reason_with(error, -EINVAL, "give the name of a file",
+					     "cannot save to \"%s\"", path);
 	destination->path = strdup(path);
 	if (!destination->path)
 		return base_no_memory(error, "a path", strlen(path));
@@ -896,8 +901,8 @@ static int check_newest(const struct io_destination *destination, struct base_er
 		return 0;
 	if (io_modified_ns(&there) <= original->newest_ns)
 		return 0;
-	return base_refuse(error, -EEXIST, "\"%s\" is newer than what was to replace it",
-			   destination->path);
+	return base_fail_reason(error, -EEXIST, "\"%s\" is newer than what was to replace it",
+				destination->path);
 }
 
 /* ---- Closing replaced files ------------------------------------------------------------------ */
@@ -912,7 +917,7 @@ static int check_newest(const struct io_destination *destination, struct base_er
 #define LARGE_FILE_BYTES (64 * MIB)
 
 /* Longest wait for the space of replaced files. */
-#define PATIENCE_NS (10ull * 1000000000)
+#define MOST_WAIT_NS (10ull * 1000000000)
 
 /* Files that threads of this process are closing, whose space is not free yet. */
 static atomic_uint releasing;
@@ -956,7 +961,7 @@ static bool await_releases(void)
 	bool waited = false;
 
 	/* After fork() the child lacks the parent's thread, hence the limit. */
-	while (atomic_load(&releasing) && base_now_ns() - begin < PATIENCE_NS) {
+	while (atomic_load(&releasing) && base_now_ns() - begin < MOST_WAIT_NS) {
 		nanosleep(&pause, NULL);
 		waited = true;
 	}
@@ -999,7 +1004,8 @@ static int close_checked(struct io_destination *destination, struct base_error *
 		 * later would close a descriptor in between, and that close could swallow the
 		 * error.
 		 */
-		destination->lock_fd = base_own(fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+		destination->lock_fd =
+			base_register_fd(fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
 		if (destination->lock_fd < 0) {
 			destination->fd = fd;
 			return base_fail_with(error, -errno, "raise ulimit -n",
@@ -1013,7 +1019,7 @@ static int close_checked(struct io_destination *destination, struct base_error *
 	return 0;
 }
 
-static int put_in_place(struct io_destination *destination, struct base_error *error)
+static int rename_into_place(struct io_destination *destination, struct base_error *error)
 {
 	int fd = destination->directory_fd, ret;
 
@@ -1102,9 +1108,9 @@ int io_destination_commit(struct io_destination *destination, struct base_error 
 	 * time leave such files behind.
 	 */
 	if (fs_is_local(destination->fs.family) && !destination->absent)
-		old = base_own(openat(destination->directory_fd, destination->name,
-				      O_PATH | O_NOFOLLOW | O_CLOEXEC));
-	ret = put_in_place(destination, error);
+		old = base_register_fd(openat(destination->directory_fd, destination->name,
+					      O_PATH | O_NOFOLLOW | O_CLOEXEC));
+	ret = rename_into_place(destination, error);
 	if (!ret && !options->no_sync && !options->unseen)
 		ret = sync_name(destination, error);
 	release_fd(old);
@@ -1123,7 +1129,7 @@ static int put_small_file(const struct io_destination *destination, const char *
 	ret = io_put_whole(destination->directory_fd, name, data, bytes, durable,
 			   status.st_mode & 0666);
 	if (!ret && durable)
-		/* The sync of the file has noted downgrades. */
+		/* The sync of the file has recorded downgrades. */
 		ret = sync_directory(destination, NULL);
 	return ret;
 }
@@ -1184,7 +1190,7 @@ static int reserve(const struct io_destination *destination, uint64_t length)
 	return ret;
 }
 
-static int no_room(const struct io_destination *destination, int code, struct base_error *error)
+static int no_space(const struct io_destination *destination, int code, struct base_error *error)
 {
 	const uint64_t bytes = destination->options->expected_bytes;
 	const uint64_t free_bytes = fs_free_bytes_behind(destination->fd);
@@ -1199,11 +1205,11 @@ static int no_room(const struct io_destination *destination, int code, struct ba
 			       "filesystem (%s)",
 			       destination->path, BASE_SIZE(bytes), destination->fs.type);
 	else
-		base_refuse_with(error, code, io_remedy(code),
-				 "cannot save \"%s\": needs %s, %s are free on its filesystem "
-				 "(%s)",
-				 destination->path, BASE_SIZE(bytes), BASE_SIZE(free_bytes),
-				 destination->fs.type);
+		base_fail_reason_with(error, code, io_remedy(code),
+				      "cannot save \"%s\": needs %s, %s are free on its filesystem "
+				      "(%s)",
+				      destination->path, BASE_SIZE(bytes), BASE_SIZE(free_bytes),
+				      destination->fs.type);
 	base_error_space(error, bytes, free_bytes);
 	return code;
 }
@@ -1223,11 +1229,11 @@ int io_destination_reserve(struct io_destination *destination, uint64_t length,
 	case -EDQUOT:
 	case -EFBIG:
 	case -EIO:
-		return no_room(destination, ret, error);
+		return no_space(destination, ret, error);
 	default:
 		/* The filesystem cannot reserve space, so its free space decides. */
 		if (destination->options->expected_bytes > fs_free_bytes_behind(destination->fd))
-			return no_room(destination, -ENOSPC, error);
+			return no_space(destination, -ENOSPC, error);
 		io_add_downgrade(destination->downgrades, IOSHAPE_DOWNGRADE_PREALLOCATE,
 				 "no preallocation on %s: %s", destination->fs.type,
 				 ioshape_strerror(ret));

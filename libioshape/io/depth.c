@@ -15,13 +15,13 @@
 /*
  * The smallest baseline. When the processor does other work, a writer may notice a completion this
  * late. With 2 ms, a server that pauses now and then gets a fifth of its throughput. With 12 ms, a
- * save makes room for another one too late.
+ * save makes way for another one too late.
  */
 #define HARMLESS_NS 6000000u
 
 /*
  * The latency bound as a multiple of the baseline. From 2 on, a spinning disk has a queue that
- * gains nothing, and a save needs half a second to make room. With 1.3 a save takes longer to
+ * gains nothing, and a save needs half a second to make way. With 1.3 a save takes longer to
  * recover.
  */
 #define BOUND 1.6
@@ -51,7 +51,7 @@
 
 /*
  * Most rounds between two attempts to raise the limit while attempts fail. With 1 or 4 a spinning
- * disk has a queue for longer, and a save makes room later. 64 is no better.
+ * disk has a queue for longer, and a save makes way later. 64 is no better.
  */
 #define MOST_WAIT 16u
 
@@ -107,7 +107,7 @@ static void set_limit(struct io_depth *depth, double limit, uint64_t now_ns)
 	depth->raised = depth->limit > before;
 	if (depth->limit == before)
 		return;
-	depth->calm = 0;
+	depth->steady = 0;
 	depth->since_ns = now_ns;
 }
 
@@ -146,11 +146,11 @@ static void decide(struct io_depth *depth, double latency_ns, uint64_t now_ns)
 		return;
 	}
 	depth->wait = depth->raised ? 0 : depth->wait;
-	depth->calm++;
+	depth->steady++;
 	depth->raised = false;
 	if (depth->starting)
 		set_limit(depth, depth->limit * 2.0, now_ns);
-	else if (depth->calm > depth->wait)
+	else if (depth->steady > depth->wait)
 		set_limit(depth, depth->limit + 1.0, now_ns);
 }
 

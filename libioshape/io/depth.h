@@ -52,9 +52,9 @@ struct io_depth {
 	/* Beginning of the limit; sum of the latencies in this round. */
 	uint64_t since_ns, latency_ns;
 	uint32_t answers;
-	bool raised;   /* the limit was raised for this round */
-	uint32_t calm; /* rounds since the limit changed */
-	uint32_t wait; /* rounds to wait before the limit is raised again */
+	bool raised;     /* the limit was raised for this round */
+	uint32_t steady; /* rounds since the limit changed */
+	uint32_t wait;   /* rounds to wait before the limit is raised again */
 };
 
 /* Begins a file. */

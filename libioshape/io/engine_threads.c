@@ -51,8 +51,8 @@ static void run(struct io_op *op)
 {
 	ssize_t moved;
 
-	if (op->part_count)
-		moved = pwritev(op->fd, op->parts, (int)op->part_count, (off_t)op->offset);
+	if (op->range_count)
+		moved = pwritev(op->fd, op->ranges, (int)op->range_count, (off_t)op->offset);
 	else if (op->kind == IO_WRITE)
 		moved = pwrite(op->fd, op->data, op->bytes, (off_t)op->offset);
 	else

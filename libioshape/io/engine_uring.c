@@ -57,7 +57,7 @@ static int set_up(struct uring *uring, unsigned depth)
 		ret = io_uring_queue_init(depth, &uring->ring, flags[i]);
 	if (ret)
 		return ret;
-	uring->ring.ring_fd = uring->ring.enter_ring_fd = base_own(uring->ring.ring_fd);
+	uring->ring.ring_fd = uring->ring.enter_ring_fd = base_register_fd(uring->ring.ring_fd);
 	if (uring->ring.ring_fd >= 0)
 		return 0;
 	ret = -errno;
@@ -67,7 +67,7 @@ static int set_up(struct uring *uring, unsigned depth)
 
 static void tear_down(struct uring *uring)
 {
-	base_disown(uring->ring.ring_fd);
+	base_unregister_fd(uring->ring.ring_fd);
 	io_uring_queue_exit(&uring->ring);
 }
 
@@ -200,8 +200,8 @@ static void prepare(struct uring *uring, struct io_uring_sqe *sqe, struct io_op 
 	const int fd = op->fd;
 	unsigned bytes = (unsigned)op->bytes;
 
-	if (op->part_count) {
-		io_uring_prep_writev(sqe, fd, op->parts, op->part_count, op->offset);
+	if (op->range_count) {
+		io_uring_prep_writev(sqe, fd, op->ranges, op->range_count, op->offset);
 	} else if (in_memory(uring, op)) {
 		if (op->kind == IO_WRITE)
 			io_uring_prep_write_fixed(sqe, fd, op->data, bytes, op->offset, 0);

@@ -110,7 +110,7 @@ int io_folder_make(const char *path, struct base_error *error)
  */
 static int refuse_owner(const char *path, uid_t owner, struct base_error *error)
 {
-	return base_refuse_with(
+	return base_fail_reason_with(
 		error, -EACCES,
 		BASE_WORDS("ask user %u or the administrator to remove it", (unsigned)owner),
 		"cannot use the folder \"%s\": it belongs to user %u, and this process runs "
@@ -118,7 +118,7 @@ static int refuse_owner(const char *path, uid_t owner, struct base_error *error)
 		path, (unsigned)owner, (unsigned)geteuid());
 }
 
-static int fail_own(int code, const char *path, struct base_error *error)
+static int fail_private(int code, const char *path, struct base_error *error)
 {
 	struct stat stat;
 
@@ -143,7 +143,7 @@ static int look_at_new(int folder_fd, struct stat *status)
 	int fd, ret;
 
 	io_temporary_name(folder_fd, "new", name);
-	fd = base_own(openat(folder_fd, name, flags, 0600));
+	fd = base_register_fd(openat(folder_fd, name, flags, 0600));
 	if (fd < 0)
 		return -errno;
 	ret = fstat(fd, status) ? -errno : 0;
@@ -156,7 +156,7 @@ static int look_at_new(int folder_fd, struct stat *status)
  * Creates and describes a private directory. Servers may map root to another user, so a new file
  * shows which owner this process's files have.
  */
-static int make_own(const char *path, struct stat *folder, struct stat *ours)
+static int make_private(const char *path, struct stat *folder, struct stat *ours)
 {
 	int fd, ret;
 
@@ -172,18 +172,18 @@ static int make_own(const char *path, struct stat *folder, struct stat *ours)
 	return ret;
 }
 
-int io_folder_make_own(const char *path, struct stat *ours, struct base_error *error)
+int io_folder_make_private(const char *path, struct stat *ours, struct base_error *error)
 {
 	struct stat folder;
 	int ret = -ENOENT;
 
 	/* Another process may remove the directory meanwhile. */
 	for (int i = 0; i < MOST_TRIES && ret == -ENOENT; i++)
-		ret = make_own(path, &folder, ours);
+		ret = make_private(path, &folder, ours);
 	if (ret)
-		return fail_own(ret, path, error);
+		return fail_private(ret, path, error);
 	if (!base_is_one_user(ours->st_uid))
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, -EACCES, "map its user in the user namespace",
 			"cannot keep files in the folder \"%s\": this process runs as the unmapped "
 			"user \"nobody\" of a user namespace, as other users may",
@@ -191,9 +191,9 @@ int io_folder_make_own(const char *path, struct stat *ours, struct base_error *e
 	if (folder.st_uid != ours->st_uid)
 		return refuse_owner(path, folder.st_uid, error);
 	if (folder.st_mode & 022)
-		return base_refuse_with(error, -EACCES, "remove it, or chmod go-w",
-					"cannot use the folder \"%s\": other users can write to it",
-					path);
+		return base_fail_reason_with(
+			error, -EACCES, "remove it, or chmod go-w",
+			"cannot use the folder \"%s\": other users can write to it", path);
 	return 0;
 }
 
@@ -202,7 +202,7 @@ int io_folder_make_own(const char *path, struct stat *ours, struct base_error *e
 static int open_at(struct io_folder *folder, int fd, const char *name, int flags,
 		   struct base_error *error)
 {
-	folder->fd = base_own(openat(fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags));
+	folder->fd = base_register_fd(openat(fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags));
 	if (folder->fd >= 0)
 		return 0;
 	return base_fail(error, -errno, "cannot open the directory \"%s\"", folder->path);
@@ -295,8 +295,8 @@ int io_folder_take(const struct io_folder *folder, const char *name, bool wait,
 {
 	int ret;
 
-	hold->fd =
-		base_own(openat(folder->fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+	hold->fd = base_register_fd(
+		openat(folder->fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
 	if (hold->fd < 0)
 		return base_fail(error, -errno, "cannot open \"%s/%s\"", folder->path, name);
 	ret = lock(hold->fd, wait);
@@ -319,9 +319,9 @@ int io_folder_claim(const struct io_folder *folder, const char *name, struct io_
 	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 
 	/* NFS grants exclusive locks only on writable descriptors. */
-	hold->fd = base_own(openat(folder->fd, name, O_RDWR | flags));
+	hold->fd = base_register_fd(openat(folder->fd, name, O_RDWR | flags));
 	if (hold->fd < 0 && errno != ENOENT)
-		hold->fd = base_own(openat(folder->fd, name, O_RDONLY | flags));
+		hold->fd = base_register_fd(openat(folder->fd, name, O_RDONLY | flags));
 	if (hold->fd < 0)
 		return errno == ENOENT ? -ENOENT :
 					 base_fail(error, -errno, "cannot open \"%s/%s\"",
@@ -373,7 +373,7 @@ int io_folder_look(const struct io_folder *folder, const char *name, struct io_e
 	return 0;
 }
 
-void io_look_anew(int fd, const char *path)
+void io_revalidate(int fd, const char *path)
 {
 	struct statx status;
 
@@ -441,9 +441,9 @@ int io_folder_list(const struct io_folder *folder,
 			break;
 		}
 		if (seen == MOST_ENTRIES)
-			ret = base_refuse(error, IOSHAPE_E_LIMIT,
-					  "cannot list \"%s\": it has more than %u entries",
-					  folder->path, MOST_ENTRIES);
+			ret = base_fail_reason(error, IOSHAPE_E_LIMIT,
+					       "cannot list \"%s\": it has more than %u entries",
+					       folder->path, MOST_ENTRIES);
 		else if (!is_dots(entry->d_name))
 			ret = found(user, entry->d_name, error);
 	}
@@ -558,7 +558,7 @@ static int remove_inner(const struct removal *removal, const char *name, struct 
 	int ret;
 
 	if (!removal->levels)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, -ENOTEMPTY, "check that directory, and remove it yourself",
 			"\"%s\" was not removed, because it contains an unexpected directory: %s",
 			removal->folder->path, name);
@@ -689,7 +689,7 @@ static int put_new(int folder_fd, const char *name, const void *data, size_t byt
 	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
 	int fd, ret;
 
-	fd = base_own(openat(folder_fd, name, flags, mode));
+	fd = base_register_fd(openat(folder_fd, name, flags, mode));
 	if (fd < 0)
 		return -errno;
 	/* The lock keeps other processes from removing the file as abandoned. */
@@ -723,7 +723,7 @@ int io_put_whole(int folder_fd, const char *name, const void *data, size_t bytes
 
 int io_read_whole(int fd, size_t most_bytes, struct base_buffer *into, struct stat *status)
 {
-	size_t room;
+	size_t least;
 	ssize_t got;
 
 	if (fstat(fd, status))
@@ -734,10 +734,10 @@ int io_read_whole(int fd, size_t most_bytes, struct base_buffer *into, struct st
 		return -EFBIG;
 	into->bytes = 0;
 	/* The length that an NFS client reports may be old. */
-	for (room = (size_t)status->st_size + 1;; room = 4096) {
-		if (base_buffer_reserve(into, room))
+	for (least = (size_t)status->st_size + 1;; least = 4096) {
+		if (base_buffer_reserve(into, least))
 			return -ENOMEM;
-		got = read(fd, into->data + into->bytes, into->room - into->bytes);
+		got = read(fd, into->data + into->bytes, into->allocated - into->bytes);
 		if (!got)
 			return 0;
 		if (got < 0 && errno != EINTR)
@@ -775,17 +775,18 @@ static int read_file(const struct io_folder *folder, const char *name, int fd, s
 	const int ret = io_read_whole(fd, most_bytes, into, &status);
 
 	if (ret == -EPERM)
-		return base_refuse(error, IOSHAPE_E_FORMAT, "\"%s/%s\" is not a regular file",
-				   folder->path, name);
+		return base_fail_reason(error, IOSHAPE_E_FORMAT, "\"%s/%s\" is not a regular file",
+					folder->path, name);
 	if (ret == -EFBIG)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "cannot read \"%s/%s\": it is larger than %s", folder->path,
-				   name, BASE_SIZE(most_bytes));
+		return base_fail_reason(error, IOSHAPE_E_LIMIT,
+					"cannot read \"%s/%s\": it is larger than %s", folder->path,
+					name, BASE_SIZE(most_bytes));
 	if (ret)
 		return base_fail(error, ret, "cannot read \"%s/%s\"", folder->path, name);
 	if ((uint64_t)status.st_size > into->bytes)
-		return base_refuse(error, IOSHAPE_E_DAMAGED,
-				   "\"%s/%s\" was truncated while it was read", folder->path, name);
+		return base_fail_reason(error, IOSHAPE_E_DAMAGED,
+					"\"%s/%s\" was truncated while it was read", folder->path,
+					name);
 	return 0;
 }
 
@@ -798,8 +799,8 @@ int io_folder_get(const struct io_folder *folder, const char *name, size_t most_
 	if (hold)
 		*hold = (struct io_hold)IO_NO_HOLD;
 	/* O_NONBLOCK: a pipe must be refused, not waited for. */
-	taken.fd =
-		base_own(openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+	taken.fd = base_register_fd(
+		openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 	if (taken.fd < 0)
 		return errno == ENOENT ? -ENOENT :
 					 base_fail(error, -errno, "cannot open \"%s/%s\"",
@@ -1092,7 +1093,7 @@ static bool remove_if_abandoned(const struct io_folder *parent, struct io_clock 
 	int fd;
 
 	/* O_NONBLOCK: the entry may turn out to be a pipe. */
-	fd = base_own(openat(parent->fd, name, O_RDWR | flags));
+	fd = base_register_fd(openat(parent->fd, name, O_RDWR | flags));
 	is_folder = fd < 0 && errno == EISDIR && !io_folder_open_in(&folder, parent, name, NULL);
 	/*
 	 * The lock is held until after the removal, so that a writer that just created the file

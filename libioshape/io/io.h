@@ -31,8 +31,8 @@ struct io_downgrades {
 };
 
 /*
- * Adds a downgrade with its sentence. Does nothing if `notes` is NULL; if the list is full, it only
- * counts.
+ * Adds a downgrade with its sentence. Does nothing if `downgrades` is NULL; if the list is full, it
+ * only counts.
  */
 void io_add_downgrade(struct io_downgrades *downgrades, enum ioshape_downgrade_code code,
 		      const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -85,7 +85,7 @@ struct io_choice {
 	const char *engine; /* name of the engine; "" if none can be opened */
 	/* Why the first engine of the rule was not opened: a negative errno, or 0. */
 	int code;
-	char note[256]; /* downgrades of the engine, or "" */
+	char downgrade[256]; /* downgrades of the engine, or "" */
 	size_t block_bytes;
 	unsigned depth;
 	char why[160]; /* reason for the engine and the blocks, as in the report */
@@ -117,10 +117,10 @@ struct io_file_options {
 	/* Files that are written at the same time, for choosing stripes; 0: not known. */
 	uint32_t files;
 	/*
-	 * This file uses the `place`-th of `places` shares of the storage targets, from 1 on; 0:
-	 * any target.
+	 * This file uses the `target_group`-th of `target_groups` groups of the storage targets,
+	 * from 1 on; 0: any target.
 	 */
-	uint32_t place, places;
+	uint32_t target_group, target_groups;
 	bool no_replace;
 	bool no_sync;
 	/*
@@ -175,7 +175,7 @@ struct io_writer;
 
 /*
  * Opens the temporary file, or the pipe or device itself. The writer uses `queue` until
- * io_writer_free(). It adds downgrades to `notes`, which must outlive the writer.
+ * io_writer_free(). It adds downgrades to `downgrades`, which must outlive the writer.
  */
 int io_writer_open(struct io_writer **out, struct io_queue *queue, const char *path,
 		   const struct io_file_options *options, struct io_downgrades *downgrades,
@@ -189,7 +189,7 @@ uint64_t io_writer_offset(const struct io_writer *writer);
 
 /*
  * Appends bytes and continues `*crc` over them (crc may be NULL). The caller may reuse the memory
- * when the call returns, unless it is lent. A failure is final: the caller can only free the
+ * when the call returns, unless it is borrowed. A failure is final: the caller can only free the
  * writer.
  */
 int io_writer_put(struct io_writer *writer, const void *data, size_t bytes, uint32_t *crc,
@@ -199,29 +199,30 @@ int io_writer_put_summed(struct io_writer *writer, const void *data, size_t byte
 			 struct base_error *error);
 
 /*
- * Returns in *to where the next bytes will be stored, and in *room how many fit. A caller that
+ * Returns in *to where the next bytes will be stored, and in *space how many fit. A caller that
  * produces its bytes there, and then puts them from there, saves a copy. *to is valid until the
  * next call for this writer.
  */
-int io_writer_room(struct io_writer *writer, uint8_t **to, size_t *room, struct base_error *error);
+int io_writer_space(struct io_writer *writer, uint8_t **to, size_t *space,
+		    struct base_error *error);
 
 /*
- * Lends memory to the writer. The caller promises that bytes put from there stay unchanged until
- * io_writer_settled() has passed them. The writer does not copy long ranges of them if direct I/O
- * accepts their alignment, or if the file is written through the page cache. Replaces what was lent
- * before; NULL ends the lending.
+ * Lets the writer borrow memory. The caller promises that bytes put from there stay unchanged until
+ * io_writer_written() has passed them. The writer does not copy long ranges of them if direct I/O
+ * accepts their alignment, or if the file is written through the page cache. Replaces what it could
+ * borrow before; NULL ends the loan.
  */
-void io_writer_lend(struct io_writer *writer, const void *memory, size_t bytes);
+void io_writer_borrow(struct io_writer *writer, const void *memory, size_t bytes);
 /*
  * Returns the offset, as io_writer_offset() counts, before which no byte is still to be written
- * from lent memory.
+ * from borrowed memory.
  */
-uint64_t io_writer_settled(const struct io_writer *writer);
+uint64_t io_writer_written(const struct io_writer *writer);
 /*
- * Waits until io_writer_settled() has reached `offset`. After a failure it waits until no lent
+ * Waits until io_writer_written() has reached `offset`. After a failure it waits until no borrowed
  * memory is in use, and returns a negative errno.
  */
-int io_writer_settle(struct io_writer *writer, uint64_t offset, struct base_error *error);
+int io_writer_wait_written(struct io_writer *writer, uint64_t offset, struct base_error *error);
 
 /*
  * Marks the writer as failed because its source failed. Final, as failures of io_writer_put() are.
@@ -386,7 +387,7 @@ int io_read_onward(struct io_stream *stream, struct io_queue *queue, struct io_p
  * it only while nothing is in flight. Afterwards the stream keeps using the queue, unless
  * io_stream_is_idle(). Best effort; errors are ignored.
  */
-void io_stream_expect(struct io_stream *stream, struct io_queue *queue, uint64_t offset);
+void io_stream_prefetch(struct io_stream *stream, struct io_queue *queue, uint64_t offset);
 /* Returns whether nothing is prefetched, so that stopping loses nothing. */
 bool io_stream_is_idle(const struct io_stream *stream);
 /* Waits until nothing is in flight and stops using the queue. The stream can be used again. */
@@ -418,7 +419,7 @@ int io_folder_make(const char *path, struct base_error *error);
  * exist. Returns -EACCES if another user created it, or if others may write to it. *ours receives
  * the owner and time of a new file there, as the server reports them.
  */
-int io_folder_make_own(const char *path, struct stat *ours, struct base_error *error);
+int io_folder_make_private(const char *path, struct stat *ours, struct base_error *error);
 /* Opens a directory. Returns -ENOENT, -ENOTDIR, …; on failure `folder` is closed. */
 int io_folder_open(struct io_folder *folder, const char *path, struct base_error *error);
 /* Opens a directory inside `parent`, without following a symbolic link. */
@@ -497,7 +498,7 @@ int io_folder_look(const struct io_folder *folder, const char *name, struct io_e
  * Makes an NFS client revalidate its attributes of a path with the server. If `path` is "", that of
  * the open file `fd`.
  */
-void io_look_anew(int fd, const char *path);
+void io_revalidate(int fd, const char *path);
 
 /*
  * Describes the file at a path, following a symbolic link if `follow`. Returns a negative errno

@@ -380,7 +380,8 @@ static void drop_engine(struct io_queue *queue)
  * Allocates what the shape needs beyond the present buffers and memory. On failure the old memory
  * stays.
  */
-static int make_room(struct io_queue *queue, const struct io_shape *shape, struct base_error *error)
+static int fit_buffers(struct io_queue *queue, const struct io_shape *shape,
+		       struct base_error *error)
 {
 	const size_t bytes = shape->block_bytes * shape->depth;
 	struct io_buffer *buffers;
@@ -439,10 +440,10 @@ int io_queue_shape(struct io_queue *queue, const struct io_shape *shape, struct 
 		queue->shape = *shape;
 		return 0;
 	}
-	ret = make_room(queue, shape, error);
+	ret = fit_buffers(queue, shape, error);
 	if (!ret && queue->ops && !serves(queue, shape))
 		drop_engine(queue);
-	/* Even after a failure: make_room() may have replaced the buffers. */
+	/* Even after a failure: fit_buffers() may have replaced the buffers. */
 	if (queue->memory)
 		cut_buffers(queue, ret ? &before : shape);
 	return ret;
@@ -545,7 +546,7 @@ void io_choose(const struct io_config *config, const struct fs_info *fs, uint64_
 	choice->depth = shape.depth;
 	choice->code = queue ? queue->first_code : ret;
 	choice->engine = !ret ? queue->ops->id : asked ? asked->id : "";
-	snprintf(choice->note, sizeof(choice->note), "%.255s",
+	snprintf(choice->downgrade, sizeof(choice->downgrade), "%.255s",
 		 ret ? error.sentence : queue->downgrade);
 	io_queue_close(queue);
 }
@@ -635,7 +636,7 @@ int io_queue_go_direct(struct io_queue *queue, const struct fs_info *fs, struct 
 	bool required = queue->config.direct == IOSHAPE_DIRECT_REQUIRE;
 	int ret;
 
-	/* io_queue_attach() has noted why it is this engine. */
+	/* io_queue_attach() has recorded why it is this engine. */
 	if (queue->config.direct == IOSHAPE_DIRECT_OFF || (!queue->ops->direct && !required))
 		return 0;
 	if (!required && fs_writes_cached(fs->family, fs->magic))
@@ -673,24 +674,24 @@ struct io_buffer *io_queue_free_buffer(struct io_queue *queue)
 	return buffer_of(op);
 }
 
-static void add_part(struct io_buffer *buffer, const uint8_t *from, size_t bytes)
+static void add_range(struct io_buffer *buffer, const uint8_t *from, size_t bytes)
 {
-	struct iovec *component = &buffer->parts[buffer->op.part_count++];
+	struct iovec *range = &buffer->ranges[buffer->op.range_count++];
 
-	memcpy(&component->iov_base, &from, sizeof(from)); /* writev() only reads it */
-	component->iov_len = bytes;
+	memcpy(&range->iov_base, &from, sizeof(from)); /* writev() only reads it */
+	range->iov_len = bytes;
 }
 
 /*
- * Lists in op.parts the memory of the bytes that have not been written yet. The list stays empty if
- * they are all in the buffer.
+ * Lists in op.ranges the memory of the bytes that have not been written yet. The list stays empty
+ * if they are all in the buffer.
  */
-static void find_parts(struct io_buffer *buffer)
+static void find_ranges(struct io_buffer *buffer)
 {
 	size_t at = buffer->moved;
 
-	buffer->op.parts = buffer->parts;
-	buffer->op.part_count = 0;
+	buffer->op.ranges = buffer->ranges;
+	buffer->op.range_count = 0;
 	for (unsigned i = 0; i < buffer->loan_count; i++) {
 		const struct io_loan *loan = &buffer->loans[i];
 		const size_t end = loan->at + loan->bytes;
@@ -698,21 +699,21 @@ static void find_parts(struct io_buffer *buffer)
 		if (end <= at)
 			continue;
 		if (loan->at > at) {
-			add_part(buffer, buffer->data + at, loan->at - at);
+			add_range(buffer, buffer->data + at, loan->at - at);
 			at = loan->at;
 		}
-		add_part(buffer, loan->from + (at - loan->at), end - at);
+		add_range(buffer, loan->from + (at - loan->at), end - at);
 		at = end;
 	}
-	if (buffer->op.part_count && at < buffer->bytes)
-		add_part(buffer, buffer->data + at, buffer->bytes - at);
+	if (buffer->op.range_count && at < buffer->bytes)
+		add_range(buffer, buffer->data + at, buffer->bytes - at);
 }
 
 static int send(struct io_queue *queue, struct io_buffer *buffer)
 {
 	int ret;
 
-	find_parts(buffer);
+	find_ranges(buffer);
 	buffer->op.fd = queue->fd;
 	buffer->op.kind = queue->reading ? IO_READ : IO_WRITE;
 	buffer->op.data = buffer->data + buffer->moved;
@@ -989,8 +990,8 @@ static int reap(struct io_queue *queue, struct base_error *error)
 		queue->in_flight = 0;
 		queue->engine_failed = true;
 		drop_ready(queue);
-		return base_refuse(error, -EIO, "the %s engine lost requests for \"%s\"",
-				   queue->ops->id, queue->path);
+		return base_fail_reason(error, -EIO, "the %s engine lost requests for \"%s\"",
+					queue->ops->id, queue->path);
 	}
 	buffer = buffer_of(op);
 	buffer->in_flight = false;
@@ -1080,7 +1081,7 @@ unsigned io_queue_tail(const struct io_queue *queue, uint64_t submitted, uint64_
 	return (unsigned)MIN(MAX(requests, enough), queue->limit / 2.0);
 }
 
-int io_queue_settle(struct io_queue *queue, unsigned most, struct base_error *error)
+int io_queue_reduce(struct io_queue *queue, unsigned most, struct base_error *error)
 {
 	int ret = 0;
 

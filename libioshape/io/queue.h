@@ -32,8 +32,8 @@ struct io_op {
 	int64_t result;     /* set on completion: bytes moved, or a negative errno */
 	struct io_op *next; /* link for the current holder: a free list or a queue of the engine */
 	/* For a write whose bytes are not contiguous at `data`: where they are stored, in order. */
-	const struct iovec *parts;
-	unsigned part_count; /* 0: all bytes are at `data` */
+	const struct iovec *ranges;
+	unsigned range_count; /* 0: all bytes are at `data` */
 };
 
 struct io_engine_params {
@@ -126,7 +126,7 @@ size_t io_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t 
 /* Borrowed ranges of a block. A block rarely has more tensors that are large enough to borrow. */
 #define IO_MOST_LOANS 16u
 
-/* A range of a block that is written from the lender's memory, not from the buffer. */
+/* A range of a block that is written from the caller's memory, not from the buffer. */
 struct io_loan {
 	size_t at, bytes; /* offset in the block, and length */
 	const uint8_t *from;
@@ -152,7 +152,7 @@ struct io_buffer {
 	/* When writing: borrowed ranges, in the order of the file. */
 	struct io_loan loans[IO_MOST_LOANS];
 	unsigned loan_count;
-	struct iovec parts[2 * IO_MOST_LOANS + 1];
+	struct iovec ranges[2 * IO_MOST_LOANS + 1];
 };
 
 struct io_queue {
@@ -218,7 +218,8 @@ void io_queue_detach(struct io_queue *queue);
 
 /*
  * Switches the file to direct I/O if engine, policy and filesystem permit. If the policy requires
- * it and it cannot be used, returns -ENOTSUP with an error message. Otherwise it notes a downgrade.
+ * it and it cannot be used, returns -ENOTSUP with an error message. Otherwise it records a
+ * downgrade.
  */
 int io_queue_go_direct(struct io_queue *queue, const struct fs_info *fs, struct base_error *error);
 
@@ -271,7 +272,7 @@ unsigned io_queue_tail(const struct io_queue *queue, uint64_t submitted, uint64_
 		       uint64_t beginning_ns);
 
 /* Waits until at most `most` requests are in flight or queued. For writing only. */
-int io_queue_settle(struct io_queue *queue, unsigned most, struct base_error *error);
+int io_queue_reduce(struct io_queue *queue, unsigned most, struct base_error *error);
 
 /* Waits until nothing is in flight, even after failures. Returns the first failure when writing. */
 int io_queue_drain(struct io_queue *queue, struct base_error *error);

@@ -59,7 +59,7 @@ static int open_buffered(struct io_input *input, const char *path, struct base_e
 	/*
 	 * O_NONBLOCK: a pipe must be refused, not waited for. It means nothing for regular files.
 	 */
-	input->fd = base_own(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+	input->fd = base_register_fd(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
 	if (input->fd < 0)
 		return base_fail(error, -errno, "cannot open \"%s\"", path);
 	if (fstat(input->fd, &status))
@@ -68,8 +68,8 @@ static int open_buffered(struct io_input *input, const char *path, struct base_e
 		return base_fail_with(error, -EISDIR, "give the name of a file",
 				      "cannot load \"%s\"", path);
 	if (!S_ISREG(status.st_mode))
-		return base_refuse(error, -ESPIPE, "cannot load \"%s\": it is not a regular file",
-				   path);
+		return base_fail_reason(error, -ESPIPE,
+					"cannot load \"%s\": it is not a regular file", path);
 	input->bytes = (uint64_t)status.st_size;
 	input->modified_ns = io_modified_ns(&status);
 	return fs_describe(input->fd, path, NULL, &input->fs, error);
@@ -88,7 +88,8 @@ static int open_direct(struct io_input *input, enum ioshape_direct direct, struc
 	errno = EOPNOTSUPP;
 	if (!input->fs.direct_known || input->fs.direct_works) {
 		snprintf(same_file, sizeof(same_file), "/proc/self/fd/%d", input->fd);
-		input->direct_fd = base_own(open(same_file, O_RDONLY | O_CLOEXEC | O_DIRECT));
+		input->direct_fd =
+			base_register_fd(open(same_file, O_RDONLY | O_CLOEXEC | O_DIRECT));
 	}
 	if (input->direct_fd < 0 && direct == IOSHAPE_DIRECT_REQUIRE)
 		return base_fail_with(error, -errno, "use direct=prefer",
@@ -106,11 +107,11 @@ static int take_part(struct io_input *input, const char *path, uint64_t base, ui
 	if (!base && !bytes)
 		return 0;
 	if (base > input->bytes || bytes > input->bytes - base)
-		return base_refuse_with(error, IOSHAPE_E_DAMAGED, "use another copy",
-					"cannot load %s from offset %llu of \"%s\": it has only "
-					"%s, so it was truncated or is another file",
-					BASE_SIZE(bytes), (unsigned long long)base, path,
-					BASE_SIZE(input->bytes));
+		return base_fail_reason_with(
+			error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load %s from offset %llu of \"%s\": it has only "
+			"%s, so it was truncated or is another file",
+			BASE_SIZE(bytes), (unsigned long long)base, path, BASE_SIZE(input->bytes));
 	if (asprintf(&named, "%s (part at offset %llu)", path, (unsigned long long)base) < 0)
 		return base_no_memory(error, "a path", strlen(path));
 	free(input->path);
@@ -166,7 +167,7 @@ bool io_input_claim(struct io_input *input)
 				    "ioshape-load-%llx-%llx", (unsigned long long)status.st_dev,
 				    (unsigned long long)status.st_ino);
 	bytes += (socklen_t)offsetof(struct sockaddr_un, sun_path) + 1;
-	input->claim_fd = base_own(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+	input->claim_fd = base_register_fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
 	return input->claim_fd < 0 ||
 	       !bind(input->claim_fd, (const struct sockaddr *)&name, bytes) || errno != EADDRINUSE;
 }
@@ -174,10 +175,11 @@ bool io_input_claim(struct io_input *input)
 /* Fails because the file ends at `offset`, counted from the beginning of the file. */
 static int cut_short(const struct io_input *input, uint64_t offset, struct base_error *error)
 {
-	return base_refuse(error, IOSHAPE_E_DAMAGED,
-			   "\"%s\" ends at offset %llu, before the end of the requested data: it "
-			   "was truncated while open",
-			   input->path, (unsigned long long)(offset - input->base));
+	return base_fail_reason(
+		error, IOSHAPE_E_DAMAGED,
+		"\"%s\" ends at offset %llu, before the end of the requested data: it "
+		"was truncated while open",
+		input->path, (unsigned long long)(offset - input->base));
 }
 
 int io_input_get(const struct io_input *input, uint64_t offset, void *into, size_t bytes,
@@ -223,7 +225,7 @@ static int open_beside(const struct io_input *input, const char *suffix)
 	if (bytes < 0 || bytes == PATH_MAX)
 		return -ENOENT;
 	snprintf(name + bytes, NAME_MAX, "%s", suffix);
-	fd = base_own(open(name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+	fd = base_register_fd(open(name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
 	return fd < 0 ? -errno : fd;
 }
 
@@ -343,9 +345,9 @@ static int tell(struct reading *reading)
 		return 0;
 	reading->tell_ns = now_ns + TELL_EACH_NS;
 	if (reading->progress(reading->progress_user, IOSHAPE_PHASE_READ, done, reading->total))
-		return base_refuse(reading->error, -ECANCELED,
-				   "reading \"%s\" was stopped by its progress callback",
-				   reading->input->path);
+		return base_fail_reason(reading->error, -ECANCELED,
+					"reading \"%s\" was stopped by its progress callback",
+					reading->input->path);
 	return 0;
 }
 
@@ -1170,7 +1172,7 @@ int io_read_onward(struct io_stream *stream, struct io_queue *queue, struct io_p
 	return ret;
 }
 
-void io_stream_expect(struct io_stream *stream, struct io_queue *queue, uint64_t offset)
+void io_stream_prefetch(struct io_stream *stream, struct io_queue *queue, uint64_t offset)
 {
 	const uint64_t begin = stream->input->base + offset;
 	struct reading reading = { .queue = queue, .input = stream->input };

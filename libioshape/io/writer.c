@@ -30,12 +30,12 @@ struct io_writer {
 	struct io_destination file;
 	/* Buffer that is being filled; NULL at the beginning of a block. */
 	struct io_buffer *buffer;
-	size_t used;         /* filled bytes of that buffer */
-	size_t block_bytes;  /* the buffer is sent when this much is filled */
-	size_t unit;         /* unit of direct I/O; 1: no direct I/O */
-	uint64_t submitted;  /* bytes in the blocks that were sent */
-	const uint8_t *lent; /* memory that puts may borrow from instead of copying */
-	size_t lent_bytes;
+	size_t used;               /* filled bytes of that buffer */
+	size_t block_bytes;        /* the buffer is sent when this much is filled */
+	size_t unit;               /* unit of direct I/O; 1: no direct I/O */
+	uint64_t submitted;        /* bytes in the blocks that were sent */
+	const uint8_t *borrowable; /* memory that puts may borrow from instead of copying */
+	size_t borrowable_bytes;
 	uint32_t crc;        /* CRC-32 of all bytes put, if want_crc32 */
 	bool through_engine; /* at least one block went through the engine */
 	bool was_direct;
@@ -125,8 +125,8 @@ static int tell(struct io_writer *writer, enum ioshape_phase phase, struct base_
 			       options->progress_total) &&
 		       phase < IOSHAPE_PHASE_COMMIT;
 	if (stop)
-		return base_refuse(error, -ECANCELED, "saving \"%s\" was stopped",
-				   writer->file.path);
+		return base_fail_reason(error, -ECANCELED, "saving \"%s\" was stopped",
+					writer->file.path);
 	return 0;
 }
 
@@ -139,14 +139,14 @@ static int check_limit(const struct io_writer *writer, uint64_t bytes, struct ba
 	const struct io_file_options *options = &writer->options;
 
 	if (options->part_bytes && bytes > options->part_bytes)
-		return base_refuse_with(error, -EFBIG, "give it a larger part",
-					"cannot write \"%s\": this process has a part of %s",
-					writer->file.path, BASE_SIZE(options->part_bytes));
+		return base_fail_reason_with(error, -EFBIG, "give it a larger part",
+					     "cannot write \"%s\": this process has a part of %s",
+					     writer->file.path, BASE_SIZE(options->part_bytes));
 	if (options->part_offset + bytes <= writer->most_bytes || writer->file.stream)
 		return 0;
-	return base_refuse_with(error, -EFBIG, io_remedy(-EFBIG),
-				"cannot write \"%s\": it would be larger than %s",
-				writer->file.path, BASE_SIZE(writer->most_bytes));
+	return base_fail_reason_with(error, -EFBIG, io_remedy(-EFBIG),
+				     "cannot write \"%s\": it would be larger than %s",
+				     writer->file.path, BASE_SIZE(writer->most_bytes));
 }
 
 /* Calls before_block(), which may wait, and reports progress. Runs before each block is sent. */
@@ -161,8 +161,8 @@ static int let_pass(struct io_writer *writer, uint64_t bytes, struct base_error 
 
 static int fail_again(const struct io_writer *writer, struct base_error *error)
 {
-	return base_refuse_with(error, -EIO, "save again", "writing \"%s\" failed before",
-				writer->file.path);
+	return base_fail_reason_with(error, -EIO, "save again", "writing \"%s\" failed before",
+				     writer->file.path);
 }
 
 uint64_t io_writer_offset(const struct io_writer *writer)
@@ -285,16 +285,16 @@ static void grow(struct io_writer *writer, uint64_t end)
 /* ---- Borrowed memory ------------------------------------------------------------------------- */
 
 /*
- * A block can borrow ranges from lent memory. The buffer holds the bytes between them, and the
- * request lists buffer and borrowed ranges in file order. So requests have the same boundaries as
- * if all bytes had been copied. Direct I/O demands whole units of the file, and an alignment of the
- * memory that depends on the device: NVMe accepts multiples of 4 bytes.
+ * A block can borrow ranges of the caller's memory. The buffer holds the bytes between them, and
+ * the request lists buffer and borrowed ranges in file order. So requests have the same boundaries
+ * as if all bytes had been copied. Direct I/O demands whole units of the file, and an alignment of
+ * the memory that depends on the device: NVMe accepts multiples of 4 bytes.
  */
 
-void io_writer_lend(struct io_writer *writer, const void *memory, size_t bytes)
+void io_writer_borrow(struct io_writer *writer, const void *memory, size_t bytes)
 {
-	writer->lent = memory;
-	writer->lent_bytes = memory ? bytes : 0;
+	writer->borrowable = memory;
+	writer->borrowable_bytes = memory ? bytes : 0;
 }
 
 /* Alignments that a request demands of a borrowed range. */
@@ -303,7 +303,8 @@ struct loan_rule {
 	size_t memory; /* its address is a multiple of this */
 };
 
-/* Until the first block is sent, the writer does not know yet whether it writes directly. */
+/* Returns the rule for the next range. Whether the writer writes directly is known only after the
+ * first block. */
 static struct loan_rule rule_of_loans(const struct io_writer *writer)
 {
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -315,10 +316,11 @@ static struct loan_rule rule_of_loans(const struct io_writer *writer)
 				   writer->through_engine && told ? told : page };
 }
 
-static bool is_lent(const struct io_writer *writer, const uint8_t *data, size_t bytes)
+static bool is_borrowable(const struct io_writer *writer, const uint8_t *data, size_t bytes)
 {
-	return writer->lent && data >= writer->lent && bytes <= writer->lent_bytes &&
-	       (size_t)(data - writer->lent) <= writer->lent_bytes - bytes;
+	return writer->borrowable && data >= writer->borrowable &&
+	       bytes <= writer->borrowable_bytes &&
+	       (size_t)(data - writer->borrowable) <= writer->borrowable_bytes - bytes;
 }
 
 /*
@@ -346,8 +348,8 @@ static size_t must_copy(const struct io_writer *writer, const uint8_t *data, siz
 	size_t least = MAX(LEAST_LOAN_BYTES, rule.unit);
 
 	/* Pipes are not written through a queue. */
-	if (base_without("lending") || writer->file.stream || !is_lent(writer, data, bytes) ||
-	    ((uintptr_t)data + head) % rule.memory)
+	if (base_without("borrowing") || writer->file.stream ||
+	    !is_borrowable(writer, data, bytes) || ((uintptr_t)data + head) % rule.memory)
 		return bytes;
 	if (!head && loan_before(writer, data))
 		least = rule.unit;
@@ -384,10 +386,10 @@ static void fill_in(struct io_writer *writer)
 	buffer->loan_count = 0;
 }
 
-uint64_t io_writer_settled(const struct io_writer *writer)
+uint64_t io_writer_written(const struct io_writer *writer)
 {
 	const struct io_queue *queue = writer->queue;
-	uint64_t settled = io_writer_offset(writer);
+	uint64_t written = io_writer_offset(writer);
 
 	for (unsigned i = 0; i < queue->shape.depth; i++) {
 		const struct io_buffer *buffer = &queue->buffers[i];
@@ -397,37 +399,37 @@ uint64_t io_writer_settled(const struct io_writer *writer)
 						buffer->offset - writer->options.part_offset;
 
 		if (buffer->loan_count)
-			settled = MIN(settled, offset + buffer->loans[0].at);
+			written = MIN(written, offset + buffer->loans[0].at);
 	}
-	return settled;
+	return written;
 }
 
 /*
- * Makes progress towards returning the lent memory: waits for one request, or copies the borrowed
- * ranges of the current buffer.
+ * Makes progress towards returning the borrowed memory: waits for one request, or copies the
+ * borrowed ranges of the current buffer.
  */
-static int settle_some(struct io_writer *writer, struct base_error *error)
+static int return_some(struct io_writer *writer, struct base_error *error)
 {
 	struct io_queue *queue = writer->queue;
 
 	/* The current buffer is the only one that still borrows. */
-	if (io_writer_settled(writer) >= writer->submitted) {
+	if (io_writer_written(writer) >= writer->submitted) {
 		fill_in(writer);
 		return 0;
 	}
 	if (!queue->in_flight)
-		return base_refuse_with(error, -EIO, "save again", "requests for \"%s\" were lost",
-					writer->file.path);
-	return io_queue_settle(queue, queue->in_flight + queue->ready_count - 1, error);
+		return base_fail_reason_with(error, -EIO, "save again",
+					     "requests for \"%s\" were lost", writer->file.path);
+	return io_queue_reduce(queue, queue->in_flight + queue->ready_count - 1, error);
 }
 
-int io_writer_settle(struct io_writer *writer, uint64_t offset, struct base_error *error)
+int io_writer_wait_written(struct io_writer *writer, uint64_t offset, struct base_error *error)
 {
 	int ret = 0;
 
 	offset = MIN(offset, io_writer_offset(writer));
-	while (!ret && !writer->failed && io_writer_settled(writer) < offset)
-		ret = settle_some(writer, error);
+	while (!ret && !writer->failed && io_writer_written(writer) < offset)
+		ret = return_some(writer, error);
 	writer->failed |= ret != 0;
 	if (!writer->failed)
 		return 0;
@@ -598,8 +600,9 @@ static size_t block_at(const struct io_writer *writer, uint64_t offset)
 	return bytes ? bytes : whole;
 }
 
-/* Returns in *to where the next bytes go, and in *room how many fit into the block. */
-static int find_room(struct io_writer *writer, uint8_t **to, size_t *room, struct base_error *error)
+/* Returns in *to where the next bytes go, and in *space how many fit into the block. */
+static int find_space(struct io_writer *writer, uint8_t **to, size_t *space,
+		      struct base_error *error)
 {
 	int ret;
 
@@ -610,13 +613,13 @@ static int find_room(struct io_writer *writer, uint8_t **to, size_t *room, struc
 		writer->block_bytes = block_at(writer, in_file(writer, writer->submitted));
 	}
 	*to = writer->buffer->data + writer->used;
-	*room = writer->block_bytes - writer->used;
+	*space = writer->block_bytes - writer->used;
 	return 0;
 }
 
 /* Copies or borrows the next bytes, as many as can be treated in one way. Returns their number. */
-static size_t place_piece(struct io_writer *writer, uint8_t *to, const uint8_t *data, size_t bytes,
-			  uint32_t *crc)
+static size_t put_piece(struct io_writer *writer, uint8_t *to, const uint8_t *data, size_t bytes,
+			uint32_t *crc)
 {
 	size_t piece = must_copy(writer, data, bytes);
 	const uint8_t *summed = to;
@@ -625,7 +628,7 @@ static size_t place_piece(struct io_writer *writer, uint8_t *to, const uint8_t *
 		piece = borrow(writer, data, bytes);
 		summed = data;
 	} else if (data == to) {
-		/* The caller produced them in the buffer, at io_writer_room(). */
+		/* The caller produced them in the buffer, at io_writer_space(). */
 	} else if (crc) {
 		*crc = base_copy_crc32(*crc, to, data, piece);
 		return piece;
@@ -640,19 +643,19 @@ static size_t place_piece(struct io_writer *writer, uint8_t *to, const uint8_t *
 static int append(struct io_writer *writer, const uint8_t *data, size_t bytes, uint32_t *crc,
 		  struct base_error *error)
 {
-	size_t piece, room;
+	size_t piece, space;
 	uint8_t *to;
 	int ret = 0;
 
 	while (!ret && bytes) {
-		ret = find_room(writer, &to, &room, error);
+		ret = find_space(writer, &to, &space, error);
 		if (ret)
 			break;
-		piece = place_piece(writer, to, data, MIN(bytes, room), crc);
+		piece = put_piece(writer, to, data, MIN(bytes, space), crc);
 		writer->used += piece;
 		bytes -= piece;
 		data += piece;
-		if (piece == room)
+		if (piece == space)
 			ret = send_block(writer, error);
 	}
 	return ret;
@@ -699,14 +702,14 @@ static int put(struct io_writer *writer, const void *data, size_t bytes, uint32_
 	return ret;
 }
 
-int io_writer_room(struct io_writer *writer, uint8_t **to, size_t *room, struct base_error *error)
+int io_writer_space(struct io_writer *writer, uint8_t **to, size_t *space, struct base_error *error)
 {
 	uint64_t begin = base_now_ns();
 	int ret;
 
 	if (writer->failed)
 		return fail_again(writer, error);
-	ret = find_room(writer, to, room, error);
+	ret = find_space(writer, to, space, error);
 	writer->failed = ret != 0;
 	writer->write_ns += base_now_ns() - begin;
 	return ret;
@@ -812,7 +815,7 @@ static int end(struct io_writer *writer, bool *is_little, struct base_error *err
 		return ret;
 	tail = io_queue_tail(queue, writer->submitted, base_now_ns() - writer->first_block_ns,
 			     writer->plan_ns);
-	ret = io_queue_settle(queue, tail, error);
+	ret = io_queue_reduce(queue, tail, error);
 	*is_little = !ret && queue->direct;
 	return ret;
 }
@@ -935,9 +938,9 @@ int io_writer_commit(struct io_writer *writer, struct base_error *error)
 	int ret;
 
 	if (!writer->finished)
-		return base_refuse(error, -EIO,
-				   "cannot rename \"%s\" into place before it is complete",
-				   writer->file.path);
+		return base_fail_reason(error, -EIO,
+					"cannot rename \"%s\" into place before it is complete",
+					writer->file.path);
 	ret = tell(writer, IOSHAPE_PHASE_COMMIT, error);
 	/* Detach the queue before the descriptor is closed: an engine may keep the file open. */
 	if (writer->through_engine)

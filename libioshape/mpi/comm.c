@@ -33,7 +33,7 @@
 
 struct buffer {
 	struct buffer *next;
-	size_t room;
+	size_t allocated;
 	char bytes[];
 };
 
@@ -47,16 +47,16 @@ struct mpi_comm {
 	bool has_abandoned; /* MPI may still use a buffer, and the handle */
 };
 
-static int fail(char *message, size_t room, int code, const char *format, ...)
+static int fail(char *message, size_t size, int code, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 
-static int fail(char *message, size_t room, int code, const char *format, ...)
+static int fail(char *message, size_t size, int code, const char *format, ...)
 {
 	va_list args;
 
 	va_start(args, format);
-	if (message && room)
-		vsnprintf(message, room, format, args);
+	if (message && size)
+		vsnprintf(message, size, format, args);
 	va_end(args);
 	return code;
 }
@@ -77,7 +77,7 @@ static struct buffer *take_buffer(struct mpi_comm *comm, size_t bytes)
 
 	pthread_mutex_lock(&comm->lock);
 	for (link = &comm->buffers; *link; link = &(*link)->next) {
-		if ((*link)->room >= bytes) {
+		if ((*link)->allocated >= bytes) {
 			buffer = *link;
 			*link = buffer->next;
 			comm->count--;
@@ -89,7 +89,7 @@ static struct buffer *take_buffer(struct mpi_comm *comm, size_t bytes)
 		return buffer;
 	buffer = malloc(sizeof(*buffer) + bytes);
 	if (buffer)
-		buffer->room = bytes;
+		buffer->allocated = bytes;
 	return buffer;
 }
 
@@ -104,7 +104,7 @@ static void return_buffer(struct mpi_comm *comm, struct buffer *buffer)
 		smallest = NULL;
 	} else {
 		for (struct buffer *at = comm->buffers; at; at = at->next)
-			if (at->room < smallest->room)
+			if (at->allocated < smallest->allocated)
 				smallest = at;
 		for (link = &comm->buffers; *link != smallest; link = &(*link)->next)
 			;
@@ -233,7 +233,7 @@ static void progress(void *user)
 
 /* ---- Making and freeing ---------------------------------------------------------------------- */
 
-static int check_mpi(char *message, size_t room)
+static int check_mpi(char *message, size_t size)
 {
 	int begun = 0, over = 0;
 
@@ -241,11 +241,11 @@ static int check_mpi(char *message, size_t room)
 	MPI_Finalized(&over);
 	if (begun && !over)
 		return 0;
-	return fail(message, room, -EINVAL,
+	return fail(message, size, -EINVAL,
 		    "MPI is not in use: call this between MPI_Init_thread() and MPI_Finalize()");
 }
 
-static int check_threads(char *message, size_t room)
+static int check_threads(char *message, size_t size)
 {
 	static const char *const names[] = { "MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED",
 					     "MPI_THREAD_SERIALIZED" };
@@ -254,7 +254,7 @@ static int check_threads(char *message, size_t room)
 	MPI_Query_thread(&level);
 	if (level >= MPI_THREAD_MULTIPLE)
 		return 0;
-	return fail(message, room, -ENOTSUP,
+	return fail(message, size, -ENOTSUP,
 		    "sending data between nodes needs MPI_THREAD_MULTIPLE, but MPI was initialized "
 		    "with %s: request it in MPI_Init_thread(), or open the group without a comm",
 		    level == MPI_THREAD_SINGLE   ? names[0] :

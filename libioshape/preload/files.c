@@ -40,8 +40,8 @@ static __thread bool inside __attribute__((tls_model("initial-exec")));
 
 void preload_files_prepare(void)
 {
-	/* A forked child counts anew. Where the kernel cannot do that, before Linux 4.14, it does
-	 * not own the table and passes all calls. */
+	/* A forked child counts from zero. Where the kernel cannot do that, before Linux 4.14, it
+	 * does not own the table and passes all calls. */
 	madvise(preload_files, sizeof(preload_files), MADV_WIPEONFORK);
 	preload_look_bytes = preload_settings.bytes / 2 + preload_settings.bytes % 2;
 	preload_large_bytes = preload_settings.bytes;
@@ -56,7 +56,7 @@ static void count_from(struct preload_file *file, enum preload_kind kind, uint64
 	atomic_store(&file->bytes, bytes);
 }
 
-static void count_anew(struct preload_file *file)
+static void restart_count(struct preload_file *file)
 {
 	count_from(file, PRELOAD_NEW, 0, false);
 }
@@ -127,7 +127,7 @@ static void decide(struct preload_file *file, int fd, uint64_t written, uint64_t
 	bool large;
 
 	if (fstat(fd, &found) || !S_ISREG(found.st_mode)) {
-		count_anew(file);
+		restart_count(file);
 		return;
 	}
 	position = lseek(fd, 0, SEEK_CUR);
@@ -144,14 +144,14 @@ static void decide(struct preload_file *file, int fd, uint64_t written, uint64_t
 	}
 	turn = find_path(fd, path) ? preload_turn_find(found.st_dev) : NULL;
 	if (!turn) {
-		count_anew(file);
+		restart_count(file);
 		return;
 	}
 	file->turn = turn;
 	atomic_fetch_add(&turn->files, 1);
 	count_from(file, PRELOAD_LARGE, 0, false);
 	if (!preload_turn_ask(turn, path) && !preload_turn_is_over(turn))
-		count_anew(file);
+		restart_count(file);
 }
 
 /* Looks at a large file again. */
@@ -160,7 +160,7 @@ static void check(struct preload_file *file, int fd)
 	struct stat found;
 
 	if (fstat(fd, &found) || !is_same(file, &found) || !preload_turn_check(file->turn)) {
-		count_anew(file);
+		restart_count(file);
 		return;
 	}
 	atomic_store(&file->bytes, 0);
@@ -187,7 +187,7 @@ static struct mailbox *look(struct preload_file *file, int fd, uint64_t bytes)
 		return NULL;
 	box = preload_turn_write(file->turn, bytes);
 	if (!box)
-		count_anew(file);
+		restart_count(file);
 	return box;
 }
 

@@ -17,7 +17,7 @@
 
 #define SLICE_MS 100 /* a waiting thread checks this often whether the holder still works */
 /* A thread that handled a signal waits only this much longer: the signal may be Ctrl-C. */
-#define PATIENCE_MS 5000u
+#define AFTER_SIGNAL_MS 5000u
 /* After a holder refused, died or could not be started, the program does not ask for so long. */
 #define RETRY_MS 60000u
 /*
@@ -143,8 +143,8 @@ static bool wait_on(struct wait *wait, struct preload_turn *turn, _Atomic uint32
 	const bool interrupted = mailbox_wait(word, value, SLICE_MS) && errno == EINTR;
 	const uint64_t now = mailbox_now_ms();
 
-	if (interrupted && now + PATIENCE_MS < wait->end_ms)
-		wait->end_ms = now + PATIENCE_MS;
+	if (interrupted && now + AFTER_SIGNAL_MS < wait->end_ms)
+		wait->end_ms = now + AFTER_SIGNAL_MS;
 	return now < wait->end_ms && preload_turn_check(turn);
 }
 

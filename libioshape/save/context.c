@@ -15,10 +15,11 @@
 int save_enter(const struct ioshape_context *context, struct base_error *error)
 {
 	if (!context)
-		return base_refuse_with(error, -EINVAL, "open one first", "no context was given");
+		return base_fail_reason_with(error, -EINVAL, "open one first",
+					     "no context was given");
 	if (context->owner != getpid())
-		return base_refuse_with(error, -EPERM, "open one after the fork",
-					"this context belongs to the parent process");
+		return base_fail_reason_with(error, -EPERM, "open one after the fork",
+					     "this context belongs to the parent process");
 	return 0;
 }
 
@@ -31,7 +32,7 @@ int save_enter_path(const struct ioshape_context *context, const char *path, voi
 	if (!ret)
 		ret = base_take_options(options, options_bytes, given, what, error);
 	if (!ret && !path)
-		ret = base_refuse(error, -EINVAL, "no path was given");
+		ret = base_fail_reason(error, -EINVAL, "no path was given");
 	return ret;
 }
 
@@ -102,8 +103,8 @@ int save_absolute_path(const char *path, char **absolute, struct base_error *err
 	*absolute = NULL;
 	if (!*name) {
 		free(directory);
-		return base_refuse_with(error, -EINVAL, "give the name of a file",
-					"cannot save to \"%s\"", path);
+		return base_fail_reason_with(error, -EINVAL, "give the name of a file",
+					     "cannot save to \"%s\"", path);
 	}
 	resolved = directory ? realpath(directory, NULL) : NULL;
 	if (!resolved) {

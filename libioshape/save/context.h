@@ -38,7 +38,7 @@ void save_staging_init(struct save_staging *pool, uint64_t limit_bytes, bool sha
 /* Frees a pool to which all chunks have been given back. */
 void save_staging_destroy(struct save_staging *pool);
 /* A caller that waits is asked this often, by its progress callback, whether to go on. */
-#define SAVE_PATIENCE_MS 100
+#define SAVE_POLL_MS 100
 
 /*
  * Waits until `chunks` chunks can be promised; they must not exceed pool->limit. Calls `go_on` now
@@ -74,7 +74,7 @@ struct save_slots {
 #define SAVE_KEPT_DIRECTORIES 256
 
 /* Checkpoint families that are remembered for saves, and as many for loads: the newest ones. */
-#define SAVE_KEPT_SERIES 32u
+#define SAVE_KEPT_FAMILIES 32u
 
 /* Rules that judge a save (examine.c). The bits of enum ioshape_alarm have the same order. */
 enum save_rule { SAVE_NONFINITE, SAVE_UNCHANGED, SAVE_CONSTANT, SAVE_JUMP, SAVE_RULES };
@@ -145,7 +145,7 @@ uint32_t save_slots_usual(const struct save_slots *slots, enum fs_family family)
 
 /* Records the layout that a file on a mount got without asking for one. Used where directories do
  * not report their layout. */
-void save_slots_note_layout(struct save_slots *slots, uint64_t mount,
-			    const struct fs_layout *layout);
+void save_slots_record_layout(struct save_slots *slots, uint64_t mount,
+			      const struct fs_layout *layout);
 
 #endif

@@ -76,7 +76,7 @@ int save_examine_parse(uint8_t chosen[SAVE_RULES], const char *text, struct base
 	for (size_t bytes; *text; text += bytes + (text[bytes] == ',')) {
 		bytes = strcspn(text, ",");
 		if (!take_rule(chosen, text, bytes))
-			return base_refuse_with(
+			return base_fail_reason_with(
 				error, -EINVAL,
 				"it takes warn, fail, off, or such as nonfinite=fail,constant=off",
 				"\"%.*s\" is not a rule and its action", (int)MIN(bytes, 64), text);
@@ -238,12 +238,12 @@ static void collect(struct save_seen *seen, const struct facts *facts)
 static struct save_seen *look(const struct facts *facts)
 {
 	struct save_seen *seen = calloc(1, sizeof(*seen));
-	const size_t room = MAX(facts->count, 1);
+	const size_t size = MAX(facts->count, 1);
 
 	if (!seen)
 		return NULL;
-	seen->records = reallocarray(NULL, room, sizeof(*seen->records));
-	seen->tensors = reallocarray(NULL, room, sizeof(*seen->tensors));
+	seen->records = reallocarray(NULL, size, sizeof(*seen->records));
+	seen->tensors = reallocarray(NULL, size, sizeof(*seen->tensors));
 	if (seen->records && seen->tensors)
 		collect(seen, facts);
 	if (seen->count || seen->tensor_count)
@@ -274,7 +274,7 @@ static uint64_t bytes_in_both(const struct save_seen *one, const struct save_see
 
 /* Returns whether two paths belong to one checkpoint family: they differ at most in their
  * numbers. */
-static bool is_same_series(const char *one, const char *other)
+static bool is_same_family(const char *one, const char *other)
 {
 	for (;; one++, other++) {
 		while (isdigit((unsigned char)*one))
@@ -292,7 +292,7 @@ static struct save_seen *find(const struct save_seen_list *list, const char *pat
 {
 	struct save_seen *seen = TAILQ_FIRST(&list->all);
 
-	while (seen && !is_same_series(seen->path, path))
+	while (seen && !is_same_family(seen->path, path))
 		seen = TAILQ_NEXT(seen, entry);
 	return seen;
 }
@@ -311,7 +311,7 @@ static void remember(struct ioshape_context *context, struct save_seen_list *lis
 {
 	struct save_seen *old = find(list, seen->path);
 
-	if (!old && list->count == SAVE_KEPT_SERIES)
+	if (!old && list->count == SAVE_KEPT_FAMILIES)
 		for (old = TAILQ_FIRST(&list->all); TAILQ_NEXT(old, entry);)
 			old = TAILQ_NEXT(old, entry);
 	if (old)
@@ -545,7 +545,7 @@ static void judge(struct judging *judging)
 
 	/* Saves under way are newer, and the newest is the first. */
 	TAILQ_FOREACH(other, &context->compared, entry)
-	if (!judging->before && is_same_series(other->seen->path, path))
+	if (!judging->before && is_same_family(other->seen->path, path))
 		judging->before = other->seen;
 	if (!judging->before)
 		judging->before = newest;
@@ -553,7 +553,7 @@ static void judge(struct judging *judging)
 		return;
 	judge_tensors(judging);
 	TAILQ_FOREACH(other, &context->compared, entry)
-	if (is_same_series(other->seen->path, path))
+	if (is_same_family(other->seen->path, path))
 		judge_unchanged(judging, other->seen);
 	judge_unchanged(judging, saved);
 	judge_unchanged(judging, loaded);
@@ -585,15 +585,15 @@ static int tell(struct judging *judging, enum save_rule rule, struct base_error 
 	if (!compare->alarms)
 		snprintf(compare->alarm, sizeof(compare->alarm), "%s", finding->sentence);
 	compare->alarms |= 1u << rule;
-	base_refuse_with(&alarm, IOSHAPE_E_ALARM, remedies[rule], "%s \"%s\": %s",
-			 fails ? "cannot save" : "saving", compare->path, finding->sentence);
+	base_fail_reason_with(&alarm, IOSHAPE_E_ALARM, remedies[rule], "%s \"%s\": %s",
+			      fails ? "cannot save" : "saving", compare->path, finding->sentence);
 	if (!fails) {
 		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", alarm.text);
 		return 0;
 	}
 	if (*finding->record)
 		base_error_in_record(&alarm, FORMAT_SHOWN(finding->record));
-	return base_pass_on(error, &alarm);
+	return base_propagate(error, &alarm);
 }
 
 int save_examine(struct save_compare *compare, const struct save_plan *plan,
@@ -634,7 +634,7 @@ int save_examine(struct save_compare *compare, const struct save_plan *plan,
 	return ret;
 }
 
-void save_compare_end(struct save_compare *compare, bool in_place, struct ioshape_report *report)
+void save_compare_end(struct save_compare *compare, bool committed, struct ioshape_report *report)
 {
 	struct ioshape_context *context = compare->context;
 
@@ -649,7 +649,7 @@ void save_compare_end(struct save_compare *compare, bool in_place, struct ioshap
 		return;
 	pthread_mutex_lock(&context->lock);
 	TAILQ_REMOVE(&context->compared, compare, entry);
-	if (in_place)
+	if (committed)
 		remember(context, &context->saved, compare->seen);
 	else
 		free_seen(compare->seen);

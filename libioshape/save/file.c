@@ -57,7 +57,8 @@ static int save_order_wait(struct ioshape_context *context, struct save_order *o
 	while (!order->abort_waits && !may_commit(context, order, urgent))
 		pthread_cond_wait(&context->saves_change, &context->lock);
 	if (order->abort_waits)
-		ret = base_refuse(error, -ECANCELED, "the save to \"%s\" was aborted", order->path);
+		ret = base_fail_reason(error, -ECANCELED, "the save to \"%s\" was aborted",
+				       order->path);
 	order->committing = !ret;
 	pthread_mutex_unlock(&context->lock);
 	return ret;
@@ -243,7 +244,7 @@ static int fail_too_little(const struct save_space *space, const struct fs_space
 	char type[32];
 
 	fs_space_type(seen, type, sizeof(type));
-	base_refuse_with(
+	base_fail_reason_with(
 		error, -ENOSPC,
 		BASE_WORDS("free space%s save elsewhere%s", fails ? "," : " or",
 			   fails ? ", or set full=skip" : ""),
@@ -423,7 +424,7 @@ static int open_writer(struct save_file *file, struct base_error *error)
 		return ret;
 	layout = io_writer_layout(file->writer, &asked);
 	if (!asked)
-		save_slots_note_layout(&context->slots, file->found.mount, layout);
+		save_slots_record_layout(&context->slots, file->found.mount, layout);
 	return 0;
 }
 
@@ -502,7 +503,7 @@ static void log_save(const struct save_file *file, const struct ioshape_report *
 	if (slot->fence)
 		snprintf(turn, sizeof(turn), "slot %llu of pool %s, capacity %u%s%s, ",
 			 (unsigned long long)slot->fence, slot->pool, slot->capacity,
-			 slot->express ? ", small-file bypass" : "",
+			 slot->bypass ? ", small-file bypass" : "",
 			 slot->lost ? ", lost before the save ended" : "");
 	base_log(log, IOSHAPE_LOG_DEBUG,
 		 "%s: %llu bytes, %s engine%s (%s), %swrite %.3f s, sync %.3f s, commit %.3f s",
@@ -760,11 +761,11 @@ struct ioshape_file {
 static int enter(struct ioshape_file *file)
 {
 	if (!file)
-		return base_missing("save");
+		return base_null_argument("save");
 	memset(&file->error, 0, sizeof(file->error));
 	if (file->committed)
-		return base_refuse_with(&file->error, -EINVAL, "open a new one",
-					"%s is already committed", file->path);
+		return base_fail_reason_with(&file->error, -EINVAL, "open a new one",
+					     "%s is already committed", file->path);
 	return save_enter(file->file.context, &file->error);
 }
 
@@ -775,7 +776,7 @@ static int leave(struct ioshape_file *file, int ret)
 		return ret;
 	if (ret == IOSHAPE_E_SKIPPED)
 		base_log(&file->file.context->log, IOSHAPE_LOG_INFO, "%s", file->error.text);
-	return base_leave(ret, "save", file->path, &file->error);
+	return base_return(ret, "save", file->path, &file->error);
 }
 
 static int make_file(struct ioshape_context *context, const char *path,
@@ -826,15 +827,15 @@ static int check_part(const struct ioshape_file_options *options, struct base_er
 		return 0;
 	if (!bytes || bytes % IOSHAPE_PART_UNIT || offset % IOSHAPE_PART_UNIT ||
 	    bytes > INT64_MAX || offset > INT64_MAX - bytes)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, -EINVAL,
 			"set part_bytes; both must be multiples of IOSHAPE_PART_UNIT",
 			"options.part_offset is %llu and options.part_bytes is "
 			"%llu",
 			(unsigned long long)offset, (unsigned long long)bytes);
 	if (options->checksums)
-		return base_refuse_with(error, -EINVAL, "leave it at IOSHAPE_CHECKSUMS_NONE",
-					"options.checksums is set for a part of a file");
+		return base_fail_reason_with(error, -EINVAL, "leave it at IOSHAPE_CHECKSUMS_NONE",
+					     "options.checksums is set for a part of a file");
 	return 0;
 }
 
@@ -847,19 +848,19 @@ IOSHAPE_EXPORT int ioshape_file_open(struct ioshape_context *context, const char
 	int ret;
 
 	if (!out)
-		return base_missing("save");
+		return base_null_argument("save");
 	*out = NULL;
 	ret = save_enter_path(context, path, &options, sizeof(options), given,
 			      "ioshape_file_options", &error);
 	if (!ret && (unsigned)options.checksums > IOSHAPE_CHECKSUMS_BESIDE)
-		ret = base_refuse_with(&error, -EINVAL,
-				       "use a value of enum ioshape_keep_checksums",
-				       "options.checksums is %u", (unsigned)options.checksums);
+		ret = base_fail_reason_with(&error, -EINVAL,
+					    "use a value of enum ioshape_keep_checksums",
+					    "options.checksums is %u", (unsigned)options.checksums);
 	if (!ret)
 		ret = check_part(&options, &error);
 	if (!ret)
 		ret = make_file(context, path, &options, out, &error);
-	return base_leave(ret, "save", path, &error);
+	return base_return(ret, "save", path, &error);
 }
 
 IOSHAPE_EXPORT int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes)
@@ -867,7 +868,8 @@ IOSHAPE_EXPORT int ioshape_file_write(struct ioshape_file *file, const void *dat
 	int ret = enter(file);
 
 	if (!ret && bytes && !data)
-		ret = base_refuse(&file->error, -EINVAL, "no data was given for %s", file->path);
+		ret = base_fail_reason(&file->error, -EINVAL, "no data was given for %s",
+				       file->path);
 	if (!ret)
 		ret = explain(&file->file, put(&file->file, data, bytes, NULL, &file->error),
 			      &file->error);
@@ -983,11 +985,11 @@ int save_directory_make(struct ioshape_context *context, const char *path,
 	int ret;
 
 	if (!out)
-		return base_missing("save");
+		return base_null_argument("save");
 	*out = NULL;
 	ret = save_enter(context, &error);
 	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no path was given");
+		ret = base_fail_reason(&error, -EINVAL, "no path was given");
 	if (!ret) {
 		directory = calloc(1, sizeof(*directory));
 		if (!directory)
@@ -1002,7 +1004,7 @@ int save_directory_make(struct ioshape_context *context, const char *path,
 		save_directory_free(directory);
 	else
 		*out = directory;
-	return base_leave(ret, "save", path, &error);
+	return base_return(ret, "save", path, &error);
 }
 
 const char *save_directory_path(const struct save_directory *directory)
@@ -1016,13 +1018,14 @@ int save_directory_commit(struct save_directory *directory)
 	int ret;
 
 	if (!directory)
-		return base_missing("save");
+		return base_null_argument("save");
 	ret = save_enter(directory->context, &error);
 	if (!ret && !*directory->made.temporary)
-		ret = base_refuse(&error, -EINVAL, "\"%s\" is already committed", directory->path);
+		ret = base_fail_reason(&error, -EINVAL, "\"%s\" is already committed",
+				       directory->path);
 	if (!ret)
 		ret = io_new_folder_commit(&directory->made, &error);
-	return base_leave(ret, "save", directory->path, &error);
+	return base_return(ret, "save", directory->path, &error);
 }
 
 void save_directory_free(struct save_directory *directory)

@@ -71,7 +71,7 @@ int save_plan_copy(const struct save_plan *plan, size_t record, uint64_t offset,
 /* ---- Order (file.c) -------------------------------------------------------------------------- */
 
 /*
- * The place of a save among saves to one path, which commit in the order in which they began. A
+ * The position of a save among saves to one path, which commit in the order in which they began. A
  * save with a deadline waits only for a save that is committing at the moment. Earlier saves that
  * it overtakes do not commit at all, as if it had replaced their files at once.
  */
@@ -85,10 +85,10 @@ struct save_order {
 	bool overtaken;
 };
 
-/* Takes the place behind all saves to the path that have begun. */
+/* Takes the position behind all saves to the path that have begun. */
 int save_order_begin(struct ioshape_context *context, struct save_order *order, const char *path,
 		     struct base_error *error);
-/* Gives the place up, committed or not, and wakes the saves behind it. */
+/* Gives the position up, committed or not, and wakes the saves behind it. */
 void save_order_end(struct ioshape_context *context, struct save_order *order);
 
 /* ---- Examined saves (examine.c) -------------------------------------------------------------- */
@@ -115,7 +115,7 @@ int save_examine(struct save_compare *compare, const struct save_plan *plan,
 		 const struct format_entry *entries, struct base_error *error);
 /* Ends the comparison, even if save_examine() was not called. If the file is in place, the next
  * save is compared with it. */
-void save_compare_end(struct save_compare *compare, bool in_place, struct ioshape_report *report);
+void save_compare_end(struct save_compare *compare, bool committed, struct ioshape_report *report);
 
 /* Remembers a file that was loaded, because a restarted job saves to the family from which it
  * loaded. `path` may be relative. */
@@ -130,8 +130,8 @@ void save_compare_loaded(struct ioshape_context *context, const char *path,
  * files waits for the save; otherwise this thread would wait for itself.
  *
  * After this call, even after a failure, save_slot_release() may be called any number of times.
- * Until the release the options are borrowed; this call sets their `place`, `places` and
- * `before_block`.
+ * Until the release the options are borrowed; this call sets their `target_group`, `target_groups`
+ * and `before_block`.
  */
 int save_slot_take(struct save_slot *slot, struct ioshape_context *context, const char *path,
 		   const struct fs_found *found, struct io_file_options *options,
@@ -151,8 +151,8 @@ struct save_source {
 	 */
 	int (*next)(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error);
-	/* Declares that all bytes go to this file unchanged. So the source may lend its memory to
-	 * the file, and may make bytes directly in the file's blocks. */
+	/* Declares that all bytes go to this file unchanged. So the source may let the file borrow
+	 * its memory, and may make bytes directly in the file's blocks. */
 	void (*to_file)(void *user, struct io_writer *file);
 	void *user;
 };

@@ -17,7 +17,7 @@ struct ioshape_reader {
 				     there are none */
 	struct io_stream *stream; /* for sequential reads; made by the first one */
 	struct io_queue *queue;   /* queue of the stream, while something is prefetched */
-	bool is_expecting;        /* the prefetched blocks are for records that will be loaded */
+	bool is_prefetching;      /* the prefetched blocks are for records that will be loaded */
 	struct base_fresh *fresh; /* memory into which the current call reads */
 	/* Stretches of fresh memory for which huge pages were requested. */
 	size_t expected;
@@ -42,7 +42,7 @@ static bool is_nothing(int code)
 static int cannot_read(struct base_error *why, int code, const char *path)
 {
 	if (code == IOSHAPE_E_DAMAGED || code == IOSHAPE_E_FORMAT || code == -EFBIG)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			why, IOSHAPE_E_DAMAGED,
 			"compare the file with another copy and write it again",
 			"cannot verify \"%s\": its checksum file \"%s" FORMAT_CHECKSUMS_SUFFIX
@@ -80,10 +80,11 @@ static int find_checksums(const struct io_input *input, struct format_checksums 
 	if (*known)
 		return 0;
 	format_checksums_free(checksums);
-	base_refuse_with(why, -ENODATA, "write it again with checksums",
-			 "cannot verify \"%s\": it was changed or replaced after its checksum file "
-			 "\"%s%s\" was written",
-			 input->path, input->path, FORMAT_CHECKSUMS_SUFFIX);
+	base_fail_reason_with(
+		why, -ENODATA, "write it again with checksums",
+		"cannot verify \"%s\": it was changed or replaced after its checksum file "
+		"\"%s%s\" was written",
+		input->path, input->path, FORMAT_CHECKSUMS_SUFFIX);
 	return 0;
 }
 
@@ -106,7 +107,7 @@ static int try_zip(struct format_reader *reader, const char *path,
 	if (ret == IOSHAPE_E_FORMAT || ret == IOSHAPE_E_LIMIT)
 		return 0;
 	if (ret)
-		return base_pass_on(error, &why);
+		return base_propagate(error, &why);
 	format_reader_close(reader);
 	*reader = zip;
 	return 0;
@@ -160,8 +161,8 @@ static int enter_reader(struct ioshape_reader *reader)
 
 static int leave_reader(struct ioshape_reader *reader, const char *operation, int code)
 {
-	return reader ? base_leave(code, operation, reader->zip.input.path, &reader->error) :
-			base_missing(operation);
+	return reader ? base_return(code, operation, reader->zip.input.path, &reader->error) :
+			base_null_argument(operation);
 }
 
 static int leave(struct ioshape_reader *reader, int code)
@@ -173,8 +174,9 @@ static int check_result(struct ioshape_reader *reader, const void *result)
 {
 	if (result)
 		return 0;
-	return base_refuse(&reader->error, -EINVAL, "no pointer for the result was given, for %s",
-			   reader->zip.input.path);
+	return base_fail_reason(&reader->error, -EINVAL,
+				"no pointer for the result was given, for %s",
+				reader->zip.input.path);
 }
 
 /* ---- Records --------------------------------------------------------------------------------- */
@@ -198,10 +200,10 @@ static int check_number(struct ioshape_reader *reader, const char *kinds, uint64
 {
 	if (index < count)
 		return 0;
-	return base_refuse(&reader->error, -ENOENT,
-			   "\"%s\" has %llu %s, so the index %llu is out of range",
-			   reader->zip.input.path, (unsigned long long)count, kinds,
-			   (unsigned long long)index);
+	return base_fail_reason(&reader->error, -ENOENT,
+				"\"%s\" has %llu %s, so the index %llu is out of range",
+				reader->zip.input.path, (unsigned long long)count, kinds,
+				(unsigned long long)index);
 }
 
 static int check_record(struct ioshape_reader *reader, uint64_t index)
@@ -226,8 +228,8 @@ static int find_name(struct ioshape_reader *reader, const struct format_names *n
 	if (ret || (name && format_names_find(names, name, strlen(name), index) && *index < count))
 		return ret;
 	name = name ? name : "";
-	base_refuse(&reader->error, -ENOENT, "\"%s\" has no %s \"%s\"", reader->zip.input.path,
-		    kind, name);
+	base_fail_reason(&reader->error, -ENOENT, "\"%s\" has no %s \"%s\"", reader->zip.input.path,
+			 kind, name);
 	base_error_in_record(&reader->error, name);
 	return -ENOENT;
 }
@@ -241,15 +243,15 @@ static int check_range(struct ioshape_reader *reader, const char *name, uint64_t
 	int ret = 0;
 
 	if (range->offset > size || range->bytes > size - range->offset)
-		ret = base_refuse(&reader->error, -ERANGE,
-				  "cannot read \"%s\": \"%s\" has %llu bytes, too few to read %llu "
-				  "from offset %llu",
-				  path, name ? name : path, (unsigned long long)size,
-				  (unsigned long long)range->bytes,
-				  (unsigned long long)range->offset);
+		ret = base_fail_reason(
+			&reader->error, -ERANGE,
+			"cannot read \"%s\": \"%s\" has %llu bytes, too few to read %llu "
+			"from offset %llu",
+			path, name ? name : path, (unsigned long long)size,
+			(unsigned long long)range->bytes, (unsigned long long)range->offset);
 	else if (range->bytes && !range->into)
-		ret = base_refuse(&reader->error, -EINVAL,
-				  "cannot read \"%s\": no buffer was given", path);
+		ret = base_fail_reason(&reader->error, -EINVAL,
+				       "cannot read \"%s\": no buffer was given", path);
 	if (ret && name)
 		base_error_in_record(&reader->error, name);
 	return ret;
@@ -312,8 +314,8 @@ IOSHAPE_EXPORT int ioshape_reader_get_statistics(struct ioshape_reader *reader, 
 	if (!ret)
 		ret = check_record(reader, index);
 	if (!ret && (!reader->zip.has_index || !reader->zip.index.has_statistics))
-		ret = base_refuse(&reader->error, -ENODATA,
-				  "the file has no statistics of its tensors");
+		ret = base_fail_reason(&reader->error, -ENODATA,
+				       "the file has no statistics of its tensors");
 	if (ret)
 		return leave(reader, ret);
 	found = &reader->zip.index.examined[index].statistics;
@@ -433,10 +435,10 @@ static void end_fresh(struct ioshape_reader *reader)
 static int read_ranges(struct ioshape_reader *reader, const struct format_range *ranges,
 		       size_t count, bool verify)
 {
-	const bool is_under_way = reader->is_expecting && reader->queue;
+	const bool is_under_way = reader->is_prefetching && reader->queue;
 	int ret;
 
-	reader->is_expecting = false;
+	reader->is_prefetching = false;
 	/* Blocks that were prefetched for another purpose are dropped. */
 	if (!is_under_way)
 		stop_stream(reader);
@@ -470,7 +472,7 @@ static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *int
 	return ret;
 }
 
-int save_reader_expect(struct ioshape_reader *reader, uint64_t record)
+int save_reader_prefetch(struct ioshape_reader *reader, uint64_t record)
 {
 	int ret = enter_reader(reader);
 
@@ -479,14 +481,14 @@ int save_reader_expect(struct ioshape_reader *reader, uint64_t record)
 	if (ret)
 		return leave(reader, ret);
 	stop_stream(reader);
-	if (base_without("expecting"))
+	if (base_without("prefetching"))
 		return leave(reader, 0);
 	ret = begin_reading(reader);
 	if (ret)
 		return leave(reader, ret);
-	io_stream_expect(reader->stream, reader->queue,
-			 reader->zip.directory.entries[record].data_offset);
-	reader->is_expecting = true;
+	io_stream_prefetch(reader->stream, reader->queue,
+			   reader->zip.directory.entries[record].data_offset);
+	reader->is_prefetching = true;
 	end_reading(reader, 0);
 	return leave(reader, 0);
 }
@@ -551,7 +553,7 @@ static int enter_table(struct ioshape_reader *reader)
 	if (ret || has_table(reader))
 		return ret;
 	problem = &reader->zip.index_problem;
-	return base_refuse_with(
+	return base_fail_reason_with(
 		&reader->error, IOSHAPE_E_NO_TABLE, "read its records, or open it in Python",
 		"\"%s\" has no table of tensors (%s)", reader->zip.input.path,
 		problem->code ? problem->text : "it was not saved by ioshape_save_tensors()");
@@ -627,8 +629,8 @@ static int load(struct ioshape_reader *reader, bool of_tensors,
 	int ret = of_tensors ? enter_table(reader) : enter_reader(reader);
 
 	if (!ret && count && !requests)
-		ret = base_refuse(&reader->error, -EINVAL, "the array of %zu requests is NULL",
-				  count);
+		ret = base_fail_reason(&reader->error, -EINVAL, "the array of %zu requests is NULL",
+				       count);
 	if (ret || !count)
 		return leave(reader, ret);
 	ranges = calloc(count, sizeof(*ranges));
@@ -702,16 +704,16 @@ static int refuse_to_verify(struct ioshape_reader *reader)
 	const char *path = reader->zip.input.path;
 
 	if (reader->beside.code)
-		return base_pass_on(&reader->error, &reader->beside);
+		return base_propagate(&reader->error, &reader->beside);
 	if (reader->zip.plain)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			&reader->error, -ENODATA,
 			"write it with checksums (option checksums of an atomic file)",
 			"cannot verify \"%s\": it has no checksums", path);
-	return base_refuse_with(&reader->error, -ENODATA, "save it again with checksums",
-				"cannot verify \"%s\": it was written without checksums "
-				"(torch.serialization.set_crc32_options)",
-				path);
+	return base_fail_reason_with(&reader->error, -ENODATA, "save it again with checksums",
+				     "cannot verify \"%s\": it was written without checksums "
+				     "(torch.serialization.set_crc32_options)",
+				     path);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, int data)
@@ -721,7 +723,7 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, int data
 	/* Damaged checksums hide damage in the file, even if an archive has checksums of its
 	 * own. */
 	if (!ret && reader->beside.code && reader->beside.code != -ENODATA)
-		ret = base_pass_on(&reader->error, &reader->beside);
+		ret = base_propagate(&reader->error, &reader->beside);
 	if (!ret && data && reader->zip.no_checksums)
 		ret = refuse_to_verify(reader);
 	if (!ret)
@@ -785,11 +787,11 @@ IOSHAPE_EXPORT int ioshape_reader_open(struct ioshape_context *context, const ch
 	int ret;
 
 	if (!out)
-		return base_missing("load");
+		return base_null_argument("load");
 	*out = NULL;
 	ret = save_enter_path(context, path, &options, sizeof(options), given,
 			      "ioshape_reader_options", &error);
 	if (!ret)
 		ret = open_reader(context, path, &options, out, &error);
-	return base_leave(ret, "load", path, &error);
+	return base_return(ret, "load", path, &error);
 }

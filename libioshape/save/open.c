@@ -57,10 +57,10 @@ static void take_defaults(struct ioshape_context_options *options)
 static int check_together(const struct ioshape_context_options *options, struct base_error *error)
 {
 	if ((unsigned)options->log_level > IOSHAPE_LOG_DEBUG)
-		return base_refuse_with(error, -EINVAL, "zero the struct before filling it in",
-					"log_level is not a value of enum ioshape_log_level");
+		return base_fail_reason_with(error, -EINVAL, "zero the struct before filling it in",
+					     "log_level is not a value of enum ioshape_log_level");
 	if (options->engine == IOSHAPE_ENGINE_BUFFERED && options->direct == IOSHAPE_DIRECT_REQUIRE)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, -EINVAL, "use one of them",
 			"the buffered engine cannot be combined with direct=require");
 	return 0;
@@ -164,10 +164,10 @@ IOSHAPE_EXPORT int ioshape_context_open(struct ioshape_context **out,
 	int ret;
 
 	if (!out)
-		return base_missing("open");
+		return base_null_argument("open");
 	*out = NULL;
 	ret = open_context(out, options, &error);
-	return base_leave(ret, "open", NULL, &error);
+	return base_return(ret, "open", NULL, &error);
 }
 
 static void trim(struct ioshape_context *context)
@@ -195,7 +195,7 @@ int save_reserve(struct ioshape_context *context, uint64_t bytes)
 		trim(context);
 	else if (!ret)
 		ret = save_staging_reserve(&context->pool, save_chunks_for(bytes), &error);
-	return base_leave(ret, "reserve", NULL, &error);
+	return base_return(ret, "reserve", NULL, &error);
 }
 
 IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)

@@ -56,9 +56,9 @@ static int count_copy(size_t *copy_bytes, size_t more, const char *what, struct 
 	*copy_bytes += more;
 	if (*copy_bytes <= MAX_COPY_BYTES)
 		return 0;
-	return base_refuse_with(error, IOSHAPE_E_LIMIT,
-				"shorten the names or save fewer in one file",
-				"the %s take more than %llu bytes", what, MAX_COPY_BYTES);
+	return base_fail_reason_with(error, IOSHAPE_E_LIMIT,
+				     "shorten the names or save fewer in one file",
+				     "the %s take more than %llu bytes", what, MAX_COPY_BYTES);
 }
 
 /* Allocates `count` records and memory for copies; save_plan_free() frees both. */
@@ -195,12 +195,13 @@ static int check_record_name(const char *name, const char *path, struct base_err
 	if (ret)
 		return ret;
 	if (!parts_valid(name))
-		return base_refuse(error, -EINVAL,
-				   "cannot write record \"%s\" to \"%s\": names are relative paths "
-				   "without \".\", \"..\" or empty parts",
-				   FORMAT_SHOWN(name), path);
+		return base_fail_reason(
+			error, -EINVAL,
+			"cannot write record \"%s\" to \"%s\": names are relative paths "
+			"without \".\", \"..\" or empty parts",
+			FORMAT_SHOWN(name), path);
 	if (!strncmp(name, RESERVED_FOLDER, strlen(RESERVED_FOLDER)))
-		return base_refuse(
+		return base_fail_reason(
 			error, -EINVAL,
 			"cannot write record \"%s\" to \"%s\": the folder " RESERVED_FOLDER
 			" is reserved for ioshape",
@@ -214,11 +215,11 @@ static int check_alignment(const struct ioshape_record *record, const char *path
 	const uint32_t alignment = record->alignment;
 
 	if (alignment & (alignment - 1) || alignment > FORMAT_LARGE_ALIGNMENT)
-		return base_refuse(error, -EINVAL,
-				   "cannot align record \"%s\" of \"%s\" to %u bytes: it must be a "
-				   "power of two up to %u",
-				   FORMAT_SHOWN(record->name), path, alignment,
-				   FORMAT_LARGE_ALIGNMENT);
+		return base_fail_reason(
+			error, -EINVAL,
+			"cannot align record \"%s\" of \"%s\" to %u bytes: it must be a "
+			"power of two up to %u",
+			FORMAT_SHOWN(record->name), path, alignment, FORMAT_LARGE_ALIGNMENT);
 	return 0;
 }
 
@@ -232,23 +233,24 @@ static int check_record(const struct ioshape_record *record, const char *path,
 	if (ret)
 		return ret;
 	if (record->data && record->fetch)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, -EINVAL, "give one of them",
 			"record \"%s\" for \"%s\" has both data and a function to fetch "
 			"it",
 			FORMAT_SHOWN(record->name), path);
 	if (record->bytes == FORMAT_UNKNOWN_BYTES)
-		return base_refuse_with(error, -EINVAL,
-					"use ioshape_file_open() for bytes of unknown length",
-					"record \"%s\" for \"%s\" must have a known size",
-					FORMAT_SHOWN(record->name), path);
+		return base_fail_reason_with(error, -EINVAL,
+					     "use ioshape_file_open() for bytes of unknown length",
+					     "record \"%s\" for \"%s\" must have a known size",
+					     FORMAT_SHOWN(record->name), path);
 	if ((record->dtype && !ioshape_dtype_bytes(record->dtype)) || record->group > UINT8_MAX)
-		return base_refuse(error, -EINVAL,
-				   "record \"%s\" for \"%s\" has the dtype %u and the group %u, "
-				   "and one of them is unknown",
-				   FORMAT_SHOWN(record->name), path, record->dtype, record->group);
+		return base_fail_reason(
+			error, -EINVAL,
+			"record \"%s\" for \"%s\" has the dtype %u and the group %u, "
+			"and one of them is unknown",
+			FORMAT_SHOWN(record->name), path, record->dtype, record->group);
 	if (record->bytes && !record->data && !record->fetch)
-		return base_refuse(
+		return base_fail_reason(
 			error, -EINVAL, "record \"%s\" for \"%s\" has %llu bytes but no data",
 			FORMAT_SHOWN(record->name), path, (unsigned long long)record->bytes);
 	return 0;
@@ -511,8 +513,8 @@ static int plan_tensors(struct save_plan *plan, const struct save_payload *paylo
 	return ret ? ret : add_companions(plan, payload->count, error);
 }
 
-static int place_record(const struct save_plan *plan, const struct save_record *record,
-			struct format_length *length)
+static int lay_out_record(const struct save_plan *plan, const struct save_record *record,
+			  struct format_length *length)
 {
 	if (plan->safetensors)
 		return __builtin_add_overflow(length->cursor, record->bytes, &length->cursor) ||
@@ -543,7 +545,7 @@ static uint64_t staged_at(const struct save_plan *plan, const struct save_record
 
 /* Computes the position of each record, in the file and in staging memory, and the exact size of
  * the file. IOSHAPE_E_LIMIT also covers the sum of all records. */
-static int place_records(struct save_plan *plan, struct base_error *error)
+static int lay_out_records(struct save_plan *plan, struct base_error *error)
 {
 	struct format_length length = { 0 };
 	int ret = 0;
@@ -551,7 +553,7 @@ static int place_records(struct save_plan *plan, struct base_error *error)
 	for (size_t i = 0; !ret && i < plan->count; i++) {
 		struct save_record *record = &plan->records[i];
 
-		ret = place_record(plan, record, &length);
+		ret = lay_out_record(plan, record, &length);
 		if (ret || i < plan->own)
 			continue;
 		record->start = staged_at(plan, record, &length);
@@ -583,19 +585,19 @@ int save_plan_make(struct save_plan *plan, const char *path, const struct save_p
 	plan->checksums = payload->checksums;
 	plan->index.has_statistics = examine;
 	if (payload->count && !given)
-		return base_refuse(error, -EINVAL, "the array of %zu %s is NULL", payload->count,
-				   kind_of(payload));
-	if (payload->count > most)
-		return base_refuse_with(error, IOSHAPE_E_LIMIT,
-					BASE_WORDS("save at most %zu", most), "%zu %s in one file",
+		return base_fail_reason(error, -EINVAL, "the array of %zu %s is NULL",
 					payload->count, kind_of(payload));
+	if (payload->count > most)
+		return base_fail_reason_with(
+			error, IOSHAPE_E_LIMIT, BASE_WORDS("save at most %zu", most),
+			"%zu %s in one file", payload->count, kind_of(payload));
 	ret = save_take_metadata(&plan->index.metadata, &plan->metadata_memory, metadata, error);
 	if (!ret)
 		ret = records ? plan_records(plan, payload, error) :
 				plan_tensors(plan, payload, metadata ? &plan->index.metadata : NULL,
 					     error);
 	if (!ret)
-		ret = place_records(plan, error);
+		ret = lay_out_records(plan, error);
 	if (ret)
 		save_plan_free(plan);
 	return ret;
@@ -741,15 +743,15 @@ void save_direct_to_file(void *user, struct io_writer *file)
 
 /* Finds memory in which up to *bytes bytes can be made: in the file's block, or in scratch. May
  * lower *bytes. */
-static int find_room(struct save_direct *direct, uint8_t **to, size_t *bytes,
-		     struct base_error *error)
+static int find_space(struct save_direct *direct, uint8_t **to, size_t *bytes,
+		      struct base_error *error)
 {
-	size_t room;
+	size_t space;
 	int ret;
 
 	if (direct->file) {
-		ret = io_writer_room(direct->file, to, &room, error);
-		*bytes = ret ? 0 : MIN(*bytes, room);
+		ret = io_writer_space(direct->file, to, &space, error);
+		*bytes = ret ? 0 : MIN(*bytes, space);
 		return ret;
 	}
 	if (!direct->scratch)
@@ -768,12 +770,12 @@ int save_direct_next(void *user, size_t i, uint64_t offset, const void **data, s
 
 	if (!record->fetch) {
 		if (direct->file)
-			io_writer_lend(direct->file, record->data, record->bytes);
+			io_writer_borrow(direct->file, record->data, record->bytes);
 		*data = (const char *)record->data + offset;
 		return 0;
 	}
 	*bytes = MIN(*bytes, FETCH_BYTES);
-	ret = find_room(direct, &to, bytes, error);
+	ret = find_space(direct, &to, bytes, error);
 	*data = to;
 	return ret ? ret : save_plan_copy(direct->plan, i, offset, to, *bytes, error);
 }

@@ -47,9 +47,9 @@ static int find_directory(const char *path, struct io_folder *folder, char **fil
 
 /* ---- Filesystem and layout ------------------------------------------------------------------- */
 
-static void copy(char *into, size_t room, const char *text)
+static void copy(char *into, size_t size, const char *text)
 {
-	snprintf(into, room, "%s", text);
+	snprintf(into, size, "%s", text);
 }
 #define COPY(into, text) copy(into, sizeof(into), text)
 
@@ -118,7 +118,7 @@ static void choose_shape(struct save_probe *found, const struct io_config *confi
 	found->block_bytes = choice.block_bytes;
 	found->queue_depth = choice.depth;
 	COPY(found->engine, choice.engine);
-	COPY(found->engine_note, choice.note);
+	COPY(found->engine_note, choice.downgrade);
 	found->uring_errno = -choice.code;
 }
 
@@ -207,12 +207,12 @@ int save_probe_path(struct ioshape_context *context, const char *path, uint64_t 
 	memset(found, 0, sizeof(*found));
 	found->for_bytes = bytes ? bytes : DEFAULT_FOR_BYTES;
 	if (!ret && (!path || !*path))
-		ret = base_refuse(&error, -EINVAL, "no path was given");
+		ret = base_fail_reason(&error, -EINVAL, "no path was given");
 	if (!ret)
 		ret = find_directory(path, &folder, &file, &error);
 	if (!ret)
 		ret = look(context, found, files, &folder, file, &error);
 	free(file);
 	io_folder_close(&folder);
-	return base_leave(ret, "probe", path, &error);
+	return base_return(ret, "probe", path, &error);
 }

@@ -9,18 +9,18 @@
 
 struct text {
 	char *begin;
-	size_t room, length;
+	size_t size, length;
 };
 
 __attribute__((format(printf, 2, 3))) static void put(struct text *text, const char *format, ...)
 {
-	const bool fits = text->length < text->room;
+	const bool fits = text->length < text->size;
 	va_list arguments;
 	int written;
 
 	va_start(arguments, format);
 	written = vsnprintf(fits ? text->begin + text->length : NULL,
-			    fits ? text->room - text->length : 0, format, arguments);
+			    fits ? text->size - text->length : 0, format, arguments);
 	va_end(arguments);
 	text->length += written > 0 ? (size_t)written : 0;
 }
@@ -85,9 +85,9 @@ static void put_group(struct text *text, const struct ioshape_report *report)
 }
 
 IOSHAPE_EXPORT size_t ioshape_report_text(const struct ioshape_report *report, char *text,
-					  size_t room)
+					  size_t size)
 {
-	struct text line = { text, room, 0 };
+	struct text line = { text, size, 0 };
 	struct ioshape_report known;
 
 	if (base_take_options(&known, sizeof(known), report, "ioshape_report", NULL))

@@ -15,8 +15,8 @@
 
 /* ---- Progress -------------------------------------------------------------------------------- */
 
-static void note_progress(struct ioshape_save *save, enum ioshape_phase phase, uint64_t done_bytes,
-			  uint64_t total_bytes)
+static void record_progress(struct ioshape_save *save, enum ioshape_phase phase,
+			    uint64_t done_bytes, uint64_t total_bytes)
 {
 	pthread_mutex_lock(&save->lock);
 	/* If staging and writing go on at the same time, the progress is that of writing. */
@@ -33,7 +33,7 @@ int save_track(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64
 {
 	struct ioshape_save *save = user;
 
-	note_progress(save, phase, done_bytes, total_bytes);
+	record_progress(save, phase, done_bytes, total_bytes);
 	return save->request.progress ? save->request.progress(save->request.progress_user, phase,
 							       done_bytes, total_bytes) :
 					0;
@@ -145,9 +145,9 @@ static int stage_tell(void *user, struct base_error *error)
 	if (!save_track(save, IOSHAPE_PHASE_STAGE, atomic_load(&save->stage.copied_bytes),
 			save->request.plan.payload_bytes))
 		return 0;
-	return base_refuse(error, -ECANCELED,
-			   "the save to \"%s\" was stopped by its progress callback",
-			   save->request.path);
+	return base_fail_reason(error, -ECANCELED,
+				"the save to \"%s\" was stopped by its progress callback",
+				save->request.path);
 }
 
 /*
@@ -162,7 +162,7 @@ static bool claim_chunk(struct ioshape_save *save, bool speaks, size_t *position
 
 	pthread_mutex_lock(&save->lock);
 	while (is_filling(stage) && stage->held == stage->admitted) {
-		if (base_cond_wait_ms(&save->change, &save->lock, SAVE_PATIENCE_MS) || !speaks)
+		if (base_cond_wait_ms(&save->change, &save->lock, SAVE_POLL_MS) || !speaks)
 			continue;
 		pthread_mutex_unlock(&save->lock);
 		if (stage_tell(save, &error))
@@ -320,7 +320,7 @@ static int stage_next(void *user, size_t record, uint64_t offset, const void **d
 		return ret;
 	save->stage.reading = chunk;
 	if (save->stage.file)
-		io_writer_lend(save->stage.file, chunk->memory, SAVE_CHUNK_BYTES);
+		io_writer_borrow(save->stage.file, chunk->memory, SAVE_CHUNK_BYTES);
 	*data = chunk->memory + at % SAVE_CHUNK_BYTES;
 	*bytes = MIN(*bytes, SAVE_CHUNK_BYTES - at % SAVE_CHUNK_BYTES);
 	return 0;
@@ -371,7 +371,7 @@ static uint64_t offset_in_file(void *file)
 
 static int await_file(void *file, uint64_t offset, struct base_error *error)
 {
-	return io_writer_settle(file, offset, error);
+	return io_writer_wait_written(file, offset, error);
 }
 
 /* Declares the file that is written from the chunks. A save_source function. */
@@ -398,11 +398,11 @@ static void stage_to_file(void *user, struct io_writer *file)
 
 #define SLICE_BYTES (256 * KIB)
 #define NS_PER_MS 1000000
-/* The time for copying at leisure: longer than most steps, and than any copying but by a thread
- * that hardly runs. */
-#define LEISURE_NS (10000ull * NS_PER_MS)
-#define LEISURE_NS_PER_BYTE 10
-#define LEISURE_CHECK_MS 1000
+/* The time for copying in the background: longer than most steps, and than any copying but by a
+ * thread that hardly runs. */
+#define BACKGROUND_NS (10000ull * NS_PER_MS)
+#define BACKGROUND_NS_PER_BYTE 10
+#define BACKGROUND_CHECK_MS 1000
 /* Limit of a rest. If a slice seems to have taken longer, the thread did not run all the time. */
 #define LONGEST_REST_MS 10
 /* Sample of each record. */
@@ -462,7 +462,7 @@ static int compare(struct ioshape_save *save, struct base_error *error)
 		if (!record->later || record->fetch ||
 		    look_at(save, record, true) == record->sample)
 			continue;
-		base_refuse_with(
+		base_fail_reason_with(
 			error, IOSHAPE_E_CHANGED, "change it only after the save has copied it",
 			"cannot save \"%s\": record '%s' changed before ioshape had copied it",
 			save->request.path, record->name);
@@ -569,7 +569,7 @@ static void rest(struct ioshape_save *save, int64_t ms)
 	pthread_mutex_unlock(&save->lock);
 }
 
-static void *copy_at_leisure(void *argument)
+static void *copy_in_background(void *argument)
 {
 	uint64_t begin_ns, copied_ns = 0;
 
@@ -589,14 +589,14 @@ static void *copy_at_leisure(void *argument)
  * caller may change its memory, or the save fails. */
 static int await_copied(struct ioshape_save *save, struct base_error *error)
 {
-	const uint64_t until_ns =
-		base_now_ns() + LEISURE_NS + save->request.plan.staged_bytes * LEISURE_NS_PER_BYTE;
+	const uint64_t until_ns = base_now_ns() + BACKGROUND_NS +
+				  save->request.plan.staged_bytes * BACKGROUND_NS_PER_BYTE;
 	struct save_stage *stage = &save->stage;
 	int ret;
 
 	pthread_mutex_lock(&save->lock);
 	while (is_left(save) && base_now_ns() < until_ns)
-		base_cond_wait_ms(&save->change, &save->lock, LEISURE_CHECK_MS);
+		base_cond_wait_ms(&save->change, &save->lock, BACKGROUND_CHECK_MS);
 	pthread_mutex_unlock(&save->lock);
 	while (copy_next(save))
 		;
@@ -607,8 +607,8 @@ static int await_copied(struct ioshape_save *save, struct base_error *error)
 	ret = error->code;
 	pthread_mutex_unlock(&save->lock);
 	if (!ret && save_is_stopped(save))
-		ret = base_refuse(error, -ECANCELED, "the save to \"%s\" was aborted",
-				  save->request.path);
+		ret = base_fail_reason(error, -ECANCELED, "the save to \"%s\" was aborted",
+				       save->request.path);
 	if (!ret)
 		ret = compare(save, error);
 	pthread_mutex_lock(&save->lock);
@@ -623,7 +623,7 @@ static int await_copied(struct ioshape_save *save, struct base_error *error)
 static int later_copy(struct ioshape_save *save, struct base_error *error)
 {
 	const struct save_request *request = &save->request;
-	bool at_leisure;
+	bool in_background;
 	pthread_t thread;
 	int ret;
 
@@ -631,14 +631,14 @@ static int later_copy(struct ioshape_save *save, struct base_error *error)
 		return 0;
 	/* A function of the caller may take a lock that other threads need, so it is not called at
 	 * the lowest priority. */
-	at_leisure = !request->plan.fetches && !request->task.file_options.deadline_ns &&
-		     !base_start_thread(&thread, copy_at_leisure, save);
-	while (!at_leisure && copy_next(save))
+	in_background = !request->plan.fetches && !request->task.file_options.deadline_ns &&
+			!base_start_thread(&thread, copy_in_background, save);
+	while (!in_background && copy_next(save))
 		;
 	ret = await_copied(save, error);
 	/* Join only now, because a thread of the lowest priority may not run again for a long
 	 * time. */
-	if (at_leisure)
+	if (in_background)
 		pthread_join(thread, NULL);
 	return ret;
 }
@@ -749,7 +749,7 @@ static int write_file(struct ioshape_save *save, struct ioshape_report *report,
 	int ret;
 
 	ret = later_copy(save, error);
-	note_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
+	record_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
 	if (!ret)
 		ret = save_write(save->context, NULL, &request->plan, &source,
 				 &request->task.file_options, &watch, &save->order, report, error);
@@ -915,9 +915,9 @@ static int take_payload(struct ioshape_save *save, const char *path,
 	request->task.payload_bytes = request->plan.payload_bytes;
 	request->task.expected_bytes = request->plan.expected_bytes;
 	if (request->task.borrow) {
-		note_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
+		record_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
 	} else {
-		note_progress(save, IOSHAPE_PHASE_STAGE, 0, request->plan.payload_bytes);
+		record_progress(save, IOSHAPE_PHASE_STAGE, 0, request->plan.payload_bytes);
 		stage->chunk_count = save_chunks_for(request->plan.staged_bytes);
 	}
 	stage->chunks = calloc(MAX(stage->chunk_count, 1), sizeof(*stage->chunks));
@@ -1070,16 +1070,17 @@ int save_begin(struct ioshape_context *context, const char *path,
 static int enter_handle(const struct ioshape_save *save, struct base_error *error)
 {
 	if (!save)
-		return base_refuse(error, -EINVAL, "no save was given");
+		return base_fail_reason(error, -EINVAL, "no save was given");
 	if (save->request.owner != getpid())
-		return base_refuse_with(error, -EPERM, "use it there",
-					"this save belongs to the parent process");
+		return base_fail_reason_with(error, -EPERM, "use it there",
+					     "this save belongs to the parent process");
 	return 0;
 }
 
 static int still_runs(struct base_error *error)
 {
-	return base_refuse_with(error, -EINPROGRESS, "wait longer", "the save has not ended yet");
+	return base_fail_reason_with(error, -EINPROGRESS, "wait longer",
+				     "the save has not ended yet");
 }
 
 IOSHAPE_EXPORT int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms)
@@ -1091,7 +1092,7 @@ IOSHAPE_EXPORT int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_
 	int ret = enter_handle(save, &error);
 
 	if (ret)
-		return base_leave(ret, "save", NULL, &error);
+		return base_return(ret, "save", NULL, &error);
 	if (timeout_ms)
 		later_hurry(save, for_ever ? UINT64_MAX : base_deadline_ns(timeout_ms));
 	waited_ms = (int64_t)((base_now_ns() - begin_ns) / 1000000);
@@ -1107,7 +1108,7 @@ IOSHAPE_EXPORT int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_
 	pthread_mutex_unlock(&save->lock);
 	/* No thread changes a save that has ended, so no lock is needed. */
 	ret = done ? save->state.result : still_runs(&error);
-	return base_leave(ret, "save", NULL, done ? &save->state.error : &error);
+	return base_return(ret, "save", NULL, done ? &save->state.error : &error);
 }
 
 int save_wait_copied(struct ioshape_save *save)
@@ -1117,7 +1118,7 @@ int save_wait_copied(struct ioshape_save *save)
 	bool later;
 
 	if (ret)
-		return base_leave(ret, "save", NULL, &error);
+		return base_return(ret, "save", NULL, &error);
 	/* Borrowed memory is in use until the save ends. */
 	later = save->stage.later || (save->request.task.borrow && save->request.plan.later);
 	later_hurry(save, UINT64_MAX);
@@ -1125,7 +1126,7 @@ int save_wait_copied(struct ioshape_save *save)
 	while (later && !save->stage.copied && !save->state.done)
 		pthread_cond_wait(&save->change, &save->lock);
 	pthread_mutex_unlock(&save->lock);
-	return base_leave(0, "save", NULL, &error);
+	return base_return(0, "save", NULL, &error);
 }
 
 IOSHAPE_EXPORT int ioshape_save_get_report(struct ioshape_save *save, struct ioshape_report *report)
@@ -1134,16 +1135,16 @@ IOSHAPE_EXPORT int ioshape_save_get_report(struct ioshape_save *save, struct ios
 	int ret = enter_handle(save, &error);
 
 	if (!ret && !report)
-		ret = base_refuse(&error, -EINVAL, "no pointer for the report was given");
+		ret = base_fail_reason(&error, -EINVAL, "no pointer for the report was given");
 	if (ret)
-		return base_leave(ret, "save", NULL, &error);
+		return base_return(ret, "save", NULL, &error);
 	pthread_mutex_lock(&save->lock);
 	ret = save->state.done ?
 		      base_give_struct(report, &save->state.report, sizeof(save->state.report),
 				       "ioshape_report", &error) :
 		      still_runs(&error);
 	pthread_mutex_unlock(&save->lock);
-	return base_leave(ret, "save", NULL, &error);
+	return base_return(ret, "save", NULL, &error);
 }
 
 IOSHAPE_EXPORT int ioshape_save_get_status(struct ioshape_save *save,
@@ -1156,12 +1157,12 @@ IOSHAPE_EXPORT int ioshape_save_get_status(struct ioshape_save *save,
 	int ret = enter_handle(save, &error);
 
 	if (!ret && !status)
-		ret = base_refuse(&error, -EINVAL, "no pointer for the status was given");
+		ret = base_fail_reason(&error, -EINVAL, "no pointer for the status was given");
 	if (ret)
-		return base_leave(ret, "save", NULL, &error);
+		return base_return(ret, "save", NULL, &error);
 	pthread_mutex_lock(&save->lock);
 	now.phase = save->state.phase;
-	/* Helper threads do not call note_progress(), so the counter is read directly. */
+	/* Helper threads do not call record_progress(), so the counter is read directly. */
 	now.done_bytes = now.phase == IOSHAPE_PHASE_STAGE ? atomic_load(&save->stage.copied_bytes) :
 							    save->state.done_bytes;
 	now.total_bytes = save->state.total_bytes;
@@ -1171,7 +1172,7 @@ IOSHAPE_EXPORT int ioshape_save_get_status(struct ioshape_save *save,
 	ret = base_give_struct(status, &now, sizeof(now), "ioshape_save_status", &error);
 	if (!ret && place)
 		ret = base_give_struct(place, &here, sizeof(here), "ioshape_place", &error);
-	return base_leave(ret, "save", NULL, &error);
+	return base_return(ret, "save", NULL, &error);
 }
 
 /* ---- Stopping and freeing -------------------------------------------------------------------- */
@@ -1312,19 +1313,19 @@ int save_take_options(struct ioshape_save_options *options,
 		base_take_options(options, sizeof(*options), given, "ioshape_save_options", error);
 
 	if (!ret && background && options->report)
-		ret = base_refuse_with(error, -EINVAL,
-				       "call ioshape_save_get_report() after it has ended",
-				       "a background save cannot fill options.report");
+		ret = base_fail_reason_with(error, -EINVAL,
+					    "call ioshape_save_get_report() after it has ended",
+					    "a background save cannot fill options.report");
 	if (!ret && ((unsigned)options->format > IOSHAPE_FORMAT_SAFETENSORS ||
 		     (options->format && !formats)))
-		ret = base_refuse_with(
+		ret = base_fail_reason_with(
 			error, -EINVAL,
 			"use a value of enum ioshape_format, in ioshape_save_tensors() only",
 			"options.format is %u", (unsigned)options->format);
 	if (!ret && options->checksums &&
 	    (options->checksums != IOSHAPE_CHECKSUMS_BESIDE ||
 	     options->format != IOSHAPE_FORMAT_SAFETENSORS))
-		ret = base_refuse_with(
+		ret = base_fail_reason_with(
 			error, -EINVAL,
 			"set it to IOSHAPE_CHECKSUMS_BESIDE, for safetensors files only",
 			"options.checksums is %u", (unsigned)options->checksums);
@@ -1349,12 +1350,12 @@ static int save(struct ioshape_context *context, const char *path, struct save_p
 		payload->kind = SAVE_SAFETENSORS;
 	payload->checksums = !ret && options.checksums == IOSHAPE_CHECKSUMS_BESIDE;
 	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no path to save to was given");
+		ret = base_fail_reason(&error, -EINVAL, "no path to save to was given");
 	if (!ret && out)
 		ret = save_begin(context, path, payload, &options, NULL, out, &error);
 	else if (!ret)
 		ret = save_here(context, path, payload, &options, &error);
-	return base_leave(ret, "save", path, &error);
+	return base_return(ret, "save", path, &error);
 }
 
 IOSHAPE_EXPORT int ioshape_save_tensors(struct ioshape_context *context, const char *path,

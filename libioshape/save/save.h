@@ -161,8 +161,8 @@ struct save_file {
 struct save_order;
 
 /*
- * Writes one file, from the check of free space to the commit and the report. `order` is its place
- * among saves to the path; NULL: there are no other saves to it.
+ * Writes one file, from the check of free space to the commit and the report. `order` is its
+ * position among saves to the path; NULL: there are no other saves to it.
  */
 int save_write_file(struct save_file *file, const struct save_watch *watch,
 		    struct save_order *order, struct ioshape_report *report,

@@ -80,17 +80,17 @@ static int check_pool_name(const char *name, struct base_error *error)
 	size_t bytes = strlen(name);
 
 	if (!bytes)
-		return base_refuse_with(error, -EINVAL, "give a name or leave it out",
-					"the pool's name is empty");
+		return base_fail_reason_with(error, -EINVAL, "give a name or leave it out",
+					     "the pool's name is empty");
 	if (bytes >= SLOTS_NAME_BYTES)
-		return base_refuse_with(error, -EINVAL,
-					BASE_WORDS("it takes %d", SLOTS_NAME_BYTES - 1),
-					"the pool's name has %zu characters", bytes);
+		return base_fail_reason_with(error, -EINVAL,
+					     BASE_WORDS("it takes %d", SLOTS_NAME_BYTES - 1),
+					     "the pool's name has %zu characters", bytes);
 	/* The message does not quote the name: a user who confuses the settings gives an address
 	 * here, with its password. */
 	if (strspn(name, FS_POOL_CHARACTERS) != bytes)
-		return base_refuse_with(error, -EINVAL, "it takes letters, digits and ._:@+/-",
-					"the pool's name has a character that is not allowed");
+		return base_fail_reason_with(error, -EINVAL, "it takes letters, digits and ._:@+/-",
+					     "the pool's name has a character that is not allowed");
 	return 0;
 }
 
@@ -231,8 +231,9 @@ static int save_slots_named(struct save_slots *slots, const char *name, struct s
 	if (!name)
 		name = slots->pool_name;
 	if (!name)
-		return base_refuse_with(error, -EINVAL, "name a pool, or set it for the context",
-					"no pool was given");
+		return base_fail_reason_with(error, -EINVAL,
+					     "name a pool, or set it for the context",
+					     "no pool was given");
 	pthread_mutex_lock(&slots->lock);
 	ret = find_or_open(slots, name, pool, error);
 	pthread_mutex_unlock(&slots->lock);
@@ -328,8 +329,8 @@ static int save_slots_of_path(struct save_slots *slots, const char *path, const 
 	return ret;
 }
 
-void save_slots_note_layout(struct save_slots *slots, uint64_t mount,
-			    const struct fs_layout *layout)
+void save_slots_record_layout(struct save_slots *slots, uint64_t mount,
+			      const struct fs_layout *layout)
 {
 	struct save_pool_of_mount *known;
 
@@ -362,11 +363,12 @@ int save_find_coordinator(struct ioshape_context *context, const char *pool,
 		found->lease_ms = config.lease_ms;
 		found->default_capacity = config.default_capacity;
 		ops = slots_coordinator_of(config.address);
-		ret = ops->describe ? ops->describe(&config, found, &error) :
-				      base_refuse_with(&error, -ENOTSUP, "set another coordinator",
-						       "the coordinator \"open\" has no pools");
+		ret = ops->describe ?
+			      ops->describe(&config, found, &error) :
+			      base_fail_reason_with(&error, -ENOTSUP, "set another coordinator",
+						    "the coordinator \"open\" has no pools");
 	}
-	return base_leave(ret, "status", NULL, &error);
+	return base_return(ret, "status", NULL, &error);
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
@@ -425,7 +427,7 @@ static int wait_for_slot(const struct base_log *log, struct slots_pool *pool, ui
 		.bytes = options->expected_bytes,
 		.default_capacity = capacity,
 		.writers = options->files,
-		.holds_up = watch->blocked && !watch->drains,
+		.blocks_training = watch->blocked && !watch->drains,
 		.yields = watch->drains,
 		.deadline_ns = options->deadline_ns,
 		.waiting = tell_waiting,
@@ -608,7 +610,7 @@ int save_slot_take(struct save_slot *slot, struct ioshape_context *context, cons
 	options->before_block_user = slot;
 	if (!find_pool(slot, context, path, found, options, &pool, &capacity))
 		return 0;
-	options->places = MIN(capacity, SLOTS_MOST_PLACES);
+	options->target_groups = MIN(capacity, SLOTS_MOST_TARGET_GROUPS);
 	if (!watch || watch->blocked)
 		slot->hold = join(context, pool, watch ? watch->blocked : NULL);
 	if (slot->hold)
@@ -617,7 +619,7 @@ int save_slot_take(struct save_slot *slot, struct ioshape_context *context, cons
 		   !watch, error);
 	slot->waited = !ret;
 	if (!ret && watch)
-		options->place = slots_place(slot->hold->slot);
+		options->target_group = slots_target_group(slot->hold->slot);
 	return ret;
 }
 
@@ -693,9 +695,9 @@ static int acquire(struct ioshape_context *context, const struct ioshape_slot_op
 	int ret;
 
 	if (options->weight > SLOTS_MOST_CAPACITY)
-		return base_refuse_with(error, -EINVAL,
-					BASE_WORDS("it takes 1 to %u", SLOTS_MOST_CAPACITY),
-					"weight is %u", options->weight);
+		return base_fail_reason_with(error, -EINVAL,
+					     BASE_WORDS("it takes 1 to %u", SLOTS_MOST_CAPACITY),
+					     "weight is %u", options->weight);
 	ret = pool_of_options(context, options, &pool, &wanted.default_capacity, error);
 	if (ret)
 		return ret;
@@ -721,7 +723,7 @@ IOSHAPE_EXPORT int ioshape_slot_acquire(struct ioshape_context *context,
 	int ret;
 
 	if (!out)
-		return base_missing("acquire");
+		return base_null_argument("acquire");
 	*out = NULL;
 	base_error_begin(&error);
 	ret = save_enter(context, &error);
@@ -730,7 +732,7 @@ IOSHAPE_EXPORT int ioshape_slot_acquire(struct ioshape_context *context,
 					&error);
 	if (!ret)
 		ret = acquire(context, &options, out, &error);
-	return base_leave(ret, "acquire", NULL, &error);
+	return base_return(ret, "acquire", NULL, &error);
 }
 
 /* Begins a call on a slot. In a child of fork() the library's thread does not exist, and locks may
@@ -738,10 +740,10 @@ IOSHAPE_EXPORT int ioshape_slot_acquire(struct ioshape_context *context,
 static int enter(const struct ioshape_slot *slot, struct base_error *error)
 {
 	if (!slot)
-		return base_refuse(error, -EINVAL, "no slot was given");
+		return base_fail_reason(error, -EINVAL, "no slot was given");
 	if (slot->owner != getpid())
-		return base_refuse_with(error, -EPERM, "acquire one after the fork",
-					"this slot belongs to the parent process");
+		return base_fail_reason_with(error, -EPERM, "acquire one after the fork",
+					     "this slot belongs to the parent process");
 	return 0;
 }
 
@@ -754,7 +756,7 @@ IOSHAPE_EXPORT int ioshape_slot_pace(struct ioshape_slot *slot, uint64_t bytes)
 	ret = enter(slot, &error);
 	if (!ret)
 		ret = slots_pass(slot->slot, bytes, NULL, NULL);
-	return base_leave(ret, "pass", NULL, &error);
+	return base_return(ret, "pass", NULL, &error);
 }
 
 IOSHAPE_EXPORT int ioshape_slot_get_info(struct ioshape_slot *slot, struct ioshape_slot_info *info)
@@ -764,12 +766,13 @@ IOSHAPE_EXPORT int ioshape_slot_get_info(struct ioshape_slot *slot, struct iosha
 	int ret = enter(slot, &error);
 
 	if (!ret && !info)
-		ret = base_refuse(&error, -EINVAL, "no pointer for the slot's state was given");
+		ret = base_fail_reason(&error, -EINVAL,
+				       "no pointer for the slot's state was given");
 	if (!ret) {
 		slots_info(slot->slot, &now);
 		ret = base_give_struct(info, &now, sizeof(now), "ioshape_slot_info", &error);
 	}
-	return base_leave(ret, "acquire", NULL, &error);
+	return base_return(ret, "acquire", NULL, &error);
 }
 
 IOSHAPE_EXPORT void ioshape_slot_free(struct ioshape_slot *slot)
@@ -789,8 +792,8 @@ int save_pool_of_path(struct ioshape_context *context, const char *path, char *n
 	int ret = save_enter(context, &error);
 
 	if (!ret && (!path || !name || !bytes))
-		ret = base_refuse(&error, -EINVAL, "no %s was given",
-				  path ? "buffer for the name" : "path");
+		ret = base_fail_reason(&error, -EINVAL, "no %s was given",
+				       path ? "buffer for the name" : "path");
 	if (!ret && context->slots.pool_name)
 		snprintf(whole, sizeof(whole), "%s", context->slots.pool_name);
 	else if (!ret)
@@ -800,5 +803,5 @@ int save_pool_of_path(struct ioshape_context *context, const char *path, char *n
 				"the pool's name for %s does not fit in %zu bytes", path, bytes);
 	if (!ret)
 		snprintf(name, bytes, "%s", whole);
-	return base_leave(ret, "pool_name", path, &error);
+	return base_return(ret, "pool_name", path, &error);
 }

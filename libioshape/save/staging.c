@@ -183,7 +183,7 @@ int save_staging_admit(struct save_staging *pool, size_t chunks,
 	TAILQ_INSERT_TAIL(&pool->waiters, &waiter, entry);
 	while (!ret &&
 	       (TAILQ_FIRST(&pool->waiters) != &waiter || pool->admitted + chunks > pool->limit)) {
-		if (base_cond_wait_ms(&pool->change, &pool->lock, SAVE_PATIENCE_MS))
+		if (base_cond_wait_ms(&pool->change, &pool->lock, SAVE_POLL_MS))
 			continue;
 		pthread_mutex_unlock(&pool->lock);
 		ret = go_on(user, error);
@@ -232,7 +232,7 @@ int save_staging_reserve(struct save_staging *pool, size_t chunks, struct base_e
 	int ret;
 
 	if (chunks > pool->limit) {
-		ret = base_refuse_with(
+		ret = base_fail_reason_with(
 			error, -ENOMEM,
 			BASE_WORDS("raise staging_bytes, which allows %llu MiB",
 				   (unsigned long long)(pool->limit * SAVE_CHUNK_BYTES / MIB)),

@@ -12,24 +12,24 @@
 #define LONGEST_ADDRESS 8192u
 
 /* A section of the address. */
-struct part {
+struct span {
 	const char *at;
 	size_t bytes;
 };
 
-static struct part until(struct part text, size_t bytes)
+static struct span until(struct span text, size_t bytes)
 {
-	return (struct part){ text.at, bytes };
+	return (struct span){ text.at, bytes };
 }
 
-static struct part after(struct part text, size_t bytes)
+static struct span after(struct span text, size_t bytes)
 {
-	return (struct part){ text.at + bytes, text.bytes - bytes };
+	return (struct span){ text.at + bytes, text.bytes - bytes };
 }
 
 /* Splits `text` at the first `mark`: *head is the part before it, *tail the part behind it. Returns
  * false if there is no mark; then *head is all of the text. */
-static bool cut(struct part text, char mark, struct part *head, struct part *tail)
+static bool cut(struct span text, char mark, struct span *head, struct span *tail)
 {
 	const char *at = text.bytes ? memchr(text.at, mark, text.bytes) : NULL;
 
@@ -55,7 +55,7 @@ static int digit(char letter)
 
 /* Resolves percent escapes. -EINVAL: an escape is malformed, the result contains a 0, or it is too
  * long. */
-static int decode(struct part text, char *into, size_t room)
+static int decode(struct span text, char *into, size_t size)
 {
 	size_t used = 0;
 
@@ -69,7 +69,7 @@ static int decode(struct part text, char *into, size_t room)
 			letter = (char)(digit(text.at[i + 1]) * 16 + digit(text.at[i + 2]));
 			i += 2;
 		}
-		if (!letter || used + 1 >= room)
+		if (!letter || used + 1 >= size)
 			return -EINVAL;
 		into[used++] = letter;
 	}
@@ -77,7 +77,7 @@ static int decode(struct part text, char *into, size_t room)
 	return 0;
 }
 
-static int parse_number(struct part text, uint32_t most, uint32_t *number)
+static int parse_number(struct span text, uint32_t most, uint32_t *number)
 {
 	uint32_t value = 0;
 
@@ -94,7 +94,7 @@ static int parse_number(struct part text, uint32_t most, uint32_t *number)
 
 /* Returns whether a text has only characters of host names and addresses. None of them can mislead
  * the reader of a message. */
-static bool is_host(struct part text, bool in_brackets)
+static bool is_host(struct span text, bool in_brackets)
 {
 	if (!text.bytes || text.bytes >= ADDRESS_HOST_BYTES)
 		return false;
@@ -108,17 +108,17 @@ static bool is_host(struct part text, bool in_brackets)
 	return true;
 }
 
-static void set_host(struct slots_node *node, struct part host)
+static void set_host(struct slots_node *node, struct span host)
 {
 	memcpy(node->host, host.at, host.bytes);
 	node->host[host.bytes] = 0;
 }
 
 /* Parses "host[:port]". Returns NULL, or the problem as a part of a sentence. */
-static const char *parse_host(struct slots_node *node, struct part text, uint16_t usual_port)
+static const char *parse_host(struct slots_node *node, struct span text, uint16_t usual_port)
 {
 	bool brackets = text.bytes && *text.at == '[', has_port;
-	struct part host, port;
+	struct span host, port;
 	uint32_t number;
 
 	if (brackets) {
@@ -145,22 +145,23 @@ static const char *parse_host(struct slots_node *node, struct part text, uint16_
 	return NULL;
 }
 
-static int parse_hosts(struct slots_address *address, struct part text, uint16_t usual_port,
+static int parse_hosts(struct slots_address *address, struct span text, uint16_t usual_port,
 		       struct base_error *error)
 {
-	struct part one, rest = text;
+	struct span one, rest = text;
 	const char *wrong;
 	bool more;
 
 	do {
 		more = cut(rest, ',', &one, &rest);
 		if (address->node_count == ADDRESS_HOSTS)
-			return base_refuse(error, -EINVAL,
-					   "the coordinator's address names more than %u hosts",
-					   ADDRESS_HOSTS);
+			return base_fail_reason(
+				error, -EINVAL,
+				"the coordinator's address names more than %u hosts",
+				ADDRESS_HOSTS);
 		wrong = parse_host(&address->nodes[address->node_count++], one, usual_port);
 		if (wrong)
-			return base_refuse(
+			return base_fail_reason(
 				error, -EINVAL,
 				"host %zu in the coordinator's address %s (in a password, write "
 				"%%40 for @, %%2F for /, %%3A for :, %%2C for a comma)",
@@ -170,12 +171,12 @@ static int parse_hosts(struct slots_address *address, struct part text, uint16_t
 }
 
 /* Parses "[user[:password]@]". *rest is the text behind it. */
-static int parse_credentials(struct slots_address *address, struct part text, struct part *rest,
+static int parse_credentials(struct slots_address *address, struct span text, struct span *rest,
 			     struct base_error *error)
 {
 	/* The last @ counts: earlier ones were meant to be part of the password. */
 	const char *at = text.bytes ? memrchr(text.at, '@', text.bytes) : NULL;
-	struct part user, password;
+	struct span user, password;
 
 	*rest = text;
 	if (!at)
@@ -184,29 +185,31 @@ static int parse_credentials(struct slots_address *address, struct part text, st
 	address->has_password = cut(until(text, (size_t)(at - text.at)), ':', &user, &password);
 	if (decode(user, address->user, sizeof(address->user)) ||
 	    decode(password, address->password, sizeof(address->password)))
-		return base_refuse(error, -EINVAL,
-				   "the user or the password in the coordinator's address is "
-				   "longer than %d bytes, or has a %% that is not followed by two "
-				   "hexadecimal digits (%%25 stands for %%)",
-				   ADDRESS_SECRET_BYTES - 1);
+		return base_fail_reason(
+			error, -EINVAL,
+			"the user or the password in the coordinator's address is "
+			"longer than %d bytes, or has a %% that is not followed by two "
+			"hexadecimal digits (%%25 stands for %%)",
+			ADDRESS_SECRET_BYTES - 1);
 	return 0;
 }
 
-static int parse_database(struct slots_address *address, struct part text, struct base_error *error)
+static int parse_database(struct slots_address *address, struct span text, struct base_error *error)
 {
 	if (!text.bytes)
 		return 0;
 	if (parse_number(text, MOST_DATABASE, &address->database))
-		return base_refuse(error, -EINVAL,
-				   "the database at the end of the coordinator's address is not a "
-				   "number from 0 to %u (in a password, write %%2F for /)",
-				   MOST_DATABASE);
+		return base_fail_reason(
+			error, -EINVAL,
+			"the database at the end of the coordinator's address is not a "
+			"number from 0 to %u (in a password, write %%2F for /)",
+			MOST_DATABASE);
 	return 0;
 }
 
-static int parse_servers(struct slots_address *address, struct part text, struct base_error *error)
+static int parse_servers(struct slots_address *address, struct span text, struct base_error *error)
 {
-	struct part authority, database, hosts;
+	struct span authority, database, hosts;
 	int ret;
 
 	cut(text, '/', &authority, &database);
@@ -216,16 +219,17 @@ static int parse_servers(struct slots_address *address, struct part text, struct
 	if (!ret)
 		ret = parse_database(address, database, error);
 	if (!ret && address->node_count > 1 && address->database)
-		return base_refuse(error, -EINVAL,
-				   "the coordinator's address names several hosts and a database: "
-				   "clusters have only database 0");
+		return base_fail_reason(
+			error, -EINVAL,
+			"the coordinator's address names several hosts and a database: "
+			"clusters have only database 0");
 	return ret;
 }
 
-static int parse_sentinels(struct slots_address *address, struct part text,
+static int parse_sentinels(struct slots_address *address, struct span text,
 			   struct base_error *error)
 {
-	struct part authority, path, hosts, service, database;
+	struct span authority, path, hosts, service, database;
 	int ret;
 
 	cut(text, '/', &authority, &path);
@@ -236,16 +240,17 @@ static int parse_sentinels(struct slots_address *address, struct part text,
 	if (ret)
 		return ret;
 	if (!is_host(service, true))
-		return base_refuse(error, -EINVAL,
-				   "the coordinator's address lacks the service's name after the "
-				   "sentinels: sentinel://host,host/service");
+		return base_fail_reason(
+			error, -EINVAL,
+			"the coordinator's address lacks the service's name after the "
+			"sentinels: sentinel://host,host/service");
 	memcpy(address->service, service.at, service.bytes);
 	return parse_database(address, database, error);
 }
 
-static int parse_socket(struct slots_address *address, struct part text, struct base_error *error)
+static int parse_socket(struct slots_address *address, struct span text, struct base_error *error)
 {
-	struct part authority, path, query, rest;
+	struct span authority, path, query, rest;
 	int ret;
 
 	cut(text, '/', &authority, &path);
@@ -253,24 +258,26 @@ static int parse_socket(struct slots_address *address, struct part text, struct 
 	if (ret)
 		return ret;
 	if (rest.bytes || authority.bytes == text.bytes)
-		return base_refuse(
+		return base_fail_reason(
 			error, -EINVAL,
 			"the coordinator's address has no absolute path: unix:///path/of/socket");
 	path = after(text, authority.bytes); /* begins with its / */
 	if (cut(path, '?', &path, &query) && query.bytes) {
 		if (query.bytes < 3 || memcmp(query.at, "db=", 3))
-			return base_refuse(error, -EINVAL,
-					   "the coordinator's address can have only ?db=N after "
-					   "the socket's path");
+			return base_fail_reason(
+				error, -EINVAL,
+				"the coordinator's address can have only ?db=N after "
+				"the socket's path");
 		ret = parse_database(address, after(query, 3), error);
 		if (ret)
 			return ret;
 	}
 	if (decode(path, address->path, sizeof(address->path)))
-		return base_refuse(error, -EINVAL,
-				   "the path in the coordinator's address is longer than %d bytes, "
-				   "or has a %% that is not followed by two hexadecimal digits",
-				   ADDRESS_PATH_BYTES - 1);
+		return base_fail_reason(
+			error, -EINVAL,
+			"the path in the coordinator's address is longer than %d bytes, "
+			"or has a %% that is not followed by two hexadecimal digits",
+			ADDRESS_PATH_BYTES - 1);
 	return 0;
 }
 
@@ -280,7 +287,7 @@ int address_parse(struct slots_address *address, const char *text, struct base_e
 		const char *scheme;
 		enum slots_address_kind kind;
 		bool tls;
-		int (*parse)(struct slots_address *address, struct part text,
+		int (*parse)(struct slots_address *address, struct span text,
 			     struct base_error *error);
 	} schemes[] = {
 		{ "redis://", ADDRESS_HOST, false, parse_servers },
@@ -293,9 +300,9 @@ int address_parse(struct slots_address *address, const char *text, struct base_e
 
 	memset(address, 0, sizeof(*address));
 	if (bytes > LONGEST_ADDRESS)
-		return base_refuse(error, -EINVAL,
-				   "the coordinator's address is longer than %u bytes",
-				   LONGEST_ADDRESS);
+		return base_fail_reason(error, -EINVAL,
+					"the coordinator's address is longer than %u bytes",
+					LONGEST_ADDRESS);
 	for (size_t i = 0; i < ARRAY_LENGTH(schemes); i++) {
 		size_t prefix = strlen(schemes[i].scheme);
 
@@ -303,34 +310,35 @@ int address_parse(struct slots_address *address, const char *text, struct base_e
 			continue;
 		address->kind = schemes[i].kind;
 		address->tls = schemes[i].tls;
-		ret = schemes[i].parse(address, (struct part){ text + prefix, bytes - prefix },
+		ret = schemes[i].parse(address, (struct span){ text + prefix, bytes - prefix },
 				       error);
 		if (ret)
 			explicit_bzero(address, sizeof(*address));
 		return ret;
 	}
-	return base_refuse(error, -EINVAL,
-			   "the coordinator's address is not local or open, and does not begin "
-			   "with redis://, rediss://, unix:// or sentinel://");
+	return base_fail_reason(
+		error, -EINVAL,
+		"the coordinator's address is not local or open, and does not begin "
+		"with redis://, rediss://, unix:// or sentinel://");
 }
 
 int address_parse_node(struct slots_node *node, const char *text, size_t bytes)
 {
 	/* Unlike in our addresses, IPv6 has no brackets here: the port follows the last colon. */
 	const char *colon = bytes ? memrchr(text, ':', bytes) : NULL;
-	struct part host, port;
+	struct span host, port;
 	uint32_t number;
 
 	if (!colon)
 		return -EINVAL;
-	host = (struct part){ text, (size_t)(colon - text) };
-	port = (struct part){ colon + 1, bytes - host.bytes - 1 };
+	host = (struct span){ text, (size_t)(colon - text) };
+	port = (struct span){ colon + 1, bytes - host.bytes - 1 };
 	if (parse_number(port, UINT16_MAX, &number) || !number)
 		return -EINVAL;
 	node->port = (uint16_t)number;
 	node->host[0] = 0;
 	if (host.bytes >= 2 && *host.at == '[' && host.at[host.bytes - 1] == ']')
-		host = (struct part){ host.at + 1, host.bytes - 2 };
+		host = (struct span){ host.at + 1, host.bytes - 2 };
 	if (!host.bytes || (host.bytes == 1 && *host.at == '?'))
 		return 0;
 	if (!is_host(host, true))

@@ -16,11 +16,11 @@
 /* ---- Identity -------------------------------------------------------------------------------- */
 
 /* Copies a text. Others read it in logs and terminals, so unsafe characters are replaced. */
-static void take_text(char *into, size_t room, const char *from)
+static void take_text(char *into, size_t size, const char *from)
 {
 	size_t i;
 
-	for (i = 0; from[i] && i < room - 1; i++)
+	for (i = 0; from[i] && i < size - 1; i++)
 		into[i] = from[i] > ' ' && from[i] < 0x7f ? from[i] : '_';
 	into[i] = 0;
 }
@@ -138,19 +138,19 @@ static double factor_ms(double factor)
 	return DOUBLE_MS * (power - 1 + 2 * part - 1);
 }
 
-int32_t slots_boost_ms(const struct slots_stake *stake)
+int32_t slots_boost_ms(const struct slots_priority_inputs *inputs)
 {
-	const double ranks = MAX(stake->ranks, 1u);
-	const double writers = stake->writers ? stake->writers : ranks;
+	const double ranks = MAX(inputs->ranks, 1u);
+	const double writers = inputs->writers ? inputs->writers : ranks;
 	/* Expected loss for each second of waiting, in rank-seconds. Either all ranks stand still,
 	 * or a failure may destroy the work of all ranks since the last checkpoint. */
-	const double at_risk = ranks * base_seconds(stake->age_ns) / RANK_MTBF_S;
-	const double lost = ranks * (stake->holds_up + at_risk);
+	const double at_risk = ranks * base_seconds(inputs->age_ns) / RANK_MTBF_S;
+	const double lost = ranks * (inputs->blocks_training + at_risk);
 	double ms;
 
-	if (!stake->bytes || lost <= 0)
+	if (!inputs->bytes || lost <= 0)
 		return 0;
-	ms = factor_ms(lost / (writers * (double)stake->bytes) / USUAL_COST);
+	ms = factor_ms(lost / (writers * (double)inputs->bytes) / USUAL_COST);
 	return (int32_t)MAX(MIN(ms, SLOTS_MOST_BOOST_MS), -SLOTS_MOST_BOOST_MS);
 }
 
@@ -163,7 +163,7 @@ int32_t slots_boost_ms(const struct slots_stake *stake)
 /* About the time when the program began. The work before its first checkpoint began then. */
 static uint64_t loaded_ns;
 
-__attribute__((constructor)) static void note_load(void)
+__attribute__((constructor)) static void record_load(void)
 {
 	loaded_ns = base_now_ns();
 }

@@ -65,10 +65,10 @@ struct local_member {
 	struct slots_file_record record;
 	int fd; /* owns the locks of the request */
 	bool holding, small;
-	uint32_t places; /* groups of storage targets, as asked for */
-	uint32_t holder; /* number of its first holder */
-	uint32_t given;  /* slots held; 0: small request beside the slots */
-	uint64_t ticket; /* ticket of a waiter */
+	uint32_t target_groups; /* groups of storage targets, as asked for */
+	uint32_t holder;        /* number of its first holder */
+	uint32_t given;         /* slots held; 0: small request beside the slots */
+	uint64_t ticket;        /* ticket of a waiter */
 };
 
 struct local_pool {
@@ -126,7 +126,7 @@ void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
 static int local_unreachable(const struct local_pool *pool, const char *what, int code,
 			     struct base_error *error)
 {
-	return base_refuse_with(
+	return base_fail_reason_with(
 		error, IOSHAPE_E_COORDINATOR,
 		code == -EFBIG ? "raise this process's limit of file sizes (ulimit -f)" : "",
 		"cannot %s the pool's file \"%s/%s\": %s", what, pool->folder, pool->name,
@@ -161,9 +161,9 @@ static int local_write_record(const struct local_pool *pool, uint32_t number,
 			   offsetof(struct slots_file_record, unused));
 }
 
-static void end_text(char *text, size_t room)
+static void end_text(char *text, size_t size)
 {
-	text[room - 1] = 0;
+	text[size - 1] = 0;
 	for (; *text; text++) {
 		if (*text < ' ' || *text > '~')
 			*text = '?';
@@ -348,7 +348,7 @@ static int read_or_make_head(const struct local_pool *pool, struct slots_file_he
 
 static int refuse(const struct local_pool *pool, const char *what, struct base_error *error)
 {
-	return base_refuse_with(
+	return base_fail_reason_with(
 		error, IOSHAPE_E_COORDINATOR, "remove it, or ask its owner to remove it",
 		"cannot use the pool's file \"%s/%s\": it is %s", pool->folder, pool->name, what);
 }
@@ -394,9 +394,9 @@ static bool has_its_name(const struct local_pool *pool)
 
 static int open_name(const struct local_pool *pool, int flags)
 {
-	return base_own(openat(pool->folder_fd, pool->name,
-			       O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | flags,
-			       0666));
+	return base_register_fd(
+		openat(pool->folder_fd, pool->name,
+		       O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | flags, 0666));
 }
 
 /* Opens the file of this name, or creates it. -EAGAIN: another process created or removed it
@@ -459,19 +459,21 @@ static int open_file(struct local_pool *pool, struct slots_file_head *head,
 	int ret = -EAGAIN;
 
 	if (pool->folder_fd < 0)
-		pool->folder_fd = base_own(open(pool->folder, O_PATH | O_DIRECTORY | O_CLOEXEC));
+		pool->folder_fd =
+			base_register_fd(open(pool->folder, O_PATH | O_DIRECTORY | O_CLOEXEC));
 	if (pool->folder_fd < 0)
-		return base_refuse(error, IOSHAPE_E_COORDINATOR,
-				   "cannot open the folder \"%s\", where the pools of this host "
-				   "are: %s",
-				   pool->folder, strerror(errno));
+		return base_fail_reason(
+			error, IOSHAPE_E_COORDINATOR,
+			"cannot open the folder \"%s\", where the pools of this host "
+			"are: %s",
+			pool->folder, strerror(errno));
 	for (int i = 0; i < TRIES && ret == -EAGAIN; i++) {
 		if (i)
 			nap(PAUSE_NS);
 		ret = try_to_open(pool, error);
 	}
 	if (ret == -EAGAIN)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, IOSHAPE_E_COORDINATOR,
 			"find that process in /proc/locks, and end it",
 			"cannot use the pool's file \"%s/%s\": another process keeps it "
@@ -881,7 +883,7 @@ struct slot_states {
 	uint8_t of[LOCAL_HOLDERS]; /* values of enum slot_state */
 };
 
-static void note_slots(struct local_pool *pool, struct slot_states *states)
+static void record_slots(struct local_pool *pool, struct slot_states *states)
 {
 	const off_t end = HOLDER(LOCAL_HOLDERS);
 	struct flock lock;
@@ -938,7 +940,7 @@ static int take_slots(struct local_pool *pool, struct local_member *member, uint
 	uint32_t numbers[LOCAL_SLOTS];
 	int ret;
 
-	note_slots(pool, &states);
+	record_slots(pool, &states);
 	if (states.in_use + (urgent ? 0 : needed) > capacity || found_too_many(pool))
 		return -EAGAIN;
 	ret = lock_free(pool, member, capacity, &states, numbers, needed);
@@ -985,7 +987,7 @@ static int find_folder(const char *address, char folder[LOCAL_FOLDER_BYTES],
 	const char *given = address + strlen("local");
 
 	if (*given && (strncmp(given, ":/", 2) || strlen(given) > LOCAL_FOLDER_BYTES))
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, -EINVAL,
 			"use \"local\", or \"local:/FOLDER\" with a path of at most 500 bytes",
 			"the coordinator's address begins with \"local\", but is not valid");
@@ -1155,7 +1157,7 @@ static struct local_member *new_member(struct local_pool *pool, const struct slo
 		.fd = member->fd,
 		.small = record.weight == 1 && !request->urgent && request->bytes &&
 			 request->bytes <= SLOTS_SMALL_BYTES,
-		.places = MIN(request->default_capacity, SLOTS_MOST_PLACES),
+		.target_groups = MIN(request->default_capacity, SLOTS_MOST_TARGET_GROUPS),
 	};
 	pool->members = member;
 	return member;
@@ -1165,12 +1167,12 @@ static struct local_member *new_member(struct local_pool *pool, const struct slo
 
 /* Returns the group of storage targets for a holder, from 1; 0: any. It follows from the number of
  * the slot, so that writers have groups of their own. */
-static uint32_t place_of(const struct local_pool *pool, const struct local_member *member)
+static uint32_t target_group_of(const struct local_pool *pool, const struct local_member *member)
 {
 	const bool beside = member->holder == LOCAL_SMALL || member->holder == LOCAL_URGENT;
 	const uint32_t slot = beside ? pool->turn : member->holder - LOCAL_FIRST_SLOT;
 
-	return member->places < 2 ? 0 : slot % member->places + 1;
+	return member->target_groups < 2 ? 0 : slot % member->target_groups + 1;
 }
 
 static void answer_waiter(struct local_pool *pool, const struct local_member *member,
@@ -1203,7 +1205,7 @@ static void answer_for(struct local_pool *pool, const struct local_member *membe
 	answer->state = SLOTS_HOLDING;
 	answer->fence = member->record.number;
 	answer->weight = member->given;
-	answer->place = place_of(pool, member);
+	answer->target_group = target_group_of(pool, member);
 	answer->beat_ms = MAX(pool->config.lease_ms / 3, 1u);
 }
 
@@ -1223,9 +1225,10 @@ static int ask(struct local_pool *pool, struct local_member *member, uint32_t ca
 		return 0;
 	free_member(pool, member);
 	if (ret == -E2BIG)
-		return base_refuse(error, IOSHAPE_E_COORDINATOR,
-				   "cannot queue in pool \"%s\": %u requests are already waiting",
-				   pool->config.pool, LOCAL_WAITERS);
+		return base_fail_reason(
+			error, IOSHAPE_E_COORDINATOR,
+			"cannot queue in pool \"%s\": %u requests are already waiting",
+			pool->config.pool, LOCAL_WAITERS);
 	return local_unreachable(pool, "take a slot in", ret, error);
 }
 
@@ -1385,7 +1388,7 @@ static int local_describe(const struct slots_config *config, struct slots_coordi
 		found->locks[line] = (uint64_t)begin_of((enum local_line)line);
 	found->holders = LOCAL_HOLDERS;
 	found->small_bytes = SLOTS_SMALL_BYTES;
-	found->express = SLOTS_EXPRESS;
+	found->bypass = SLOTS_BYPASS;
 	return ret;
 }
 

@@ -298,10 +298,10 @@ static int connect_host(const struct slots_node *node, uint64_t until_ns, const 
 	if (code)
 		code = look_up(node->host, port, until_ns, &found);
 	if (code)
-		return base_refuse_with(error, code == EAI_AGAIN ? -ETIMEDOUT : -EHOSTUNREACH,
-					"check its name, and this host's name resolution",
-					"the host of %s cannot be found (%s)", name,
-					gai_strerror(code));
+		return base_fail_reason_with(error, code == EAI_AGAIN ? -ETIMEDOUT : -EHOSTUNREACH,
+					     "check its name, and this host's name resolution",
+					     "the host of %s cannot be found (%s)", name,
+					     gai_strerror(code));
 	fd = connect_any(found, until_ns);
 	freeaddrinfo(found);
 	if (fd < 0)
@@ -378,11 +378,12 @@ static int tls_refused(SSL *session, const char *name, struct base_error *error)
 
 	if (verdict != X509_V_OK)
 		reason = X509_verify_cert_error_string(verdict);
-	return base_refuse_with(error, -EPROTO,
-				"check that it uses TLS on this port, that its certificate is for "
-				"this name, and that SSL_CERT_FILE has the CA that signed it",
-				"cannot start TLS with %s (%.100s)", name,
-				reason ? reason : "the connection ended");
+	return base_fail_reason_with(
+		error, -EPROTO,
+		"check that it uses TLS on this port, that its certificate is for "
+		"this name, and that SSL_CERT_FILE has the CA that signed it",
+		"cannot start TLS with %s (%.100s)", name,
+		reason ? reason : "the connection ended");
 }
 
 /* Does one step of the handshake. Returns 0 when it is complete; -EAGAIN with the events to wait
@@ -412,9 +413,9 @@ static int shake_hands(SSL *session, int fd, uint64_t until_ns, const char *name
 
 	while ((ret = step(session, &ready.events)) == -EAGAIN) {
 		if (base_now_ns() >= until_ns)
-			return base_refuse_with(error, -ETIMEDOUT,
-						"check that it uses TLS on this port",
-						"%s does not answer in time", name);
+			return base_fail_reason_with(error, -ETIMEDOUT,
+						     "check that it uses TLS on this port",
+						     "%s does not answer in time", name);
 		/* The loop checks the clock, so the result of poll() does not matter. */
 		(void)poll(&ready, 1, link_time_left_ms(until_ns));
 	}
@@ -429,7 +430,7 @@ static int start_tls(redisContext *context, const char *host, uint64_t until_ns,
 	int ret;
 
 	if (!session)
-		return base_refuse(error, -ENOMEM, "cannot set up TLS for %s", name);
+		return base_fail_reason(error, -ENOMEM, "cannot set up TLS for %s", name);
 	/* With a non-blocking socket this only starts the handshake. On success the context owns
 	 * the session. */
 	base_hold_sigpipe(&held);
@@ -448,7 +449,7 @@ static int start_tls(redisContext *context, const char *host, uint64_t until_ns,
 		     struct base_error *error)
 {
 	(void)context, (void)host, (void)until_ns;
-	return base_refuse(error, -ENOTSUP, "cannot connect to %s with TLS", name);
+	return base_fail_reason(error, -ENOTSUP, "cannot connect to %s with TLS", name);
 }
 
 #endif
@@ -490,7 +491,7 @@ static void link_add_number_list(struct link_command *command, const uint64_t nu
 
 static int is_closed(const struct slots_link *link, struct base_error *error)
 {
-	return base_refuse(error, -ECONNRESET, "%s closed the connection", link->name);
+	return base_fail_reason(error, -ECONNRESET, "%s closed the connection", link->name);
 }
 
 /* Records an errno of the socket. */
@@ -510,13 +511,13 @@ static int lost(struct slots_link *link, struct base_error *error)
 		return is_closed(link, error);
 	if (link->context->err == REDIS_ERR_IO)
 		return is_cut(link, code, error);
-	return base_refuse(error, -EPROTO, "%s does not answer like a Redis (%.100s)", link->name,
-			   link->context->errstr);
+	return base_fail_reason(error, -EPROTO, "%s does not answer like a Redis (%.100s)",
+				link->name, link->context->errstr);
 }
 
 static int no_memory(const struct slots_link *link, struct base_error *error)
 {
-	return base_refuse(error, -ENOMEM, "no memory for a command to %s", link->name);
+	return base_fail_reason(error, -ENOMEM, "no memory for a command to %s", link->name);
 }
 
 /*
@@ -544,7 +545,7 @@ static int wait_for(const struct slots_link *link, short events, uint64_t until_
 		return 0;
 	if (ret < 0)
 		return base_fail(error, -errno, "cannot wait for %s", link->name);
-	return base_refuse(error, -ETIMEDOUT, "%s does not answer in time", link->name);
+	return base_fail_reason(error, -ETIMEDOUT, "%s does not answer in time", link->name);
 }
 
 /* Sends a command over TLS, with SIGPIPE blocked, because hiredis does not use MSG_NOSIGNAL. */
@@ -627,8 +628,9 @@ static int pull(struct slots_link *link, struct base_error *error)
 	link->reply_bytes += link->context->reader->len - before;
 	if (link->reply_bytes <= link->most_reply_bytes)
 		return 0;
-	return base_refuse(error, -EPROTO, "%s does not answer like a Redis (a reply is too long)",
-			   link->name);
+	return base_fail_reason(error, -EPROTO,
+				"%s does not answer like a Redis (a reply is too long)",
+				link->name);
 }
 
 static int take_parsed(struct slots_link *link, redisReply **reply, struct base_error *error)
@@ -675,11 +677,11 @@ static int link_ask(struct slots_link *link, const struct link_command *command,
 
 /* Copies the text of an error reply into `words`, with control and non-ASCII characters replaced,
  * because these could mislead a terminal. */
-static void link_words(const redisReply *reply, char *words, size_t room)
+static void link_words(const redisReply *reply, char *words, size_t size)
 {
 	size_t used = 0;
 
-	for (size_t i = 0; i < reply->len && used + 1 < room; i++) {
+	for (size_t i = 0; i < reply->len && used + 1 < size; i++) {
 		char c = reply->str[i];
 
 		words[used++] = c >= ' ' && c <= '~' ? c : '?';
@@ -711,8 +713,8 @@ static int link_authenticate(struct slots_link *link, const struct slots_address
 	ret = link_ask(link, &command, &reply, until_ns, error);
 	if (!ret && reply->type == REDIS_REPLY_ERROR)
 		/* Not quoted: some servers repeat the arguments of a command. */
-		ret = base_refuse(error, -EACCES, "%s rejects the user or the password",
-				  link->name);
+		ret = base_fail_reason(error, -EACCES, "%s rejects the user or the password",
+				       link->name);
 	freeReplyObject(reply);
 	return ret;
 }
@@ -730,8 +732,8 @@ static int select_database(struct slots_link *link, uint32_t database, uint64_t 
 	ret = link_ask(link, &command, &reply, until_ns, error);
 	if (!ret && reply->type == REDIS_REPLY_ERROR) {
 		link_words(reply, words, sizeof(words));
-		ret = base_refuse(error, -EACCES, "%s refuses database %u: %s", link->name,
-				  database, words);
+		ret = base_fail_reason(error, -EACCES, "%s refuses database %u: %s", link->name,
+				       database, words);
 	}
 	freeReplyObject(reply);
 	return ret;
@@ -812,7 +814,8 @@ static int connect_link(struct slots_link *link, const struct slots_address *add
 	if (!link->context || link->context->err) {
 		if (!link->context)
 			close(fd);
-		return base_refuse(error, -ENOMEM, "no memory for a connection to %s", link->name);
+		return base_fail_reason(error, -ENOMEM, "no memory for a connection to %s",
+					link->name);
 	}
 	link->context->flags &= ~REDIS_BLOCK;
 	link_limit_replies(link->context->reader);
@@ -893,7 +896,7 @@ struct redis_client {
 #define FIRST_BACKOFF_MS 50u
 #define MOST_BACKOFF_MS 1000u
 #define MOST_REDIRECTS 5
-#define MOST_ANEW 2
+#define MOST_RESTARTS 2
 #define MOST_HEALS 2
 
 /* The script's times have a resolution of 1 ms. More frequent heartbeats would gain nothing. */
@@ -902,7 +905,7 @@ struct redis_client {
 /* ---- The password ---------------------------------------------------------------------------- */
 
 /* Reads the beginning of a file. Returns the number of bytes, or -errno. */
-static ssize_t read_beginning(const char *path, char *text, size_t room)
+static ssize_t read_beginning(const char *path, char *text, size_t size)
 {
 	/* O_NONBLOCK: the call must not wait for the writer of a FIFO. */
 	int fd = base_above_streams(open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
@@ -910,8 +913,8 @@ static ssize_t read_beginning(const char *path, char *text, size_t room)
 
 	if (fd < 0)
 		return -errno;
-	while (got > 0 && (size_t)bytes < room) {
-		got = TEMP_FAILURE_RETRY(read(fd, text + bytes, room - (size_t)bytes));
+	while (got > 0 && (size_t)bytes < size) {
+		got = TEMP_FAILURE_RETRY(read(fd, text + bytes, size - (size_t)bytes));
 		if (got > 0)
 			bytes += got;
 	}
@@ -923,10 +926,11 @@ static ssize_t read_beginning(const char *path, char *text, size_t room)
 
 static int refuse_file(const struct redis_client *client, const char *why, struct base_error *error)
 {
-	return base_refuse_with(error, IOSHAPE_E_COORDINATOR,
-				"write the password on its first line, and let this user read it "
-				"(chgrp GROUP, chmod 440)",
-				"the password file \"%s\" %s", client->config.password_file, why);
+	return base_fail_reason_with(
+		error, IOSHAPE_E_COORDINATOR,
+		"write the password on its first line, and let this user read it "
+		"(chgrp GROUP, chmod 440)",
+		"the password file \"%s\" %s", client->config.password_file, why);
 }
 
 /* Reads the first line of the password file into the address. The caller holds the lock. If that
@@ -993,12 +997,13 @@ static int read_master(const struct slots_link *link, const struct slots_address
 
 	if (reply->type == REDIS_REPLY_ERROR) {
 		link_words(reply, words, sizeof(words));
-		return base_refuse(error, -EACCES, "the sentinel (%s) says: %s", link->name, words);
+		return base_fail_reason(error, -EACCES, "the sentinel (%s) says: %s", link->name,
+					words);
 	}
 	if (reply->type == REDIS_REPLY_NIL)
-		return base_refuse_with(error, -ENOENT, "check the service name in the address",
-					"the sentinel (%s) knows no service \"%s\"", link->name,
-					address->service);
+		return base_fail_reason_with(
+			error, -ENOENT, "check the service name in the address",
+			"the sentinel (%s) knows no service \"%s\"", link->name, address->service);
 	if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
 	    reply->element[0]->type == REDIS_REPLY_STRING &&
 	    reply->element[1]->type == REDIS_REPLY_STRING &&
@@ -1006,7 +1011,8 @@ static int read_master(const struct slots_link *link, const struct slots_address
 			     reply->element[1]->str) < sizeof(text) &&
 	    !address_parse_node(master, text, strlen(text)) && *master->host)
 		return 0;
-	return base_refuse(error, -EPROTO, "the sentinel (%s) names no usable master", link->name);
+	return base_fail_reason(error, -EPROTO, "the sentinel (%s) names no usable master",
+				link->name);
 }
 
 static int find_master(const struct slots_address *address, const struct slots_node *sentinel,
@@ -1083,7 +1089,7 @@ static int find_server(struct redis_client *client, struct slots_link **out, uin
 		base_rephrase(&why, ret,
 			      "none of the %zu hosts in the address can be used; the last: %s",
 			      count, why.sentence);
-	base_pass_on(error, &why);
+	base_propagate(error, &why);
 	return ret;
 }
 
@@ -1099,7 +1105,7 @@ static int take_address(struct redis_client *client, struct base_error *error)
 		return ret;
 #ifndef SLOTS_TLS
 	if (address->tls)
-		return base_refuse_with(
+		return base_fail_reason_with(
 			error, -EINVAL,
 			"install hiredis 1.0 or newer with hiredis_ssl (Debian 13: libhiredis-dev "
 			"and libssl-dev) and rebuild ioshape",
@@ -1112,9 +1118,9 @@ static int take_address(struct redis_client *client, struct base_error *error)
 	    !*config->password)
 		return 0;
 	if (strlen(config->password) >= sizeof(address->password))
-		return base_refuse(error, -EINVAL,
-				   "the coordinator's password is longer than %d bytes",
-				   ADDRESS_SECRET_BYTES - 1);
+		return base_fail_reason(error, -EINVAL,
+					"the coordinator's password is longer than %d bytes",
+					ADDRESS_SECRET_BYTES - 1);
 	strcpy(address->password, config->password);
 	address->has_password = true;
 	return 0;
@@ -1153,7 +1159,7 @@ static void drop(struct redis_client *client)
 }
 
 /* Records a failure and sets the time before which no call connects. The caller holds the lock. */
-static void note_failure(struct redis_client *client, const struct base_error *error)
+static void record_failure(struct redis_client *client, const struct base_error *error)
 {
 	const unsigned doublings = MIN(client->failures, 10u);
 	const uint64_t most_ms = MIN(FIRST_BACKOFF_MS << doublings, MOST_BACKOFF_MS);
@@ -1173,12 +1179,12 @@ static int obtain(struct redis_client *client, struct slots_link **out, uint64_t
 
 	*out = NULL;
 	if (client->failures && base_now_ns() < client->not_before_ns)
-		return base_pass_on(error, &client->last_failure);
+		return base_propagate(error, &client->last_failure);
 	ret = read_password(client, error);
 	if (!ret)
 		ret = find_server(client, out, until_ns, error);
 	if (ret)
-		note_failure(client, error);
+		record_failure(client, error);
 	return ret;
 }
 
@@ -1248,7 +1254,7 @@ static void refuse(const struct slots_link *link, const redisReply *reply, struc
 		remedy = "give a password in the address, password_file or IOSHAPE_PASSWORD";
 	else if (link_says(reply, "OOM "))
 		remedy = "raise its maxmemory";
-	base_refuse_with(error, -EACCES, remedy, "%s says: %s", link->name, words);
+	base_fail_reason_with(error, -EACCES, remedy, "%s says: %s", link->name, words);
 }
 
 /* Consequence of an error reply. */
@@ -1273,7 +1279,7 @@ static enum sequel take_error(struct redis_client *client, const struct slots_li
 	if (!is_moved(reply))
 		return REFUSED;
 	client->has_moved = false;
-	note_failure(client, error);
+	record_failure(client, error);
 	return LOST;
 }
 
@@ -1319,14 +1325,14 @@ struct attempt {
 	struct redis_client *client;
 	struct link_command *command;
 	uint64_t until_ns;
-	unsigned redirects, anew, heals;
+	unsigned redirects, restarts, heals;
 	bool repeated, whole_script;
 	struct base_error why;
 };
 
 enum verdict { DONE, AGAIN, FAILED };
 
-/* Removes the pool's data, so that the script starts it anew with the operator's settings. At the
+/* Removes the pool's data, so that the script starts it again with the operator's settings. At the
  * second attempt it removes these settings instead; their key ends in "o". */
 static bool heal(struct attempt *attempt, const redisReply *broken)
 {
@@ -1367,16 +1373,16 @@ static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 		send_script_itself(attempt->command);
 		return AGAIN;
 	}
-	if (link_says(reply, "IOSHAPE-ANEW") && ++attempt->anew < MOST_ANEW)
+	if (link_says(reply, "IOSHAPE-ANEW") && ++attempt->restarts < MOST_RESTARTS)
 		return AGAIN;
 	if (cannot_be_read(attempt->command, reply) && heal(attempt, reply))
 		return AGAIN;
 	sequel = take_error(client, client->commands, reply, &attempt->why);
 	if (sequel == REDIRECTED && ++attempt->redirects > MOST_REDIRECTS) {
-		base_refuse_with(
+		base_fail_reason_with(
 			&attempt->why, IOSHAPE_E_COORDINATOR, "check that the cluster is complete",
 			"%s and other nodes redirect to each other", client->commands->name);
-		note_failure(client, &attempt->why);
+		record_failure(client, &attempt->why);
 		sequel = LOST;
 	}
 	if (sequel != REFUSED)
@@ -1403,7 +1409,7 @@ static enum verdict try_once(struct attempt *attempt, redisReply **reply)
 			attempt->why.code = 0;
 			return AGAIN;
 		}
-		note_failure(client, &attempt->why);
+		record_failure(client, &attempt->why);
 		return FAILED;
 	}
 	verdict = judge(attempt, *reply);
@@ -1432,7 +1438,7 @@ static int client_call(struct redis_client *client, struct link_command *command
 	if (verdict == DONE)
 		return 0;
 	attempt.why.code = IOSHAPE_E_COORDINATOR;
-	return base_pass_on(error, &attempt.why);
+	return base_propagate(error, &attempt.why);
 }
 
 /* ---- The pool -------------------------------------------------------------------------------- */
@@ -1553,13 +1559,13 @@ static int take_small(const redisReply *reply, const char *name, uint32_t *numbe
 
 /* Reads a text without characters that could mislead a terminal, because other clients choose
  * it. */
-static int take_words(const redisReply *reply, const char *name, char *words, size_t room)
+static int take_words(const redisReply *reply, const char *name, char *words, size_t size)
 {
 	const redisReply *value = find(reply, name);
 
 	if (!value || value->type != REDIS_REPLY_STRING)
 		return -EPROTO;
-	link_words(value, words, room);
+	link_words(value, words, size);
 	return 0;
 }
 
@@ -1587,7 +1593,7 @@ static int read_answer(const redisReply *reply, struct slots_answer *answer)
 			       0;
 	return take(reply, "fence", &answer->fence) ||
 			       take_small(reply, "weight", &answer->weight) ||
-			       take_small(reply, "target", &answer->place) ?
+			       take_small(reply, "target", &answer->target_group) ?
 		       -EPROTO :
 		       0;
 }
@@ -1616,7 +1622,7 @@ static uint64_t known_epoch(const struct redis_pool *pool)
 static int not_understood(const struct redis_pool *pool, const char *operation,
 			  struct base_error *error)
 {
-	return base_refuse_with(
+	return base_fail_reason_with(
 		error, IOSHAPE_E_COORDINATOR,
 		"check that it is a Redis, and that all jobs use the same version of ioshape",
 		"the coordinator's answer to \"%s\" for pool %s is not valid", operation,
@@ -1848,8 +1854,8 @@ static int wait_once(struct redis_pool *pool, uint64_t until_ns, struct base_err
 	if (ready[0].revents)
 		return take_wake(pool, error);
 	if (base_now_ns() >= dead_ns)
-		return base_refuse(error, -ETIMEDOUT, "%s does not answer in time",
-				   pool->wake->name);
+		return base_fail_reason(error, -ETIMEDOUT, "%s does not answer in time",
+					pool->wake->name);
 	return 0;
 }
 
@@ -1879,7 +1885,7 @@ static int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *erro
 	if (ret != -EACCES)
 		drop_wake(pool);
 	why.code = IOSHAPE_E_COORDINATOR;
-	return base_pass_on(error, &why);
+	return base_propagate(error, &why);
 }
 
 /* ---- For the operator's commands in Python --------------------------------------------------- */
@@ -1896,7 +1902,7 @@ static int redis_describe(const struct slots_config *config, struct slots_coordi
 	found->address = client.address;
 	memcpy(found->key, client.key, sizeof(found->key));
 	found->small_bytes = SLOTS_SMALL_BYTES;
-	found->express = SLOTS_EXPRESS;
+	found->bypass = SLOTS_BYPASS;
 	client_close(&client);
 	return ret;
 }
@@ -1939,9 +1945,10 @@ int slots_messages_open(struct slots_messages **out, const struct slots_config *
 
 	*out = NULL;
 	if (!config || !config->address || slots_coordinator_of(config->address) != &slots_redis)
-		return base_refuse(error, -EINVAL,
-				   "ranks cannot exchange messages through the coordinator: it is "
-				   "not a Redis");
+		return base_fail_reason(
+			error, -EINVAL,
+			"ranks cannot exchange messages through the coordinator: it is "
+			"not a Redis");
 	messages = calloc(1, sizeof(*messages));
 	if (!messages)
 		return base_no_memory(error, "a message store", sizeof(*messages));
@@ -1962,8 +1969,8 @@ void slots_messages_close(struct slots_messages *messages)
 }
 
 /* Sends a command and ignores its answer. */
-static int tell_notes(struct slots_messages *messages, struct link_command *command,
-		      struct base_error *error)
+static int send_messages(struct slots_messages *messages, struct link_command *command,
+			 struct base_error *error)
 {
 	redisReply *reply;
 	int ret = client_call(&messages->client, command, &reply, error);
@@ -1982,38 +1989,38 @@ int slots_messages_put(struct slots_messages *messages, const char *list, const 
 	name_key(messages, key, list);
 	link_add_texts(&command, "HSET", key, name);
 	link_add_bytes(&command, bytes ? data : "", bytes);
-	ret = tell_notes(messages, &command, error);
+	ret = send_messages(messages, &command, error);
 	if (ret)
 		return ret;
 	/* Without an expiry the list would stay for ever. */
 	command = (struct link_command){ 0 };
 	link_add_texts(&command, "PEXPIRE", key);
 	link_add_numbers(&command, SLOTS_MESSAGES_KEPT_MS);
-	return tell_notes(messages, &command, error);
+	return send_messages(messages, &command, error);
 }
 
-static int notes_not_understood(const char *key, struct base_error *error)
+static int messages_not_understood(const char *key, struct base_error *error)
 {
-	return base_refuse_with(error, IOSHAPE_E_COORDINATOR, "check that it is a Redis",
-				"the coordinator's answer about the messages in %s is not valid",
-				key);
+	return base_fail_reason_with(
+		error, IOSHAPE_E_COORDINATOR, "check that it is a Redis",
+		"the coordinator's answer about the messages in %s is not valid", key);
 }
 
-static int read_notes(const redisReply *reply, size_t count, const char *key,
-		      int (*found)(void *user, size_t index, const void *data, size_t bytes),
-		      void *user, struct base_error *error)
+static int read_messages(const redisReply *reply, size_t count, const char *key,
+			 int (*found)(void *user, size_t index, const void *data, size_t bytes),
+			 void *user, struct base_error *error)
 {
 	int ret = 0;
 
 	if (reply->type != REDIS_REPLY_ARRAY || reply->elements != count)
-		return notes_not_understood(key, error);
+		return messages_not_understood(key, error);
 	for (size_t i = 0; i < count && !ret; i++) {
-		const redisReply *note = reply->element[i];
+		const redisReply *message = reply->element[i];
 
-		if (note->type == REDIS_REPLY_STRING)
-			ret = found(user, i, note->str, note->len);
-		else if (note->type != REDIS_REPLY_NIL)
-			ret = notes_not_understood(key, error);
+		if (message->type == REDIS_REPLY_STRING)
+			ret = found(user, i, message->str, message->len);
+		else if (message->type != REDIS_REPLY_NIL)
+			ret = messages_not_understood(key, error);
 	}
 	return ret;
 }
@@ -2034,7 +2041,7 @@ int slots_messages_get(struct slots_messages *messages, const char *list, const 
 		link_add_texts(&command, names[i]);
 	ret = client_call(&messages->client, &command, &reply, error);
 	if (!ret)
-		ret = read_notes(reply, count, key, found, user, error);
+		ret = read_messages(reply, count, key, found, user, error);
 	freeReplyObject(reply);
 	return ret;
 }
@@ -2047,5 +2054,5 @@ int slots_messages_remove(struct slots_messages *messages, const char *list,
 
 	name_key(messages, key, list);
 	link_add_texts(&command, "DEL", key);
-	return tell_notes(messages, &command, error);
+	return send_messages(messages, &command, error);
 }

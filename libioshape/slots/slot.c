@@ -28,7 +28,7 @@
 #include <time.h>
 
 /* The caller of slots_acquire() is asked this often whether to go on waiting. */
-#define PATIENCE_MS 100
+#define POLL_MS 100
 
 /* The policy for an unreachable coordinator applies after this time. Before, it may just be
  * restarting. */
@@ -51,11 +51,11 @@
  * coordinator closes its connections. */
 #define IDLE_LOOKS 10
 
-/* Another client can send wake-ups without end. After MOST_HASTY spurious wake-ups in a row, each
- * within HASTY_NS, the thread pauses for CALM_NS, so that it does not occupy a core. */
-#define MOST_HASTY 16
-#define HASTY_NS 1000000u
-#define CALM_NS 5000000
+/* Another client can send wake-ups without end. After MOST_SPURIOUS spurious wake-ups in a row,
+ * each within SPURIOUS_NS, the thread pauses for BACK_OFF_NS, so that it does not occupy a core. */
+#define MOST_SPURIOUS 16
+#define SPURIOUS_NS 1000000u
+#define BACK_OFF_NS 5000000
 
 /* ---- Pools and slots of this process --------------------------------------------------------- */
 
@@ -119,10 +119,10 @@ struct slots_pool {
 	/* The pool's thread. */
 	pthread_t thread;
 	bool started, stop;
-	bool asleep;    /* there was no work for a while */
-	bool in_wait;   /* the thread is in the coordinator's wait() */
-	bool no_wakes;  /* wait() fails: only heartbeats report a grant */
-	unsigned hasty; /* spurious wake-ups in a row */
+	bool asleep;       /* there was no work for a while */
+	bool in_wait;      /* the thread is in the coordinator's wait() */
+	bool no_wakes;     /* wait() fails: only heartbeats report a grant */
+	unsigned spurious; /* spurious wake-ups in a row */
 	pthread_cond_t thread_change;
 	uint64_t thread_wakes_ns; /* when it next looks at all slots */
 };
@@ -134,8 +134,8 @@ static int open_open(void **coordinator, const struct slots_config *config,
 {
 	*coordinator = NULL;
 	if (strcmp(config->address, "open"))
-		return base_refuse(error, -EINVAL,
-				   "the coordinator's address has text after \"open\"");
+		return base_fail_reason(error, -EINVAL,
+					"the coordinator's address has text after \"open\"");
 	return 0;
 }
 
@@ -254,7 +254,7 @@ const char *slots_pool_name(const struct slots_pool *pool)
 
 /* ---- 2. Answers: functions below need the lock ----------------------------------------------- */
 
-static void note_reachable(struct slots_pool *pool)
+static void record_reachable(struct slots_pool *pool)
 {
 	if (!pool->unreachable_ns)
 		return;
@@ -265,7 +265,7 @@ static void note_reachable(struct slots_pool *pool)
 	pool->unreachable_ns = 0;
 }
 
-static void note_unreachable(struct slots_pool *pool, const struct base_error *error)
+static void record_unreachable(struct slots_pool *pool, const struct base_error *error)
 {
 	static const char *const until[] = {
 		"saves continue without slots, each after its own delay",
@@ -371,12 +371,12 @@ static void send_heartbeat(struct slots_slot *slot)
 	pthread_mutex_lock(&pool->lock);
 	slot->in_call = false;
 	if (ret) {
-		note_unreachable(pool, &error);
+		record_unreachable(pool, &error);
 		if (slot->stage == STAGE_QUEUED)
 			slot->stage = STAGE_UNREACHABLE;
 		slot->beat_due_ns = base_now_ns() + retry_ns(pool);
 	} else {
-		note_reachable(pool);
+		record_reachable(pool);
 		take_answer(slot, &answer, sent_ns);
 		if (held && slot->stage != STAGE_HELD)
 			lose(slot, "its lease ended, an operator revoked it, or the coordinator "
@@ -473,13 +473,13 @@ static void look_after_all(struct slots_pool *pool)
 /* Waits for a wake-up by the coordinator. The caller does not hold the lock. */
 static int wait_for_wake(struct slots_pool *pool, uint32_t wait_ms, struct base_error *error)
 {
-	const struct timespec calm = { .tv_nsec = CALM_NS };
+	const struct timespec back_off = { .tv_nsec = BACK_OFF_NS };
 	const uint64_t began = base_now_ns();
 	const int ret = pool->ops->wait(pool->coordinator, wait_ms, error);
 
-	pool->hasty = wait_ms && base_now_ns() - began < HASTY_NS ? pool->hasty + 1 : 0;
-	if (pool->hasty > MOST_HASTY)
-		nanosleep(&calm, NULL);
+	pool->spurious = wait_ms && base_now_ns() - began < SPURIOUS_NS ? pool->spurious + 1 : 0;
+	if (pool->spurious > MOST_SPURIOUS)
+		nanosleep(&back_off, NULL);
 	return ret;
 }
 
@@ -636,16 +636,17 @@ static void ask(struct attempt *attempt)
 	ret = pool->ops->acquire(pool->coordinator, &request, &answer, &why);
 	pthread_mutex_lock(&pool->lock);
 	if (!ret && answer.state == SLOTS_NONE)
-		ret = base_refuse_with(&why, IOSHAPE_E_COORDINATOR,
-				       "check that all jobs use the same version of ioshape",
-				       "the coordinator of pool \"%s\" did not store a request",
-				       pool->config.pool);
+		ret = base_fail_reason_with(
+			&why, IOSHAPE_E_COORDINATOR,
+			"check that all jobs use the same version of ioshape",
+			"the coordinator of pool \"%s\" did not store a request",
+			pool->config.pool);
 	if (ret) {
-		note_unreachable(pool, &why);
+		record_unreachable(pool, &why);
 		slot->stage = STAGE_UNREACHABLE;
 		return;
 	}
-	note_reachable(pool);
+	record_reachable(pool);
 	take_answer(slot, &answer, sent_ns);
 }
 
@@ -679,7 +680,7 @@ static int ask_caller(struct attempt *attempt, struct base_error *error)
 	struct ioshape_place place;
 
 	if (wanted->timeout_ms < 0)
-		return base_refuse(error, -EAGAIN, "no slot of pool \"%s\" is free", pool);
+		return base_fail_reason(error, -EAGAIN, "no slot of pool \"%s\" is free", pool);
 	if (wanted->timeout_ms && waited_ms >= (uint64_t)wanted->timeout_ms)
 		return base_fail_with(error, -ETIMEDOUT,
 				      "give it more time, or ask the operator for more slots",
@@ -687,23 +688,24 @@ static int ask_caller(struct attempt *attempt, struct base_error *error)
 				      (double)waited_ms / 1e3);
 	/* News of the slot can wake this thread more often than the caller wants to be asked. */
 	if (!wanted->waiting ||
-	    (attempt->told_ns && now - attempt->told_ns < base_ms_to_ns(PATIENCE_MS)))
+	    (attempt->told_ns && now - attempt->told_ns < base_ms_to_ns(POLL_MS)))
 		return 0;
 	attempt->told_ns = now;
 	describe_place(attempt, &place);
 	if (wanted->waiting(wanted->waiting_user, &place))
-		return base_refuse(error, -ECANCELED,
-				   "the caller stopped waiting for a slot of pool \"%s\"", pool);
+		return base_fail_reason(error, -ECANCELED,
+					"the caller stopped waiting for a slot of pool \"%s\"",
+					pool);
 	return 0;
 }
 
 /* Returns the time in ms until the caller is asked again. */
-static int64_t patience_ms(const struct attempt *attempt)
+static int64_t poll_ms(const struct attempt *attempt)
 {
 	const int64_t timeout_ms = attempt->slot->wanted.timeout_ms;
 	const int64_t waited_ms = (int64_t)((base_now_ns() - attempt->begin_ns) / 1000000);
 
-	return timeout_ms > 0 ? MAX(MIN(PATIENCE_MS, timeout_ms - waited_ms), 1) : PATIENCE_MS;
+	return timeout_ms > 0 ? MAX(MIN(POLL_MS, timeout_ms - waited_ms), 1) : POLL_MS;
 }
 
 /* Asks the caller, then sleeps until a slot changes, for at most most_ms. The caller holds the
@@ -719,7 +721,7 @@ static int sleep_in_stage(struct attempt *attempt, int64_t most_ms, struct base_
 	ret = ask_caller(attempt, error);
 	pthread_mutex_lock(&pool->lock);
 	if (!ret && slot->stage == stage)
-		base_cond_wait_ms(&pool->change, &pool->lock, MIN(most_ms, patience_ms(attempt)));
+		base_cond_wait_ms(&pool->change, &pool->lock, MIN(most_ms, poll_ms(attempt)));
 	return ret;
 }
 
@@ -759,7 +761,7 @@ static int wait_in_queue(struct attempt *attempt, struct base_error *error)
 			go_without(slot);
 			break;
 		}
-		ret = sleep_in_stage(attempt, PATIENCE_MS, error);
+		ret = sleep_in_stage(attempt, POLL_MS, error);
 		/* If the pool's thread cannot start, this thread sends the heartbeats. */
 		start_thread(pool);
 		if (!pool->started && slot->stage == STAGE_QUEUED && !slot->in_call &&
@@ -883,12 +885,12 @@ static struct slots_slot *new_slot(struct slots_pool *pool, const struct slots_w
 /* Computes the boost from what waiting costs the job. The caller holds the lock. */
 static void tell_cost(struct slots_slot *slot, uint64_t now_ns)
 {
-	const struct slots_stake stake = {
+	const struct slots_priority_inputs inputs = {
 		.ranks = slot->pool->config.identity.ranks,
 		.writers = slot->wanted.writers,
 		.bytes = slot->wanted.bytes,
 		.age_ns = slots_checkpoints_begin(&slot->pool->checkpoints, now_ns),
-		.holds_up = slot->wanted.holds_up,
+		.blocks_training = slot->wanted.blocks_training,
 	};
 
 	if (base_without("boosts"))
@@ -896,11 +898,11 @@ static void tell_cost(struct slots_slot *slot, uint64_t now_ns)
 	else if (slot->wanted.yields)
 		slot->boost_ms = -SLOTS_MOST_BOOST_MS;
 	else
-		slot->boost_ms = slots_boost_ms(&stake);
+		slot->boost_ms = slots_boost_ms(&inputs);
 }
 
 /* Reports once that the local coordinator ignores shares. The caller holds the lock. */
-static void note_ignored_share(struct slots_pool *pool, struct ioshape_slot_info *info)
+static void record_ignored_share(struct slots_pool *pool, struct ioshape_slot_info *info)
 {
 	if (pool->ops != &slots_local || pool->told_ignored ||
 	    pool->config.identity.share == SLOTS_USUAL_SHARE)
@@ -924,7 +926,7 @@ static void fill_info(const struct attempt *attempt)
 	info->waited_s = base_seconds(slot->held_ns - attempt->begin_ns);
 	info->capacity = pool->capacity;
 	info->fence = without ? 0 : slot->answer.fence;
-	info->express = !without && !open && !slot->answer.weight;
+	info->bypass = !without && !open && !slot->answer.weight;
 	memccpy(info->coordinator,
 		!without    ? pool->ops->id :
 		unreachable ? "stagger" :
@@ -939,7 +941,7 @@ static void fill_info(const struct attempt *attempt)
 				       "no slot was acquired in %.1f s, and the deadline was near",
 			 info->waited_s, pool->unreachable_why.text);
 	else
-		note_ignored_share(slot->pool, info);
+		record_ignored_share(slot->pool, info);
 }
 
 int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
@@ -994,7 +996,7 @@ static int wait_until(struct slots_slot *slot, uint64_t until_ns, int (*stop)(vo
 
 	until_ns = MIN(until_ns, now + base_ms_to_ns(slot->pool->policy.stall_ms));
 	for (; now < until_ns; now = base_now_ns()) {
-		const uint64_t nap_ns = MIN(until_ns - now, base_ms_to_ns(PATIENCE_MS));
+		const uint64_t nap_ns = MIN(until_ns - now, base_ms_to_ns(POLL_MS));
 		const struct timespec nap = { .tv_sec = 0, .tv_nsec = (long)nap_ns };
 
 		ret = stop ? stop(stop_user) : 0;
@@ -1042,7 +1044,7 @@ static int ask_for_share(struct slots_slot *slot, uint64_t bytes, struct slots_g
 	ret = pool->ops->pace(pool->coordinator, bytes, most, grant, &why);
 	if (ret) {
 		pthread_mutex_lock(&pool->lock);
-		note_unreachable(pool, &why);
+		record_unreachable(pool, &why);
 		pthread_mutex_unlock(&pool->lock);
 	}
 	return ret;
@@ -1143,16 +1145,18 @@ void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info)
 	pthread_mutex_unlock(&slot->pool->lock);
 }
 
-uint32_t slots_place(struct slots_slot *slot)
+uint32_t slots_target_group(struct slots_slot *slot)
 {
-	uint32_t place;
+	uint32_t group;
 
-	if (base_without("places"))
+	if (base_without("target groups"))
 		return 0;
 	pthread_mutex_lock(&slot->pool->lock);
-	place = slot->stage == STAGE_HELD && slot->wanted.default_capacity ? slot->answer.place : 0;
+	group = slot->stage == STAGE_HELD && slot->wanted.default_capacity ?
+			slot->answer.target_group :
+			0;
 	pthread_mutex_unlock(&slot->pool->lock);
-	return place;
+	return group;
 }
 
 /* Updates the average time that a slot is held. The caller holds the lock. */

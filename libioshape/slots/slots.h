@@ -93,11 +93,11 @@ enum slots_state {
 
 struct slots_answer {
 	enum slots_state state;
-	uint64_t fence;    /* holders only */
-	uint64_t epoch;    /* epoch of the coordinator's data */
-	uint32_t weight;   /* slots granted; 0: small-file bypass */
-	uint32_t position; /* waiters: number of requests ahead in the queue */
-	uint32_t place;    /* holders: group of storage targets, from 1; 0: any */
+	uint64_t fence;        /* holders only */
+	uint64_t epoch;        /* epoch of the coordinator's data */
+	uint32_t weight;       /* slots granted; 0: small-file bypass */
+	uint32_t position;     /* waiters: number of requests ahead in the queue */
+	uint32_t target_group; /* holders: group of storage targets, from 1; 0: any */
 	uint32_t capacity;
 	uint32_t beat_ms;             /* longest time until the next heartbeat */
 	char ahead[SLOTS_NAME_BYTES]; /* waiters: such as "job 4711, rank 7 on n03" */
@@ -164,9 +164,9 @@ const struct slots_ops *slots_coordinator_of(const char *address);
 /* ---- Numbers that all coordinators use (docs/slots.md) --------------------------------------- */
 
 #define SLOTS_SMALL_BYTES (16 * MIB) /* largest request that may use the small-file bypass */
-#define SLOTS_EXPRESS 1u             /* requests that may use the small-file bypass at a time */
+#define SLOTS_BYPASS 1u              /* requests that may use the small-file bypass at a time */
 #define SLOTS_USUAL_SHARE 100u       /* share of a job that does not ask for one */
-#define SLOTS_MOST_PLACES 64u
+#define SLOTS_MOST_TARGET_GROUPS 64u
 #define SLOTS_MOST_BOOST_MS 300000
 #define SLOTS_MOST_CAPACITY 65536u
 /* Largest number of bytes in a request, or per second: Lua counts exactly only up to here. */
@@ -199,8 +199,8 @@ struct slots_wanted {
 	/* Capacity by rule for writers with this file's layout. It replaces the pool's default, and
 	 * counts only if neither operator nor job set a capacity. 0: the pool's default. */
 	uint32_t default_capacity;
-	uint32_t writers; /* writers of the job at a time; 0: all ranks */
-	bool holds_up;    /* training waits for this save */
+	uint32_t writers;     /* writers of the job at a time; 0: all ranks */
+	bool blocks_training; /* training waits for this save */
 	bool yields; /* the data is safe already: others go first, within the bounds of the boost */
 	int64_t timeout_ms; /* longest wait, as in ioshape_slot_options */
 	/* A time from base_deadline_ns(); 0: none. A request with a deadline goes before those
@@ -230,7 +230,7 @@ int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user),
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info);
 /* Returns the group of storage targets for the slot's file, from 1 to
  * slots_wanted.default_capacity; 0: any group. */
-uint32_t slots_place(struct slots_slot *slot);
+uint32_t slots_target_group(struct slots_slot *slot);
 /* Gives the slot back and frees it. NULL is allowed. */
 void slots_release(struct slots_slot *slot);
 
@@ -255,30 +255,31 @@ int slots_messages_open(struct slots_messages **out, const struct slots_config *
 			struct base_error *error);
 /* Puts a message, and replaces one of this name. The list expires SLOTS_MESSAGES_KEPT_MS after the
  * latest put. */
-int slots_messages_put(struct slots_messages *notes, const char *list, const char *name,
+int slots_messages_put(struct slots_messages *messages, const char *list, const char *name,
 		       const void *data, size_t bytes, struct base_error *error);
 /* Calls found() in order for those of the `count` names that have a message. If found() returns
  * anything but 0, the call ends and returns that value. */
-int slots_messages_get(struct slots_messages *notes, const char *list, const char *const *names,
+int slots_messages_get(struct slots_messages *messages, const char *list, const char *const *names,
 		       size_t count,
 		       int (*found)(void *user, size_t index, const void *data, size_t bytes),
 		       void *user, struct base_error *error);
-int slots_messages_remove(struct slots_messages *notes, const char *list, struct base_error *error);
-void slots_messages_close(struct slots_messages *notes); /* NULL is allowed */
+int slots_messages_remove(struct slots_messages *messages, const char *list,
+			  struct base_error *error);
+void slots_messages_close(struct slots_messages *messages); /* NULL is allowed */
 
 /* ---- Identity of a process, and its priority (identity.c) ------------------------------------ */
 
 /* Priority inputs of a request: what the job loses while it waits, as far as its process knows. */
-struct slots_stake {
+struct slots_priority_inputs {
 	uint32_t ranks, writers; /* ranks of the job, and how many of them write at a time */
 	uint64_t bytes;          /* bytes of this writer; 0: unknown */
 	uint64_t age_ns;         /* age of the work that a failure would destroy */
-	bool holds_up;           /* training waits for this save */
+	bool blocks_training;    /* training waits for this save */
 };
 
 /* Returns the priority boost of a request in ms, between -SLOTS_MOST_BOOST_MS and
  * SLOTS_MOST_BOOST_MS. */
-int32_t slots_boost_ms(const struct slots_stake *stake);
+int32_t slots_boost_ms(const struct slots_priority_inputs *inputs);
 
 /* The checkpoints of this process in a pool. Files that the process saves soon after each other
  * belong to one checkpoint. Begins as zeros. */

@@ -133,7 +133,7 @@ local is_changed = now ~= pool.now or now - server ~= pool.ahead -- whether the 
 local renew = now - pool.renewed > KEPT / 4 -- whether the keys' expiry must be set
 
 -- Make the client repeat its call, in a new epoch. HDEL takes no memory, so this always succeeds.
-local function start_anew()
+local function start_over()
 	call('HDEL', M, 'run')
 	error('IOSHAPE-ANEW')
 end
@@ -172,7 +172,7 @@ local function find_member(id)
 end
 
 local function must_find(id)
-	return find_member(id) or start_anew()
+	return find_member(id) or start_over()
 end
 
 local function lease_until(key, id, deadline)
@@ -225,7 +225,7 @@ end
 
 -- Charge the job for its real use of the slot instead of the expected cost. `passed` is nil unless the holder reported
 -- it. If it did, average times and speeds take this write into account.
-local function settle(job, member, passed)
+local function charge(job, member, passed)
 	local time = now - member.since
 	local more = time * member.weight - member.cost
 	job.finish = math.max(job.finish + more / member.share, 0)
@@ -305,12 +305,12 @@ local function forget(id, member, passed)
 	members[id], to_write[id], is_changed = false, nil, true
 	local job = load_job(member.job)
 	if job.members == 0 then
-		start_anew()
+		start_over()
 	end
 	if member.state == HOLDING then
 		local bytes, time = passed or member.passed, now - member.since
 		if member.cost > 0 then -- cost is 0 if the slot was reclaimed
-			settle(job, member, passed)
+			charge(job, member, passed)
 		end
 		job.writes = job.writes + 1
 		for _, total in ipairs({job, pool}) do
@@ -482,7 +482,7 @@ local function describe(member)
 end
 
 local function answer_waiter(member)
-	local position = call('ZRANK', Q, member.tag) or start_anew()
+	local position = call('ZRANK', Q, member.tag) or start_over()
 	local beat, ahead = math.ceil(lease / 3), ''
 	if position == 0 then
 		-- The first waiter sends its heartbeat when the next lease of a holder ends.

@@ -104,9 +104,10 @@ static int look_there(struct carry *carry, struct base_error *error)
 	if (ret && ret != -ENOENT)
 		return base_fail(error, ret, "cannot look at \"%s\"", path);
 	if (!ret && there.kind != carry->copy.kind)
-		return base_refuse(error, -EEXIST, "cannot commit \"%s\": %s", path,
-				   there.kind == IO_FOLDER ? "a directory is there" :
-							     "what is there is not a directory");
+		return base_fail_reason(error, -EEXIST, "cannot commit \"%s\": %s", path,
+					there.kind == IO_FOLDER ?
+						"a directory is there" :
+						"what is there is not a directory");
 	ret = plan(carry, is_there ? &there : NULL, error);
 	if (!ret && is_there && there.modified_ns > carry->original.newest_ns)
 		find_newer(carry);
@@ -150,7 +151,7 @@ static int put_block(struct file *file, struct io_writer *writer, uint64_t at, v
 		     size_t bytes, struct base_error *error)
 {
 	if (save_reader_read_file(file->reader, at, block, bytes))
-		return base_pass_on(error, base_last_error());
+		return base_propagate(error, base_last_error());
 	if (file->checksums.beside)
 		return save_checksums_put(&file->checksums, writer, block, bytes, NULL, error);
 	return io_writer_put(writer, block, bytes, NULL, error);
@@ -186,7 +187,7 @@ static int open_copy(struct file *file, struct base_error *error)
 	if (ioshape_reader_open(file->carry->tier->context, file->from, &options, &file->reader) ||
 	    ioshape_reader_get_info(file->reader, &info))
 		return is_still_there(file->from, &file->copy) ?
-			       base_pass_on(error, base_last_error()) :
+			       base_propagate(error, base_last_error()) :
 			       -EAGAIN;
 	file->checksums.beside = info.checksums && !info.torch_zip;
 	/* The file is open now. This check shows that it is the one that was looked at. */
@@ -267,7 +268,7 @@ static int carry_named(struct carry *carry, const char *to, const char *name,
 	char *from_path = NULL, *to_path = NULL;
 	int ret;
 
-	if (asprintf(&from_path, "%s/%s", carry->entry->place, name) < 0)
+	if (asprintf(&from_path, "%s/%s", carry->entry->copy_path, name) < 0)
 		from_path = NULL;
 	if (asprintf(&to_path, "%s/%s", to, name) < 0)
 		to_path = NULL;
@@ -302,7 +303,7 @@ struct gathering {
 
 /* Returns whether the checkpoint is at its destination. Another node, or this one before a crash,
  * may have put it there. */
-static bool is_in_place(struct gathering *gathering)
+static bool is_committed(struct gathering *gathering)
 {
 	struct carry *carry = gathering->carry;
 	const struct format_manifest *manifest = &gathering->here.manifest;
@@ -343,8 +344,8 @@ static int wait_for_others(struct gathering *gathering, struct base_error *error
 		return 0;
 	}
 	carry->result = IOSHAPE_DRAINED_WAITS;
-	base_refuse_with(error, -EAGAIN, "drain the tiers of those nodes, too",
-			 "\"%s\" waits for the files of other nodes", carry->entry->path);
+	base_fail_reason_with(error, -EAGAIN, "drain the tiers of those nodes, too",
+			      "\"%s\" waits for the files of other nodes", carry->entry->path);
 	return 0;
 }
 
@@ -432,7 +433,7 @@ static int replace(struct gathering *gathering, struct base_error *error)
 
 /* Completes the checkpoint. If locks work between the nodes, one node at a time does so. If the
  * hidden directory has lost its name, another node has put the checkpoint in place. */
-static int put_checkpoint_in_place(struct gathering *gathering, struct base_error *error)
+static int commit_checkpoint(struct gathering *gathering, struct base_error *error)
 {
 	int ret = 0;
 
@@ -443,7 +444,7 @@ static int put_checkpoint_in_place(struct gathering *gathering, struct base_erro
 		if (!ret)
 			ret = replace(gathering, error);
 	}
-	if (!ret || !is_in_place(gathering))
+	if (!ret || !is_committed(gathering))
 		return ret;
 	base_error_begin(error);
 	return 0;
@@ -487,7 +488,7 @@ static int gather(struct gathering *gathering, struct base_error *error)
 	struct base_error missing = { 0 };
 	int ret;
 
-	if (is_in_place(gathering))
+	if (is_committed(gathering))
 		return 0;
 	ret = look_there(carry, error);
 	if (ret || carry->result != IOSHAPE_DRAINED)
@@ -496,7 +497,7 @@ static int gather(struct gathering *gathering, struct base_error *error)
 	if (!ret)
 		ret = bring_all(gathering, error);
 	/* The failure may come from another node that put the checkpoint in place meanwhile. */
-	if (ret && ret != -ECANCELED && is_in_place(gathering)) {
+	if (ret && ret != -ECANCELED && is_committed(gathering)) {
 		base_error_begin(error);
 		return 0;
 	}
@@ -504,11 +505,11 @@ static int gather(struct gathering *gathering, struct base_error *error)
 		return ret;
 	ret = group_check_files(&gathering->folder, &gathering->here.manifest, "", &missing);
 	if (!ret)
-		return put_checkpoint_in_place(gathering, error);
-	if (is_in_place(gathering))
+		return commit_checkpoint(gathering, error);
+	if (is_committed(gathering))
 		return 0;
 	return ret == IOSHAPE_E_DAMAGED ? wait_for_others(gathering, error) :
-					  base_pass_on(error, &missing);
+					  base_propagate(error, &missing);
 }
 
 /* Opens the checkpoint on this tier. Returns -EAGAIN, without an error message, if it was replaced
@@ -518,25 +519,25 @@ static int open_here(struct gathering *gathering, struct base_error *error)
 	const struct carry *carry = gathering->carry;
 	const struct group_name name = group_parse_name(gathering->name);
 	struct io_folder above = IO_NO_FOLDER;
-	char *path = base_directory_of(carry->entry->place);
+	char *path = base_directory_of(carry->entry->copy_path);
 	int ret;
 
 	if (!path)
-		return base_no_memory(error, "a path", strlen(carry->entry->place));
+		return base_no_memory(error, "a path", strlen(carry->entry->copy_path));
 	ret = io_folder_open(&above, path, error);
 	free(path);
 	if (ret)
 		return ret;
 	ret = group_checkpoint_open(&gathering->here, &above, gathering->name, name.step, error);
 	io_folder_close(&above);
-	if (ret && !is_still_there(carry->entry->place, &carry->copy)) {
+	if (ret && !is_still_there(carry->entry->copy_path, &carry->copy)) {
 		base_error_begin(error);
 		return -EAGAIN;
 	}
 	return ret != -ENOENT ? ret :
-				base_refuse(error, IOSHAPE_E_DAMAGED,
-					    "\"%s\" has no manifest: it is not a checkpoint",
-					    carry->entry->place);
+				base_fail_reason(error, IOSHAPE_E_DAMAGED,
+						 "\"%s\" has no manifest: it is not a checkpoint",
+						 carry->entry->copy_path);
 }
 
 /* Removes what a failed drain has copied, unless other nodes add to it. */
@@ -586,7 +587,7 @@ static int carry_alone(struct carry *carry, struct base_error *error)
 {
 	struct file file = {
 		.carry = carry,
-		.from = carry->entry->place,
+		.from = carry->entry->copy_path,
 		.to = carry->entry->path,
 		.copy = carry->copy,
 	};
@@ -603,14 +604,14 @@ static int carry_alone(struct carry *carry, struct base_error *error)
 /* Drains one copy. Returns -EAGAIN without an error message if the copy changed meanwhile. */
 static int carry_copy(struct carry *carry, struct base_error *error)
 {
-	int ret = tier_look(carry->entry->place, &carry->copy, &carry->bytes, error);
+	int ret = tier_look(carry->entry->copy_path, &carry->copy, &carry->bytes, error);
 
 	carry->result = ret == -ENOENT ? IOSHAPE_DRAINED_GONE : IOSHAPE_DRAINED;
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
 	if (carry->copy.kind == IO_OTHER)
-		return base_refuse(error, -EINVAL, "\"%s\" is neither a file nor a directory",
-				   carry->entry->place);
+		return base_fail_reason(error, -EINVAL, "\"%s\" is neither a file nor a directory",
+					carry->entry->copy_path);
 	ret = tier_check_links(carry->entry->path, error);
 	if (ret)
 		return ret;
@@ -623,7 +624,7 @@ static int carry_copy(struct carry *carry, struct base_error *error)
 struct drain {
 	struct ioshape_tier *tier;
 	struct ioshape_drain_options options;
-	char *only; /* place of the only copy to drain; NULL for all */
+	char *only; /* path of the only copy to drain; NULL for all */
 	struct tier_journal journal;
 	uint64_t number;         /* number of the last entry that this drain has finished */
 	struct base_error first; /* first failure; entries that failed wait for the next drain */
@@ -638,7 +639,7 @@ static const struct tier_entry *next_waiting(const struct drain *drain)
 		const struct tier_entry *entry = &drain->journal.all[i];
 
 		if (!entry->drained && entry->number > drain->number &&
-		    (!drain->only || !strcmp(drain->only, entry->place)))
+		    (!drain->only || !strcmp(drain->only, entry->copy_path)))
 			return entry;
 	}
 	return NULL;
@@ -650,7 +651,7 @@ static const struct tier_entry *drained_before(const struct tier_journal *journa
 					       const struct tier_entry *entry)
 {
 	for (const struct tier_entry *old = entry; old-- > journal->all;) {
-		if (old->drained && !strcmp(old->place, entry->place))
+		if (old->drained && !strcmp(old->copy_path, entry->copy_path))
 			return old;
 	}
 	return NULL;
@@ -689,8 +690,8 @@ static void trim(const struct ioshape_tier *tier, const char *path)
 }
 
 /* Records that an entry no longer waits: changes it to `now`, or removes it if `now` is NULL. */
-static int settle(const struct drain *drain, const struct tier_entry *entry,
-		  const struct tier_entry *now, struct base_error *error)
+static int record_end(const struct drain *drain, const struct tier_entry *entry,
+		      const struct tier_entry *now, struct base_error *error)
 {
 	const struct ioshape_tier *tier = drain->tier;
 	struct io_hold hold = IO_NO_HOLD;
@@ -703,7 +704,7 @@ static int settle(const struct drain *drain, const struct tier_entry *entry,
 		const struct tier_entry *other = &drain->journal.all[i];
 
 		if (other->drained && other->number != entry->number &&
-		    !strcmp(other->place, entry->place))
+		    !strcmp(other->copy_path, entry->copy_path))
 			ret = tier_journal_change(tier, other, NULL, error);
 	}
 	if (!ret && now)
@@ -733,7 +734,7 @@ static void prune(const struct carry *carry)
 	free(directory);
 }
 
-static int settle_carried(const struct drain *drain, const struct carry *carry,
+static int record_carried(const struct drain *drain, const struct carry *carry,
 			  struct base_error *error)
 {
 	const struct tier_entry *entry = carry->entry;
@@ -743,14 +744,14 @@ static int settle_carried(const struct drain *drain, const struct carry *carry,
 	now.drained = true;
 	now.copy_ns = carry->copy.modified_ns;
 	now.there_ns = carry->there_ns;
-	return settle(drain, entry, carry->result == IOSHAPE_DRAINED_GONE ? NULL : &now, error);
+	return record_end(drain, entry, carry->result == IOSHAPE_DRAINED_GONE ? NULL : &now, error);
 }
 
 static void tell_result(const struct drain *drain, const struct tier_entry *entry,
 			enum ioshape_drained result, uint64_t bytes, const struct base_error *why)
 {
 	if (result == IOSHAPE_DRAINED_FAILED) {
-		base_leave(why->code, "drain", entry->path, why);
+		base_return(why->code, "drain", entry->path, why);
 		base_log(save_settings(drain->tier->context).log, IOSHAPE_LOG_WARNING,
 			 "\"%s\" was not drained: %s", entry->path, why->text);
 	} else if (result != IOSHAPE_DRAINED) {
@@ -766,7 +767,7 @@ static void tell_result(const struct drain *drain, const struct tier_entry *entr
 }
 
 /* Keeps the first failure. That a copy waits for other nodes gives way to a real failure. */
-static void note_failure(struct drain *drain, const struct base_error *why)
+static void record_failure(struct drain *drain, const struct base_error *why)
 {
 	if (!drain->first.code || drain->first.code == -EAGAIN)
 		drain->first = *why;
@@ -787,11 +788,11 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 	int ret;
 
 	if (!tier_is_newest(&drain->journal, entry)) {
-		ret = settle(drain, entry, NULL, &why);
+		ret = record_end(drain, entry, NULL, &why);
 	} else {
 		ret = carry_copy(&carry, &why);
 		if (!ret && carry.result != IOSHAPE_DRAINED_WAITS)
-			ret = settle_carried(drain, &carry, &why);
+			ret = record_carried(drain, &carry, &why);
 		if (!ret)
 			prune(&carry);
 	}
@@ -799,11 +800,11 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 	if (ret == -EAGAIN && !why.code)
 		return 0;
 	if (ret == -ECANCELED)
-		return base_pass_on(error, &why);
+		return base_propagate(error, &why);
 	if (ret)
 		carry.result = IOSHAPE_DRAINED_FAILED;
 	if (why.code)
-		note_failure(drain, &why);
+		record_failure(drain, &why);
 	drain->number = entry->number;
 	tell_result(drain, entry, carry.result, carry.result == IOSHAPE_DRAINED ? carry.bytes : 0,
 		    &why);
@@ -829,7 +830,7 @@ static int drain_all(struct drain *drain, struct base_error *error)
 		tier_journal_free(&drain->journal);
 	} while (!ret && entry);
 	if (!ret && drain->first.code)
-		ret = base_pass_on(error, &drain->first);
+		ret = base_propagate(error, &drain->first);
 	return ret;
 }
 
@@ -847,8 +848,8 @@ static int wait_for_lock(const struct drain *drain, struct io_hold *hold, struct
 	while ((ret = tier_lock_drain(drain->tier, hold, error)) == -EBUSY) {
 		if (options->progress &&
 		    options->progress(options->progress_user, IOSHAPE_PHASE_WAIT, 0, 0))
-			return base_refuse(error, -ECANCELED, "draining \"%s\" was stopped",
-					   drain->tier->root.path);
+			return base_fail_reason(error, -ECANCELED, "draining \"%s\" was stopped",
+						drain->tier->root.path);
 		nanosleep(&pause, NULL);
 	}
 	return ret;
@@ -874,7 +875,7 @@ IOSHAPE_EXPORT int ioshape_tier_drain(struct ioshape_tier *tier,
 	int ret;
 
 	if (!tier)
-		return base_missing("drain");
+		return base_null_argument("drain");
 	ret = save_enter(tier->context, &error);
 	if (!ret)
 		ret = base_take_options(&drain.options, sizeof(drain.options), given,
@@ -884,5 +885,5 @@ IOSHAPE_EXPORT int ioshape_tier_drain(struct ioshape_tier *tier,
 	if (!ret)
 		ret = run(&drain, &error);
 	free(drain.only);
-	return base_leave(ret, "drain", tier->root.path, &error);
+	return base_return(ret, "drain", tier->root.path, &error);
 }

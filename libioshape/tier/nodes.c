@@ -22,10 +22,10 @@ static const struct ioshape_tier *tier_of(const struct group_tier *of_groups)
 	return (const struct ioshape_tier *)of_groups;
 }
 
-static int find_for_group(struct group_tier *of_groups, const char *path, char **place,
+static int find_for_group(struct group_tier *of_groups, const char *path, char **copy_path,
 			  struct base_error *error)
 {
-	return tier_enter(tier_of(of_groups), path, place, error);
+	return tier_enter(tier_of(of_groups), path, copy_path, error);
 }
 
 /* Parities and nodes of a set, by enum ioshape_parity. */
@@ -42,17 +42,17 @@ static uint64_t parity_bytes(enum ioshape_parity parity, uint64_t bytes, uint32_
 	return (bytes * lost + in_set - lost - 1) / (in_set - lost);
 }
 
-static int make_room_for_group(struct group_tier *of_groups, const char *path, uint64_t bytes,
-			       uint32_t nodes, struct base_error *error)
+static int reserve_for_group(struct group_tier *of_groups, const char *path, uint64_t bytes,
+			     uint32_t nodes, struct base_error *error)
 {
 	const struct ioshape_tier *tier = tier_of(of_groups);
-	char *place;
-	int ret = tier_enter(tier, path, &place, error);
+	char *copy_path;
+	int ret = tier_enter(tier, path, &copy_path, error);
 
 	bytes += parity_bytes(tier->options.parity, bytes, nodes);
 	if (!ret)
-		ret = tier_prepare_place(tier, place, bytes, error);
-	free(place);
+		ret = tier_prepare(tier, copy_path, bytes, error);
+	free(copy_path);
 	return ret;
 }
 
@@ -60,12 +60,12 @@ static int make_room_for_group(struct group_tier *of_groups, const char *path, u
 static int keep_path(struct group_tier *of_groups, const char *path, uint32_t keep_last,
 		     uint64_t keep_every, bool once, struct base_error *error)
 {
-	char *place;
-	int ret = tier_enter(tier_of(of_groups), path, &place, error);
+	char *copy_path;
+	int ret = tier_enter(tier_of(of_groups), path, &copy_path, error);
 
 	if (!ret)
-		ret = tier_keep(tier_of(of_groups), place, keep_last, keep_every, once, error);
-	free(place);
+		ret = tier_keep(tier_of(of_groups), copy_path, keep_last, keep_every, once, error);
+	free(copy_path);
 	return ret;
 }
 
@@ -184,10 +184,11 @@ static int protect(struct group_round *round, const struct format_manifest *mani
 	if (!record->sets.parity)
 		return put_bare_record(folder, record, error);
 	if (!group->options.comm || group->comm_failed)
-		base_refuse(&why, -ENOTCONN, "%s",
-			    group->options.comm ?
-				    "sending data between nodes failed before" :
-				    "nodes cannot send data to each other (give the group a comm)");
+		base_fail_reason(
+			&why, -ENOTCONN, "%s",
+			group->options.comm ?
+				"sending data between nodes failed before" :
+				"nodes cannot send data to each other (give the group a comm)");
 	else if (!make_parities(round, manifest, record, folder->path, &why))
 		return 0;
 	snprintf(unprotected, BASE_ERROR_TEXT_BYTES, "%s", why.sentence);
@@ -201,11 +202,11 @@ static int check_record(const struct parity_record *record, const struct format_
 {
 	if (record->sets.nodes == nodes && record->file_count == manifest->file_count)
 		return 0;
-	return base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
-				"\"%s\" is damaged: its parity is for %u nodes with %u files, and "
-				"the checkpoint has %u nodes with %u files",
-				path, record->sets.nodes, record->file_count, nodes,
-				manifest->file_count);
+	return base_fail_reason_with(
+		error, IOSHAPE_E_DAMAGED, "load another checkpoint",
+		"\"%s\" is damaged: its parity is for %u nodes with %u files, and "
+		"the checkpoint has %u nodes with %u files",
+		path, record->sets.nodes, record->file_count, nodes, manifest->file_count);
 }
 
 static int protect_nodes(struct group_round *round, const struct format_manifest *manifest,
@@ -541,8 +542,8 @@ static int see_node(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
-/* Makes the record of a checkpoint that is in one place, as if one node had saved it. Returns 0 or
- * -ENOMEM. */
+/* Makes the record of a checkpoint that is in one directory, as if one node had saved it. Returns 0
+ * or -ENOMEM. */
 static int whole_record(struct parity_record *record, uint32_t file_count)
 {
 	static const char *const nowhere[] = { "" };
@@ -625,7 +626,7 @@ static bool is_same(const struct spread *left, const struct spread *right)
 
 /* Returns the spread of an offered checkpoint: an existing one, or a new one that takes the offered
  * data. Returns NULL if there is no memory. Offers that disagree about the sets are not merged. */
-static struct spread *place_for(struct group_spreads *spreads, struct spread *offered)
+static struct spread *spread_for(struct group_spreads *spreads, struct spread *offered)
 {
 	struct spread *all;
 
@@ -649,7 +650,7 @@ static struct spread *place_for(struct group_spreads *spreads, struct spread *of
 static void take_offers(struct group_spreads *spreads, struct offers *offers, uint32_t holder)
 {
 	for (uint32_t i = 0; i < offers->count; i++) {
-		struct spread *offered = &offers->all[i], *spread = place_for(spreads, offered);
+		struct spread *offered = &offers->all[i], *spread = spread_for(spreads, offered);
 
 		for (uint32_t k = 0; spread && k < offered->holding_count; k++)
 			add_holding(spread, (struct holding){ holder, offered->holdings[k].node,
@@ -793,7 +794,7 @@ static int check(const struct group_spreads *spreads, size_t at, struct base_err
 	free(holders);
 	if (well)
 		return 0;
-	return base_refuse_with(
+	return base_fail_reason_with(
 		error, IOSHAPE_E_DAMAGED,
 		"start the job on nodes that still have it, or load another checkpoint",
 		"checkpoint %llu is on the tiers of %u nodes, and too many of them are lost",
@@ -889,7 +890,7 @@ static int read_given(const struct restoring *restoring, const struct given *giv
 	int ret = given->failure.code;
 
 	if (ret)
-		return base_pass_on(error, &given->failure);
+		return base_propagate(error, &given->failure);
 	ret = format_manifest_decode(manifest, (const char *)given->text.data, given->text.bytes,
 				     path, error);
 	if (ret)
@@ -897,10 +898,10 @@ static int read_given(const struct restoring *restoring, const struct given *giv
 	if (manifest->step != restoring->step ||
 	    manifest->rank_count != restoring->group->options.ranks ||
 	    strcmp(manifest->attempt, restoring->attempt) != 0)
-		return base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
-					"cannot restore \"%s\": the node that has it sent the "
-					"manifest of another checkpoint",
-					path);
+		return base_fail_reason_with(error, IOSHAPE_E_DAMAGED, "load another checkpoint",
+					     "cannot restore \"%s\": the node that has it sent the "
+					     "manifest of another checkpoint",
+					     path);
 	return check_record(&restoring->record, manifest, restoring->record.sets.nodes, path,
 			    error);
 }
@@ -914,7 +915,7 @@ static int get_manifest(struct group_round *round, const struct restoring *resto
 	int ret;
 
 	if (giver == PARITY_NOWHERE)
-		return base_refuse(error, -EPROTO, "cannot read the message of rank 0");
+		return base_fail_reason(error, -EPROTO, "cannot read the message of rank 0");
 	if (group->options.rank != group->leaders[giver]) {
 		ret = group_hear(round, &manifest_message, group->leaders[giver], given, error);
 	} else {
@@ -959,8 +960,7 @@ static int prepare(struct ioshape_group *group, const struct restoring *restorin
 	if (!same) {
 		ret = step_path(group->directory, restoring->step, &path, error);
 		if (!ret)
-			ret = make_room_for_group(group_tier_of(&group->options), path, 0, 1,
-						  error);
+			ret = reserve_for_group(group_tier_of(&group->options), path, 0, 1, error);
 		free(path);
 	}
 	return ret ? ret : io_folder_make(restoring->folder, error);
@@ -1018,10 +1018,11 @@ static int exchange(struct group_round *round, const struct restoring *restoring
 	};
 
 	if (!group->options.comm || group->comm_failed)
-		return base_refuse(error, -ENOTCONN,
-				   "a node lacks files of checkpoint %llu, and nodes cannot send "
-				   "data to each other",
-				   (unsigned long long)restoring->step);
+		return base_fail_reason(
+			error, -ENOTCONN,
+			"a node lacks files of checkpoint %llu, and nodes cannot send "
+			"data to each other",
+			(unsigned long long)restoring->step);
 	return parity_exchange_run(&exchange, error);
 }
 
@@ -1102,7 +1103,7 @@ static int restore(struct group_round *round, const struct group_spreads *spread
 
 const struct group_tier_ops tier_for_groups = {
 	.find = find_for_group,
-	.make_room = make_room_for_group,
+	.reserve_space = reserve_for_group,
 	.keep = keep_for_group,
 	.plan = make_plan,
 	.protect = protect_nodes,

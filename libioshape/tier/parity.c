@@ -328,11 +328,12 @@ int parity_record_decode(struct parity_record *record, const void *data, size_t 
 
 	*record = (struct parity_record){ 0 };
 	if (!bytes || parity_record_bytes(data, bytes) != bytes)
-		return base_refuse(error, IOSHAPE_E_DAMAGED,
-				   "\"%s\" does not begin as a parity file does", path);
+		return base_fail_reason(error, IOSHAPE_E_DAMAGED,
+					"\"%s\" does not begin as a parity file does", path);
 	if (base_get_le(head + 8, 4) != PARITY_FORMAT)
-		return base_refuse(error, -EOPNOTSUPP,
-				   "\"%s\" was written by another version of the library", path);
+		return base_fail_reason(error, -EOPNOTSUPP,
+					"\"%s\" was written by another version of the library",
+					path);
 	reading.at = body;
 	reading.left = bytes - HEAD_BYTES;
 	parity_pass_record(&reading, record);
@@ -340,8 +341,8 @@ int parity_record_decode(struct parity_record *record, const void *data, size_t 
 	if (!reading.bad && base_crc32(0, body, used) == base_get_le(head + 16, 4))
 		return 0;
 	parity_record_free(record);
-	return base_refuse(error, IOSHAPE_E_DAMAGED, "\"%s\" is damaged%s", path,
-			   reading.bad ? "" : ": its checksum does not match");
+	return base_fail_reason(error, IOSHAPE_E_DAMAGED, "\"%s\" is damaged%s", path,
+				reading.bad ? "" : ": its checksum does not match");
 }
 
 void parity_record_free(struct parity_record *record)
@@ -470,8 +471,9 @@ static int open_parity(struct held *held, struct base_error *error)
 	ret = io_input_get(&held->parity, 0, begin, sizeof(begin), error);
 	held->parity_at = ret ? 0 : parity_record_bytes(begin, sizeof(begin));
 	if (!ret && !held->parity_at)
-		ret = base_refuse(error, IOSHAPE_E_DAMAGED,
-				  "\"%s\" does not begin as a parity file does", held->parity.path);
+		ret = base_fail_reason(error, IOSHAPE_E_DAMAGED,
+				       "\"%s\" does not begin as a parity file does",
+				       held->parity.path);
 	return ret;
 }
 
@@ -561,7 +563,7 @@ static uint32_t tag_of(const struct parity_exchange *exchange)
 
 /* Returns the timeout of one block. A rank sends no heartbeat while it waits for a block. Half of
  * the group's deadline keeps it from counting as lost. */
-static uint32_t patience_ms(const struct parity_exchange *exchange)
+static uint32_t most_wait_ms(const struct parity_exchange *exchange)
 {
 	return exchange->round->group->options.deadline_ms / 2;
 }
@@ -640,7 +642,7 @@ static int find_sources(const struct parity_exchange *exchange, const struct par
 	if (!sources_of(&work->set, exchange->holders, exchange->parities, element, exchange->fresh,
 			sources, count))
 		return 0;
-	return base_refuse(
+	return base_fail_reason(
 		error, -ENODATA,
 		"too many nodes are lost to restore the files of node %u in checkpoint %llu",
 		work->making.node, (unsigned long long)exchange->manifest->step);
@@ -664,7 +666,7 @@ static int send_block(struct parity_exchange *exchange, struct held *held,
 	crc = base_crc32(0, message, step->bytes);
 	base_put_le(message + step->bytes, ret ? ~crc : crc, 4);
 	sent = options->comm->send(options->comm->user, to, tag_of(exchange), message,
-				   step->bytes + 4, patience_ms(exchange));
+				   step->bytes + 4, most_wait_ms(exchange));
 	if (!sent)
 		return ret;
 	atomic_store(&exchange->broken, true);
@@ -705,7 +707,7 @@ static void send_all(struct parity_exchange *exchange, uint8_t *message, struct 
 					goto out;
 				if (work->making.turn == turn && number < steps_of(work) &&
 				    send_step(exchange, &held, work, number, message, &failure))
-					base_pass_on(error, &failure);
+					base_propagate(error, &failure);
 			}
 		}
 	}
@@ -749,7 +751,7 @@ static int receive(struct summing *summing, uint32_t from, size_t bytes, struct 
 	struct parity_exchange *exchange = summing->exchange;
 	const struct ioshape_group_options *options = &exchange->round->group->options;
 	const int ret = options->comm->receive(options->comm->user, from, tag_of(exchange),
-					       summing->message, bytes + 4, patience_ms(exchange));
+					       summing->message, bytes + 4, most_wait_ms(exchange));
 
 	if (ret) {
 		atomic_store(&exchange->broken, true);
@@ -757,8 +759,9 @@ static int receive(struct summing *summing, uint32_t from, size_t bytes, struct 
 	}
 	if (base_crc32(0, summing->message, bytes) == base_get_le(summing->message + bytes, 4))
 		return 0;
-	return base_refuse(error, -EIO,
-			   "rank %u cannot read its files, or they were damaged in transit", from);
+	return base_fail_reason(error, -EIO,
+				"rank %u cannot read its files, or they were damaged in transit",
+				from);
 }
 
 static int add_source(struct summing *summing, const struct parity_source *source,
@@ -797,10 +800,11 @@ static int next_block(struct summing *summing, struct base_error *error)
 		struct base_error failure = { 0 };
 
 		if (add_source(summing, &sources[i], &step, &failure))
-			ret = base_pass_on(error, &failure);
+			ret = base_propagate(error, &failure);
 	}
 	if (!ret && is_broken(summing))
-		ret = base_refuse(error, -ECANCELED, "the exchange of parity data was stopped");
+		ret = base_fail_reason(error, -ECANCELED,
+				       "the exchange of parity data was stopped");
 	summing->at = 0;
 	summing->bytes = ret ? 0 : step.bytes;
 	group_round_beat(summing->exchange->round);
@@ -858,10 +862,11 @@ static int put_file(void *user, struct io_writer *writer, struct base_error *err
 		ret = put_next(file->summing, writer, file->bytes, error);
 	if (ret || !file->restored || io_writer_crc32(writer) == file->restored->crc32)
 		return ret;
-	return base_refuse(error, IOSHAPE_E_DAMAGED,
-			   "\"%s\" was restored from other nodes, and its checksum does not match: "
-			   "one of their copies is damaged",
-			   file->path);
+	return base_fail_reason(
+		error, IOSHAPE_E_DAMAGED,
+		"\"%s\" was restored from other nodes, and its checksum does not match: "
+		"one of their copies is damaged",
+		file->path);
 }
 
 static int write_file(struct target_file *target, const char *name, uint64_t bytes,
@@ -978,7 +983,7 @@ static int make_all(struct parity_exchange *exchange, struct base_error *error)
 
 			if (work->making.turn == turn && work->making.target == exchange->own &&
 			    make(exchange, work, &failure))
-				ret = base_pass_on(error, &failure);
+				ret = base_propagate(error, &failure);
 		}
 	}
 	return ret;
@@ -997,7 +1002,7 @@ static int run_both(struct parity_exchange *exchange, struct base_error *error)
 	pthread_join(thread, NULL);
 	if (exchange->sending.code && (!ret || ret == -ECANCELED)) {
 		base_error_begin(error);
-		ret = base_pass_on(error, &exchange->sending);
+		ret = base_propagate(error, &exchange->sending);
 	}
 	return ret;
 }

@@ -16,7 +16,7 @@
 /* ---- Names and texts of journal entries ------------------------------------------------------ */
 
 /* Returns whether a path is absolute and has no ".", ".." or empty names. Only such a path has a
- * place on a tier. */
+ * copy_path on a tier. */
 static bool is_plain_path(const char *path)
 {
 	const char *name = path;
@@ -127,13 +127,13 @@ static int add_entry(struct listing *listing, struct tier_entry *entry, const ch
 {
 	const struct ioshape_tier *tier = listing->tier;
 
-	if (asprintf(&entry->place, "%s%s", tier->files, path) < 0)
-		entry->place = NULL;
+	if (asprintf(&entry->copy_path, "%s%s", tier->files, path) < 0)
+		entry->copy_path = NULL;
 	else
-		entry->path = tier_destination(tier, entry->place);
-	if (entry->place && !base_buffer_append(&listing->entries, entry, sizeof(*entry)))
+		entry->path = tier_destination(tier, entry->copy_path);
+	if (entry->copy_path && !base_buffer_append(&listing->entries, entry, sizeof(*entry)))
 		return 0;
-	free(entry->place);
+	free(entry->copy_path);
 	return base_no_memory(error, "the journal of a tier", listing->entries.bytes);
 }
 
@@ -186,15 +186,15 @@ int tier_journal_read(const struct ioshape_tier *tier, struct tier_journal *jour
 void tier_journal_free(struct tier_journal *journal)
 {
 	for (size_t i = 0; i < journal->count; i++)
-		free(journal->all[i].place);
+		free(journal->all[i].copy_path);
 	free(journal->all);
 	*journal = (struct tier_journal){ 0 };
 }
 
-const struct tier_entry *tier_newest(const struct tier_journal *journal, const char *place)
+const struct tier_entry *tier_newest(const struct tier_journal *journal, const char *copy_path)
 {
 	for (size_t i = journal->count; i; i--) {
-		if (!strcmp(journal->all[i - 1].place, place))
+		if (!strcmp(journal->all[i - 1].copy_path, copy_path))
 			return &journal->all[i - 1];
 	}
 	return NULL;
@@ -264,7 +264,7 @@ static int open_root(struct ioshape_tier *tier, const char *given, struct base_e
 		path = NULL;
 		ret = base_no_memory(error, "a path", strlen(absolute));
 	} else {
-		ret = io_folder_make_own(path, &ours, error);
+		ret = io_folder_make_private(path, &ours, error);
 	}
 	if (!ret)
 		ret = io_folder_open(&tier->root, path, error);
@@ -312,7 +312,7 @@ IOSHAPE_EXPORT int ioshape_tier_open(struct ioshape_context *context, const char
 	int ret;
 
 	if (!out)
-		return base_missing("save");
+		return base_null_argument("save");
 	*out = NULL;
 	ret = save_enter_path(context, folder, &options, sizeof(options), given,
 			      "ioshape_tier_options", &error);
@@ -334,7 +334,7 @@ IOSHAPE_EXPORT int ioshape_tier_open(struct ioshape_context *context, const char
 		ioshape_tier_free(tier);
 	else
 		*out = tier;
-	return base_leave(ret, "save", folder, &error);
+	return base_return(ret, "save", folder, &error);
 }
 
 IOSHAPE_EXPORT void ioshape_tier_free(struct ioshape_tier *tier)
@@ -347,7 +347,7 @@ IOSHAPE_EXPORT void ioshape_tier_free(struct ioshape_tier *tier)
 	free(tier);
 }
 
-/* ---- Places of copies ------------------------------------------------------------------------ */
+/* ---- Paths of copies ------------------------------------------------------------------------- */
 
 /* Appends the names of a path that does not exist yet to the part that exists. */
 static int add_names(struct base_buffer *made, const char *names, const char *path,
@@ -357,10 +357,11 @@ static int add_names(struct base_buffer *made, const char *names, const char *pa
 		const size_t bytes = strcspn(names, "/");
 
 		if (bytes == 2 && !strncmp(names, "..", 2))
-			return base_refuse_with(error, -EINVAL, "give a path without \"..\"",
-						"cannot find a path on the tier for \"%s\": its "
-						"directory does not exist, or it ends in \"..\"",
-						path);
+			return base_fail_reason_with(
+				error, -EINVAL, "give a path without \"..\"",
+				"cannot find a path on the tier for \"%s\": its "
+				"directory does not exist, or it ends in \"..\"",
+				path);
 		if (bytes && !(bytes == 1 && *names == '.') &&
 		    (base_buffer_append(made, "/", 1) || base_buffer_append(made, names, bytes)))
 			return base_no_memory(error, "a path", strlen(path));
@@ -387,8 +388,8 @@ static char *resolve_above(char *path, const char **names)
 	}
 }
 
-/* Computes the place of an absolute path. */
-static int resolve(const struct ioshape_tier *tier, char *absolute, char **place,
+/* Computes the path on the tier of an absolute path. */
+static int resolve(const struct ioshape_tier *tier, char *absolute, char **copy_path,
 		   struct base_error *error)
 {
 	struct base_buffer made = { 0 };
@@ -404,7 +405,7 @@ static int resolve(const struct ioshape_tier *tier, char *absolute, char **place
 	if (!ret && base_buffer_append(&made, "", 1))
 		ret = base_no_memory(error, "a path", made.bytes);
 	free(above);
-	*place = (char *)made.data;
+	*copy_path = (char *)made.data;
 	return ret;
 }
 
@@ -425,8 +426,8 @@ static int make_absolute(const char *path, char **absolute, struct base_error *e
 	return ret;
 }
 
-static int find_place(const struct ioshape_tier *tier, const char *path, char **place,
-		      struct base_error *error)
+static int find_copy(const struct ioshape_tier *tier, const char *path, char **copy_path,
+		     struct base_error *error)
 {
 	const size_t root = strlen(tier->root.path);
 	const char *destination;
@@ -435,33 +436,33 @@ static int find_place(const struct ioshape_tier *tier, const char *path, char **
 
 	if (ret)
 		return ret;
-	ret = resolve(tier, absolute, place, error);
+	ret = resolve(tier, absolute, copy_path, error);
 	free(absolute);
 	if (ret)
 		return ret;
-	destination = tier_destination(tier, *place);
+	destination = tier_destination(tier, *copy_path);
 	if (!strncmp(destination, tier->root.path, root) && destination[root] == '/')
-		return base_refuse_with(error, -EINVAL, "give the path of its destination",
-					"\"%s\" is on the tier itself", path);
+		return base_fail_reason_with(error, -EINVAL, "give the path of its destination",
+					     "\"%s\" is on the tier itself", path);
 	if (!is_plain_path(destination))
-		return base_refuse(error, -EINVAL, "\"%s\" is not a path that can be saved to",
-				   path);
+		return base_fail_reason(error, -EINVAL, "\"%s\" is not a path that can be saved to",
+					path);
 	return 0;
 }
 
-int tier_enter(const struct ioshape_tier *tier, const char *path, char **place,
+int tier_enter(const struct ioshape_tier *tier, const char *path, char **copy_path,
 	       struct base_error *error)
 {
 	int ret = save_enter(tier->context, error);
 
-	*place = NULL;
+	*copy_path = NULL;
 	if (!ret && (!path || !*path))
-		ret = base_refuse(error, -EINVAL, "no path was given");
+		ret = base_fail_reason(error, -EINVAL, "no path was given");
 	if (!ret)
-		ret = find_place(tier, path, place, error);
+		ret = find_copy(tier, path, copy_path, error);
 	if (ret) {
-		free(*place);
-		*place = NULL;
+		free(*copy_path);
+		*copy_path = NULL;
 	}
 	return ret;
 }
@@ -518,10 +519,11 @@ static char *follow(char *link, const char *rest)
 
 static int refuse(const char *destination, const char *path, uid_t owner, struct base_error *error)
 {
-	return base_refuse_with(error, -EPERM, "remove the link, or replace it with your own",
-				"cannot save \"%s\": the link \"%s\" on its path belongs to user "
-				"%u, who could redirect the save",
-				destination, path, (unsigned)owner);
+	return base_fail_reason_with(
+		error, -EPERM, "remove the link, or replace it with your own",
+		"cannot save \"%s\": the link \"%s\" on its path belongs to user "
+		"%u, who could redirect the save",
+		destination, path, (unsigned)owner);
 }
 
 int tier_check_links(const char *destination, struct base_error *error)
@@ -594,14 +596,16 @@ static int count_below(const char *path, uint64_t *bytes, struct base_error *err
 	return ret;
 }
 
-int tier_look(const char *place, struct io_entry *copy, uint64_t *bytes, struct base_error *error)
+int tier_look(const char *copy_path, struct io_entry *copy, uint64_t *bytes,
+	      struct base_error *error)
 {
-	const int ret = io_look(place, false, copy);
+	const int ret = io_look(copy_path, false, copy);
 
 	if (ret)
-		return ret == -ENOENT ? ret : base_fail(error, ret, "cannot look at \"%s\"", place);
+		return ret == -ENOENT ? ret :
+					base_fail(error, ret, "cannot look at \"%s\"", copy_path);
 	if (bytes && copy->kind == IO_FOLDER)
-		return count_below(place, bytes, error);
+		return count_below(copy_path, bytes, error);
 	if (bytes)
 		*bytes = copy->bytes;
 	return 0;
@@ -614,16 +618,16 @@ int tier_look(const char *place, struct io_entry *copy, uint64_t *bytes, struct 
  * lock. Returns, without an error message, -EBUSY if a process reads the copy, -ENOENT if it is
  * gone, or -ESTALE if it is another one. With `durably`, the removal also survives a power failure.
  */
-static int drop(const char *place, const struct io_entry *copy, bool durably,
+static int drop(const char *copy_path, const struct io_entry *copy, bool durably,
 		struct base_error *error)
 {
-	char *above = base_directory_of(place), sums[NAME_MAX + 1];
-	const char *name = strrchr(place, '/') + 1;
+	char *above = base_directory_of(copy_path), sums[NAME_MAX + 1];
+	const char *name = strrchr(copy_path, '/') + 1;
 	struct io_folder folder = IO_NO_FOLDER;
 	int ret;
 
 	if (!above)
-		return base_no_memory(error, "a path", strlen(place));
+		return base_no_memory(error, "a path", strlen(copy_path));
 	ret = io_folder_open(&folder, above, error);
 	if (!ret)
 		ret = io_folder_discard(&folder, name, copy, FORMAT_MANIFEST_NAME, error);
@@ -642,11 +646,11 @@ static int drop(const char *place, const struct io_entry *copy, bool durably,
 static int discard_copy(const struct tier_entry *entry, uint64_t *bytes, struct base_error *error)
 {
 	struct io_entry copy;
-	int ret = tier_look(entry->place, &copy, bytes, error);
+	int ret = tier_look(entry->copy_path, &copy, bytes, error);
 
 	if (!ret && (copy.kind == IO_OTHER || copy.modified_ns != entry->copy_ns))
 		ret = -ESTALE;
-	return ret ? ret : drop(entry->place, &copy, false, error);
+	return ret ? ret : drop(entry->copy_path, &copy, false, error);
 }
 
 int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry, uint64_t *bytes,
@@ -715,15 +719,16 @@ static int check_enough(const struct ioshape_tier *tier, const char *destination
 		const struct tier_entry *entry = &journal->all[i];
 
 		waiting += !entry->drained;
-		if (may_go(journal, entry) && !tier_look(entry->place, &copy, &bytes, NULL))
+		if (may_go(journal, entry) && !tier_look(entry->copy_path, &copy, &bytes, NULL))
 			lack -= MIN(lack, bytes);
 	}
 	if (!lack)
 		return 0;
-	base_refuse_with(error, -ENOSPC, "drain it, or save directly",
-			 "cannot save \"%s\" on the tier \"%s\": it needs %s, and the saves there "
-			 "must be drained first (%zu saves)",
-			 destination, tier->root.path, BASE_SIZE(needed), waiting);
+	base_fail_reason_with(
+		error, -ENOSPC, "drain it, or save directly",
+		"cannot save \"%s\" on the tier \"%s\": it needs %s, and the saves there "
+		"must be drained first (%zu saves)",
+		destination, tier->root.path, BASE_SIZE(needed), waiting);
 	base_error_space(error, needed, UINT64_MAX);
 	return -ENOSPC;
 }
@@ -753,8 +758,8 @@ static int free_bytes(const struct ioshape_tier *tier, const char *destination, 
 	return ret;
 }
 
-static int make_room(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
-		     struct base_error *error)
+static int reserve_space(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
+			 struct base_error *error)
 {
 	struct io_hold hold = IO_NO_HOLD;
 	uint64_t lack = 0;
@@ -769,27 +774,28 @@ static int make_room(const struct ioshape_tier *tier, const char *destination, u
 	return ret;
 }
 
-/* Removes the directory at a place, because a directory cannot replace another one. It may be
+/* Removes the directory at a copy_path, because a directory cannot replace another one. It may be
  * removed if it is drained or was never kept. */
-static int clear_place(const struct ioshape_tier *tier, const char *place, struct base_error *error)
+static int clear_path(const struct ioshape_tier *tier, const char *copy_path,
+		      struct base_error *error)
 {
 	struct io_hold hold = IO_NO_HOLD;
 	struct tier_journal journal = { 0 };
 	const struct tier_entry *entry;
 	struct io_entry copy;
 	uint64_t bytes;
-	int ret = tier_look(place, &copy, NULL, error);
+	int ret = tier_look(copy_path, &copy, NULL, error);
 
 	if (ret || copy.kind != IO_FOLDER)
 		return ret == -ENOENT ? 0 : ret;
 	ret = tier_lock(tier, &hold, error);
 	if (!ret)
 		ret = tier_journal_read(tier, &journal, error);
-	entry = ret ? NULL : tier_newest(&journal, place);
+	entry = ret ? NULL : tier_newest(&journal, copy_path);
 	if (entry && entry->drained)
 		ret = tier_discard(tier, entry, &bytes, error);
 	if (!ret && !entry) {
-		ret = drop(place, &copy, false, error);
+		ret = drop(copy_path, &copy, false, error);
 		/* Another process reads or replaces it, and the save will find out. */
 		if (ret == -EBUSY || ret == -ENOENT || ret == -ESTALE)
 			ret = 0;
@@ -799,18 +805,18 @@ static int clear_place(const struct ioshape_tier *tier, const char *place, struc
 	return ret;
 }
 
-int tier_prepare_place(const struct ioshape_tier *tier, const char *place, uint64_t bytes,
-		       struct base_error *error)
+int tier_prepare(const struct ioshape_tier *tier, const char *copy_path, uint64_t bytes,
+		 struct base_error *error)
 {
-	const char *destination = tier_destination(tier, place);
-	char *above = base_directory_of(place);
+	const char *destination = tier_destination(tier, copy_path);
+	char *above = base_directory_of(copy_path);
 	int ret = above ? tier_check_links(destination, error) :
-			  base_no_memory(error, "a path", strlen(place));
+			  base_no_memory(error, "a path", strlen(copy_path));
 
 	if (!ret)
-		ret = clear_place(tier, place, error);
+		ret = clear_path(tier, copy_path, error);
 	if (!ret)
-		ret = make_room(tier, destination, bytes, error);
+		ret = reserve_space(tier, destination, bytes, error);
 	if (!ret)
 		ret = io_folder_make(above, error);
 	free(above);
@@ -820,47 +826,47 @@ int tier_prepare_place(const struct ioshape_tier *tier, const char *place, uint6
 /* ---- Before a save --------------------------------------------------------------------------- */
 
 /* Passes a path to the caller, or frees it if the call has failed. */
-static void give(char **into, char *place, int ret)
+static void give(char **into, char *copy_path, int ret)
 {
-	*into = ret ? NULL : place;
+	*into = ret ? NULL : copy_path;
 	if (ret)
-		free(place);
+		free(copy_path);
 }
 
-IOSHAPE_EXPORT int ioshape_tier_place(struct ioshape_tier *tier, const char *path, uint64_t bytes,
-				      char **place)
+IOSHAPE_EXPORT int ioshape_tier_path(struct ioshape_tier *tier, const char *path, uint64_t bytes,
+				     char **copy_path)
 {
 	struct base_error error = { 0 };
 	char *found;
 	int ret;
 
-	if (!tier || !place)
-		return base_missing("save");
+	if (!tier || !copy_path)
+		return base_null_argument("save");
 	ret = tier_enter(tier, path, &found, &error);
 	if (!ret)
-		ret = tier_prepare_place(tier, found, bytes, &error);
-	give(place, found, ret);
-	return base_leave(ret, "save", path, &error);
+		ret = tier_prepare(tier, found, bytes, &error);
+	give(copy_path, found, ret);
+	return base_return(ret, "save", path, &error);
 }
 
 /* ---- After a save ---------------------------------------------------------------------------- */
 
 /* Returns whether the copy waits to be drained, or was drained in its present state. */
-static bool is_kept(const struct tier_journal *journal, const char *place,
+static bool is_kept(const struct tier_journal *journal, const char *copy_path,
 		    const struct io_entry *copy)
 {
-	const struct tier_entry *newest = tier_newest(journal, place);
+	const struct tier_entry *newest = tier_newest(journal, copy_path);
 
 	return newest && (!newest->drained || newest->copy_ns == copy->modified_ns);
 }
 
-int tier_keep(const struct ioshape_tier *tier, const char *place, uint32_t keep_last,
+int tier_keep(const struct ioshape_tier *tier, const char *copy_path, uint32_t keep_last,
 	      uint64_t keep_every, bool once, struct base_error *error)
 {
 	struct tier_entry entry = {
 		.keep_last = keep_last,
 		.keep_every = keep_every,
-		.path = tier_destination(tier, place),
+		.path = tier_destination(tier, copy_path),
 	};
 	struct tier_journal journal = { 0 };
 	struct io_hold hold = IO_NO_HOLD;
@@ -868,18 +874,18 @@ int tier_keep(const struct ioshape_tier *tier, const char *place, uint32_t keep_
 	int ret = tier_lock(tier, &hold, error);
 
 	if (!ret)
-		ret = tier_look(place, &copy, NULL, error);
+		ret = tier_look(copy_path, &copy, NULL, error);
 	if (ret == -ENOENT)
-		base_refuse(error, ret, "\"%s\" was not saved on the tier \"%s\"", entry.path,
-			    tier->root.path);
+		base_fail_reason(error, ret, "\"%s\" was not saved on the tier \"%s\"", entry.path,
+				 tier->root.path);
 	if (!ret && copy.kind == IO_FOLDER &&
-	    group_parse_name(strrchr(place, '/') + 1).kind != GROUP_NAME_STEP)
-		ret = base_refuse_with(error, -EINVAL, "save it directly",
-				       "\"%s\" is a directory, and not a checkpoint of a group",
-				       entry.path);
+	    group_parse_name(strrchr(copy_path, '/') + 1).kind != GROUP_NAME_STEP)
+		ret = base_fail_reason_with(
+			error, -EINVAL, "save it directly",
+			"\"%s\" is a directory, and not a checkpoint of a group", entry.path);
 	if (!ret)
 		ret = tier_journal_read(tier, &journal, error);
-	if (!ret && !(once && is_kept(&journal, place, &copy)))
+	if (!ret && !(once && is_kept(&journal, copy_path, &copy)))
 		ret = journal_add(tier, &journal, &entry, error);
 	tier_journal_free(&journal);
 	io_folder_let_go(&hold);
@@ -891,21 +897,22 @@ IOSHAPE_EXPORT int ioshape_tier_keep(struct ioshape_tier *tier, const char *path
 {
 	struct ioshape_tier_keep_options options;
 	struct base_error error = { 0 };
-	char *place;
+	char *copy_path;
 	int ret;
 
 	if (!tier)
-		return base_missing("save");
-	ret = tier_enter(tier, path, &place, &error);
+		return base_null_argument("save");
+	ret = tier_enter(tier, path, &copy_path, &error);
 	if (!ret)
 		ret = base_take_options(&options, sizeof(options), given,
 					"ioshape_tier_keep_options", &error);
 	if (!ret && options.reserved)
-		ret = base_refuse(&error, -EINVAL, "options.reserved is %u", options.reserved);
+		ret = base_fail_reason(&error, -EINVAL, "options.reserved is %u", options.reserved);
 	if (!ret)
-		ret = tier_keep(tier, place, options.keep_last, options.keep_every, false, &error);
-	free(place);
-	return base_leave(ret, "save", path, &error);
+		ret = tier_keep(tier, copy_path, options.keep_last, options.keep_every, false,
+				&error);
+	free(copy_path);
+	return base_return(ret, "save", path, &error);
 }
 
 /* ---- The nearest copy ------------------------------------------------------------------------ */
@@ -978,13 +985,13 @@ static int64_t age_there(const struct ioshape_tier *tier, const struct tier_entr
 	return time_ns;
 }
 
-static int find(const struct ioshape_tier *tier, const char *place, struct base_error *error)
+static int find(const struct ioshape_tier *tier, const char *copy_path, struct base_error *error)
 {
-	const char *destination = tier_destination(tier, place);
+	const char *destination = tier_destination(tier, copy_path);
 	struct tier_journal journal;
 	struct io_entry copy, there;
 	int64_t age;
-	int ret = tier_look(place, &copy, NULL, error);
+	int ret = tier_look(copy_path, &copy, NULL, error);
 
 	if (ret)
 		return ret;
@@ -994,30 +1001,30 @@ static int find(const struct ioshape_tier *tier, const char *place, struct base_
 	ret = tier_journal_read(tier, &journal, error);
 	if (ret)
 		return ret;
-	age = age_there(tier, tier_newest(&journal, place), destination, &copy, &there);
+	age = age_there(tier, tier_newest(&journal, copy_path), destination, &copy, &there);
 	tier_journal_free(&journal);
 	return there.modified_ns > age ? -ENOENT : 0;
 }
 
-IOSHAPE_EXPORT int ioshape_tier_find(struct ioshape_tier *tier, const char *path, char **place)
+IOSHAPE_EXPORT int ioshape_tier_find(struct ioshape_tier *tier, const char *path, char **copy_path)
 {
 	struct base_error error = { 0 };
 	char *found;
 	int ret;
 
-	if (!tier || !place)
-		return base_missing("load");
+	if (!tier || !copy_path)
+		return base_null_argument("load");
 	ret = tier_enter(tier, path, &found, &error);
 	if (!ret)
 		ret = find(tier, found, &error);
-	give(place, found, ret);
-	return ret == -ENOENT ? ret : base_leave(ret, "load", path, &error);
+	give(copy_path, found, ret);
+	return ret == -ENOENT ? ret : base_return(ret, "load", path, &error);
 }
 
 /* ---- Listing copies -------------------------------------------------------------------------- */
 
-/* State of the public list. The text of a row is the place, and the destination is the end of that
- * text. */
+/* State of the public list. The text of a row is the path of the copy, and the destination is the
+ * end of that text. */
 struct copy_list {
 	const struct ioshape_tier *tier;
 	struct ioshape_tier_copy *copies;
@@ -1031,19 +1038,19 @@ static int list_one(struct copy_list *listing, const struct tier_entry *entry,
 	struct ioshape_tier_copy *listed = &listing->copies[listing->count];
 	struct io_entry copy;
 	uint64_t bytes;
-	int ret = tier_look(entry->place, &copy, &bytes, error);
+	int ret = tier_look(entry->copy_path, &copy, &bytes, error);
 
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
 	*listed = (struct ioshape_tier_copy){
 		.path = tier_destination(listing->tier, listing->text),
-		.place = listing->text,
+		.copy_path = listing->text,
 		.bytes = bytes,
 		.saved_s = copy.modified,
 		.number = entry->drained ? 0 : entry->number,
 		.directory = copy.kind == IO_FOLDER,
 	};
-	listing->text = stpcpy(listing->text, entry->place) + 1;
+	listing->text = stpcpy(listing->text, entry->copy_path) + 1;
 	listing->count++;
 	return 0;
 }
@@ -1060,7 +1067,7 @@ static int list(const struct ioshape_tier *tier, struct ioshape_tier_copy **copi
 	if (ret)
 		return ret;
 	for (size_t i = 0; i < journal.count; i++)
-		bytes += sizeof(*listing.copies) + strlen(journal.all[i].place) + 1;
+		bytes += sizeof(*listing.copies) + strlen(journal.all[i].copy_path) + 1;
 	listing.copies = malloc(bytes);
 	if (!listing.copies)
 		ret = base_no_memory(error, "a list of copies", bytes);
@@ -1088,85 +1095,87 @@ IOSHAPE_EXPORT int ioshape_tier_list(struct ioshape_tier *tier, struct ioshape_t
 	int ret;
 
 	if (!tier || !copies || !count)
-		return base_missing("list");
+		return base_null_argument("list");
 	*copies = NULL;
 	*count = 0;
 	ret = save_enter(tier->context, &error);
 	if (!ret)
 		ret = list(tier, copies, count, &error);
-	return base_leave(ret, "list", tier->root.path, &error);
+	return base_return(ret, "list", tier->root.path, &error);
 }
 
 /* ---- Forgetting copies that can never be drained --------------------------------------------- */
 
-static bool waits(const struct tier_journal *journal, const char *place)
+static bool waits(const struct tier_journal *journal, const char *copy_path)
 {
-	const struct tier_entry *newest = tier_newest(journal, place);
+	const struct tier_entry *newest = tier_newest(journal, copy_path);
 
 	return newest && !newest->drained;
 }
 
 /* Removes the copy of a waiting entry, durably. A copy that came back after a power failure would
  * have no entry and look as if it had not been given up. */
-static int forget_copy(const struct ioshape_tier *tier, const char *place, uint64_t *bytes,
+static int forget_copy(const struct ioshape_tier *tier, const char *copy_path, uint64_t *bytes,
 		       struct base_error *error)
 {
 	struct io_entry copy;
-	int ret = tier_look(place, &copy, bytes, error);
+	int ret = tier_look(copy_path, &copy, bytes, error);
 
 	if (!ret)
-		ret = drop(place, &copy, true, error);
+		ret = drop(copy_path, &copy, true, error);
 	if (ret == -EBUSY || ret == -ESTALE)
-		base_refuse_with(error, ret, "try again after that has ended",
-				 "cannot forget \"%s\": it is being %s on the tier \"%s\"",
-				 tier_destination(tier, place), ret == -EBUSY ? "read" : "saved",
-				 tier->root.path);
+		base_fail_reason_with(error, ret, "try again after that has ended",
+				      "cannot forget \"%s\": it is being %s on the tier \"%s\"",
+				      tier_destination(tier, copy_path),
+				      ret == -EBUSY ? "read" : "saved", tier->root.path);
 	return ret == -ENOENT ? 0 : ret; /* -ENOENT: it was removed by hand */
 }
 
 /* Removes the copy and its entries. The caller holds the journal's lock. `given` may be a path
  * whose links have changed since it was kept. */
-static int forget_kept(const struct ioshape_tier *tier, const char *given, const char *place,
+static int forget_kept(const struct ioshape_tier *tier, const char *given, const char *copy_path,
 		       uint64_t *bytes, struct base_error *error)
 {
-	const char *kept = place;
+	const char *kept = copy_path;
 	struct tier_journal journal;
 	int ret = tier_journal_read(tier, &journal, error);
 
 	if (ret)
 		return ret;
 	for (size_t i = 0; i < journal.count; i++) {
-		if (!strcmp(journal.all[i].path, given) && waits(&journal, journal.all[i].place))
-			kept = journal.all[i].place;
+		if (!strcmp(journal.all[i].path, given) &&
+		    waits(&journal, journal.all[i].copy_path))
+			kept = journal.all[i].copy_path;
 	}
 	if (!waits(&journal, kept))
-		ret = base_refuse(error, -ENOENT, "no save for \"%s\" waits on the tier \"%s\"",
-				  tier_destination(tier, place), tier->root.path);
+		ret = base_fail_reason(error, -ENOENT,
+				       "no save for \"%s\" waits on the tier \"%s\"",
+				       tier_destination(tier, copy_path), tier->root.path);
 	if (!ret)
 		ret = forget_copy(tier, kept, bytes, error);
 	/* Entries before the newest go, too, because the newest one only supersedes them. */
 	for (size_t i = 0; i < journal.count && !ret; i++) {
-		if (!strcmp(journal.all[i].place, kept))
+		if (!strcmp(journal.all[i].copy_path, kept))
 			ret = tier_journal_change(tier, &journal.all[i], NULL, error);
 	}
 	tier_journal_free(&journal);
 	return ret;
 }
 
-static int forget(const struct ioshape_tier *tier, const char *given, const char *place,
+static int forget(const struct ioshape_tier *tier, const char *given, const char *copy_path,
 		  uint64_t *bytes, struct base_error *error)
 {
 	struct io_hold drain = IO_NO_HOLD, hold = IO_NO_HOLD;
 	int ret = tier_lock_drain(tier, &drain, error);
 
 	if (ret == -EBUSY)
-		base_refuse_with(error, ret, "end that drain, or try again after it has ended",
-				 "cannot forget \"%s\": a process is draining the tier \"%s\"",
-				 given, tier->root.path);
+		base_fail_reason_with(error, ret, "end that drain, or try again after it has ended",
+				      "cannot forget \"%s\": a process is draining the tier \"%s\"",
+				      given, tier->root.path);
 	if (!ret)
 		ret = tier_lock(tier, &hold, error);
 	if (!ret)
-		ret = forget_kept(tier, given, place, bytes, error);
+		ret = forget_kept(tier, given, copy_path, bytes, error);
 	io_folder_let_go(&hold);
 	io_folder_let_go(&drain);
 	return ret;
@@ -1176,16 +1185,16 @@ IOSHAPE_EXPORT int ioshape_tier_forget(struct ioshape_tier *tier, const char *pa
 {
 	struct base_error error = { 0 };
 	uint64_t of_copy = 0;
-	char *place;
+	char *copy_path;
 	int ret;
 
 	if (!tier)
-		return base_missing("forget");
-	ret = tier_enter(tier, path, &place, &error);
+		return base_null_argument("forget");
+	ret = tier_enter(tier, path, &copy_path, &error);
 	if (!ret)
-		ret = forget(tier, path, place, &of_copy, &error);
-	free(place);
+		ret = forget(tier, path, copy_path, &of_copy, &error);
+	free(copy_path);
 	if (bytes)
 		*bytes = ret ? 0 : of_copy;
-	return base_leave(ret, "forget", path, &error);
+	return base_return(ret, "forget", path, &error);
 }

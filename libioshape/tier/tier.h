@@ -12,7 +12,7 @@
  * No process follows them. A link appears atomically with its text, and its name changes
  * atomically. Numbers increase in the order of the saves.
  *
- * A copy is identified by its place, the path that it has on the tier. The destination is the end
+ * A copy is identified by its path on the tier. The destination is the end
  * of that path.
  */
 #ifndef TIER_TIER_H
@@ -32,10 +32,10 @@ struct ioshape_tier {
 	size_t files_bytes;
 };
 
-/* Returns the destination of a place: the end of its path. */
-static inline const char *tier_destination(const struct ioshape_tier *tier, const char *place)
+/* Returns the destination of a copy: the end of its path on the tier. */
+static inline const char *tier_destination(const struct ioshape_tier *tier, const char *copy_path)
 {
-	return place + tier->files_bytes;
+	return copy_path + tier->files_bytes;
 }
 
 /* Functions of the tier that groups call (nodes.c). */
@@ -52,8 +52,8 @@ struct tier_entry {
 	int64_t copy_ns, there_ns;
 	uint32_t keep_last;
 	uint64_t keep_every;
-	char *place;      /* path of the copy on the tier; owned */
-	const char *path; /* path of the destination: the end of `place` */
+	char *copy_path;  /* path of the copy on the tier; owned */
+	const char *path; /* path of the destination: the end of `copy_path` */
 };
 
 /* All entries of the journal. */
@@ -71,12 +71,12 @@ int tier_journal_read(const struct ioshape_tier *tier, struct tier_journal *jour
 void tier_journal_free(struct tier_journal *journal);
 
 /* Returns the newest entry of a copy, or NULL if there is none. */
-const struct tier_entry *tier_newest(const struct tier_journal *journal, const char *place);
+const struct tier_entry *tier_newest(const struct tier_journal *journal, const char *copy_path);
 /* Returns whether an entry is the newest of its copy. */
 static inline bool tier_is_newest(const struct tier_journal *journal,
 				  const struct tier_entry *entry)
 {
-	return tier_newest(journal, entry->place) == entry;
+	return tier_newest(journal, entry->copy_path) == entry;
 }
 
 /* Changes an entry to `now`, durably, or removes it if `now` is NULL. */
@@ -85,9 +85,9 @@ int tier_journal_change(const struct ioshape_tier *tier, const struct tier_entry
 
 /* ---- Copies (tier.c) ------------------------------------------------------------------------- */
 
-/* Begins a call with a path and returns the place of its copy, which the caller frees. The
+/* Begins a call with a path and returns the path of its copy, which the caller frees. The
  * destination is made absolute, and its links are resolved as far as the path exists. */
-int tier_enter(const struct ioshape_tier *tier, const char *path, char **place,
+int tier_enter(const struct ioshape_tier *tier, const char *path, char **copy_path,
 	       struct base_error *error);
 
 /* Fails with -EPERM if a link of another user leads to the destination. Names that do not exist yet
@@ -96,20 +96,21 @@ int tier_check_links(const char *destination, struct base_error *error);
 
 /* Looks up a copy and adds up its bytes unless `bytes` is NULL; for a directory with everything in
  * it. Returns -ENOENT without an error message if there is no copy. */
-int tier_look(const char *place, struct io_entry *copy, uint64_t *bytes, struct base_error *error);
+int tier_look(const char *copy_path, struct io_entry *copy, uint64_t *bytes,
+	      struct base_error *error);
 
 /* Records durably that the copy waits to be drained. With `once`, does nothing if it is already
  * recorded. */
-int tier_keep(const struct ioshape_tier *tier, const char *place, uint32_t keep_last,
+int tier_keep(const struct ioshape_tier *tier, const char *copy_path, uint32_t keep_last,
 	      uint64_t keep_every, bool once, struct base_error *error);
 
 /* Converts a time of the tier's clock to the clock of the destination's filesystem. */
 int tier_clock_there(const struct ioshape_tier *tier, const char *destination, int64_t time_ns,
 		     int64_t *there_ns, struct base_error *error);
 
-/* Frees `bytes` bytes of space, and creates the directory of the place. */
-int tier_prepare_place(const struct ioshape_tier *tier, const char *place, uint64_t bytes,
-		       struct base_error *error);
+/* Frees `bytes` bytes of space, and creates the directory of the copy. */
+int tier_prepare(const struct ioshape_tier *tier, const char *copy_path, uint64_t bytes,
+		 struct base_error *error);
 
 /* Removes the copy of a drained entry, if it is still the copy that was drained, and the entry.
  * Removes nothing while a process reads the copy. The caller holds the journal's lock. *bytes

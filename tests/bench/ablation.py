@@ -85,13 +85,13 @@ MECHANISMS = (
     Mechanism(
         "places on targets",
         (),
-        {"anywhere": without("places")},
+        {"anywhere": without("target groups")},
         ("storm_hdd1",),
     ),
     Mechanism(
         "lent memory",
         ("libioshape/io/lend.c",),
-        {"a copy": without("lending")},
+        {"a copy": without("borrowing")},
         ("node",),
     ),
     Mechanism(
@@ -109,7 +109,7 @@ MECHANISMS = (
     Mechanism(
         "reading ahead while objects are made",
         (),
-        {"when asked": without("expecting")},
+        {"when asked": without("prefetching")},
         ("load_cold",),
     ),
     Mechanism(

@@ -90,7 +90,7 @@ class Job:
         self.way = way
         self.members: list[Member] = []
         for rank in range(count):
-            place = bench_members.Place(rank, count, 0, 1, token, n_bytes, folder / name)
+            place = bench_members.RankSetup(rank, count, 0, 1, token, n_bytes, folder / name)
             self.members.append(crowd.start(f"{name} {rank}", bench_members.rank(place)))
         (folder / name / way).mkdir(parents=True)
 

@@ -85,18 +85,18 @@ def _copy(path: Path, n_bytes: int, variables: dict[str, str]) -> None:
 
 def _by_program(
     is_preloaded: bool,
-) -> Callable[[members.State, members.Place, members.Order], members.Saved]:
-    def save(state: members.State, place: members.Place, order: members.Order) -> members.Saved:
+) -> Callable[[members.State, members.RankSetup, members.Order], members.Saved]:
+    def save(state: members.State, setup: members.RankSetup, order: members.Order) -> members.Saved:
         del state
-        path = place.folder / order.way / f"step-{order.step}-rank-{place.rank:05d}.pt"
-        if place.rank % 2:
+        path = setup.folder / order.way / f"step-{order.step}-rank-{setup.rank:05d}.pt"
+        if setup.rank % 2:
             saver = _saver(is_preloaded)
             begin = now_ns()
-            saver.save(path, place.n_bytes)
+            saver.save(path, setup.n_bytes)
         else:
-            _source(place.n_bytes)
+            _source(setup.n_bytes)
             begin = now_ns()
-            _copy(path, place.n_bytes, PRELOAD if is_preloaded else {})
+            _copy(path, setup.n_bytes, PRELOAD if is_preloaded else {})
         end = now_ns()
         return members.Saved(begin, end, end, None, [("write", begin, end)])
 

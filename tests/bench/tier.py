@@ -59,12 +59,12 @@ def near_samples(setting: Setting) -> Samples:
         setting.settle()
         near.mkdir()
         opened.append(Tier(Context(), str(near)))
-        opened[0].place(path, 0)  # makes the directories, which stay for all saves
+        opened[0].path_for(path, 0)  # makes the directories, which stay for all saves
 
     def save() -> Sample:
         (tier,) = opened
         begin = time.perf_counter()
-        ioshape.save(state, tier.place(path, setting.size))
+        ioshape.save(state, tier.path_for(path, setting.size))
         tier.keep(path)
         return Sample(time.perf_counter() - begin, setting.size)
 

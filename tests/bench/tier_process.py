@@ -68,7 +68,7 @@ class Near:
         self.tier = Tier(Context(), str(folder))
 
     def save(self, state: State, path: Path) -> None:
-        place = self.tier.place(str(path), state["weight"].nbytes)
+        place = self.tier.path_for(str(path), state["weight"].nbytes)
         ioshape.save(state, place)
         self.tier.keep(str(path))
 

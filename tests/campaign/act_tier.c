@@ -98,18 +98,18 @@ static const char *path_of(const struct variant *variant)
 
 static int save_near(bool folder, const char *path, enum content content)
 {
-	char *place;
-	int ret = harm_heed(ioshape_tier_place(tier, path, archive_bytes[content], &place));
+	char *copy_path;
+	int ret = harm_heed(ioshape_tier_path(tier, path, archive_bytes[content], &copy_path));
 
 	if (ret)
 		return ret;
 	if (folder) {
-		*strrchr(place, '/') = 0;
-		ret = save_step(place, content);
+		*strrchr(copy_path, '/') = 0;
+		ret = save_step(copy_path, content);
 	} else {
-		ret = harm_heed(sample_save(context, place, &samples[content], NULL));
+		ret = harm_heed(sample_save(context, copy_path, &samples[content], NULL));
 	}
-	ioshape_free(place);
+	ioshape_free(copy_path);
 	return ret ? ret : harm_heed(ioshape_tier_keep(tier, path, NULL));
 }
 
@@ -135,7 +135,7 @@ static int look_around(const struct act *act, unsigned rank)
 {
 	struct ioshape_tier_copy *copies;
 	size_t count = 0;
-	char *place;
+	char *copy_path;
 	int ret = open_all(false, 0);
 
 	(void)rank;
@@ -147,16 +147,16 @@ static int look_around(const struct act *act, unsigned rank)
 			ret = harm_wrong("%zu copies are listed", count);
 	}
 	if (!ret) {
-		ret = harm_heed(ioshape_tier_find(tier, path_of(act->variant), &place));
-		ioshape_free(place);
+		ret = harm_heed(ioshape_tier_find(tier, path_of(act->variant), &copy_path));
+		ioshape_free(copy_path);
 	}
 	if (!ret) {
-		ret = ioshape_tier_find(tier, NOTHING, &place);
+		ret = ioshape_tier_find(tier, NOTHING, &copy_path);
 		if (!ret)
 			ret = harm_wrong("a copy of nothing is found");
 		else
 			ret = ret == -ENOENT ? 0 : harm_heed(ret);
-		ioshape_free(place);
+		ioshape_free(copy_path);
 	}
 	return close_all(ret);
 }

@@ -69,7 +69,7 @@ def watch(child: int, heard: int, shared: Shared) -> tuple[list[str], str]:
     return text.decode().splitlines(), death if status else ""
 
 
-def run(seed: int, sound: list[Base], folder: Path, work: Path) -> Trial:
+def run(seed: int, valid: list[Base], folder: Path, work: Path) -> Trial:
     """Try the files in one process. When it dies, another one continues after that file."""
     from .files_process import FILES, Shared, file_of, try_all  # noqa: PLC0415
     from .files_tried import WAYS  # noqa: PLC0415
@@ -79,7 +79,7 @@ def run(seed: int, sound: list[Base], folder: Path, work: Path) -> Trial:
     worst = {"bad_seconds_max": 0.0, "bad_mib_max": 0.0}
 
     def finding(index: int, way: str, sentence: str) -> None:
-        file = file_of(seed, index, sound)
+        file = file_of(seed, index, valid)
         keep = work / f"seed-{seed}-file-{index}.pt"
         keep.write_bytes(file.data)
         findings.append(f"{way} of {file.how} of {file.of}: {sentence}; the file is {keep}")
@@ -87,7 +87,7 @@ def run(seed: int, sound: list[Base], folder: Path, work: Path) -> Trial:
     while first < FILES:
         shared = Shared()
         start = first
-        child = in_child(lambda say: try_all(seed, start, sound, shared, folder, say))  # noqa: B023
+        child = in_child(lambda say: try_all(seed, start, valid, shared, folder, say))  # noqa: B023
         lines, death = watch(*child, shared)
         for line in lines:
             index, way, sentence, is_silent = json.loads(line)
@@ -97,7 +97,7 @@ def run(seed: int, sound: list[Base], folder: Path, work: Path) -> Trial:
         worst["bad_seconds_max"] = max(worst["bad_seconds_max"], round(seconds, 2))
         worst["bad_mib_max"] = max(worst["bad_mib_max"], round(mib, 1))
         if first < 0:
-            raise RuntimeError("files: not even the sound file could be tried")
+            raise RuntimeError("files: not even the valid file could be tried")
         if death:
             finding(first, list(WAYS)[number], death)
             first += 1
@@ -117,6 +117,6 @@ def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
 
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         folder = Path(name)
-        sound = bases(folder)
+        valid = bases(folder)
         connect(folder)
-        yield lambda seed: run(seed, sound, folder, work)
+        yield lambda seed: run(seed, valid, folder, work)

@@ -88,7 +88,7 @@ def description(path: Path, rng: Random, refused: Refused, _silent: Silent) -> N
 
 
 @functools.cache
-def _sound_safetensors(path: Path) -> bytes:
+def _valid_safetensors(path: Path) -> bytes:
     save_file({f"layer.{i}": torch.ones(3) for i in range(12)}, path)
     return path.read_bytes()
 
@@ -96,7 +96,7 @@ def _sound_safetensors(path: Path) -> bytes:
 def header(path: Path, rng: Random, refused: Refused, _silent: Silent) -> None:
     """Try a safetensors file with a damaged header."""
     tried = path.with_name("tried.safetensors")
-    data = _sound_safetensors(tried)
+    data = _valid_safetensors(tried)
     length = 8 + int.from_bytes(data[:8], "little")
     text = rng.choice(TEXT)(rng, data[:length], [data[:length]])
     tried.write_bytes(text + data[length:])

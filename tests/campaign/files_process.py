@@ -41,8 +41,8 @@ class Shared:
         return index, way, seconds, mib
 
 
-def file_of(seed: int, index: int, sound: list[Base]) -> Damaged:
-    return damaged(Random(f"{seed}/{index}"), sound)
+def file_of(seed: int, index: int, valid: list[Base]) -> Damaged:
+    return damaged(Random(f"{seed}/{index}"), valid)
 
 
 def peak_mib() -> float:
@@ -72,20 +72,20 @@ def try_file(
 
 
 def try_all(
-    seed: int, first: int, sound: list[Base], shared: Shared, folder: Path, say: int
+    seed: int, first: int, valid: list[Base], shared: Shared, folder: Path, say: int
 ) -> None:
     """Try all files in the child. Each finding is a line of JSON for the parent."""
     warnings.simplefilter("ignore")
     path = folder / "file.pt"
-    path.write_bytes(sound[0].data)
-    warm = Damaged("", "", sound[0].data, sound[0].data, [sound[0].means])
+    path.write_bytes(valid[0].data)
+    warm = Damaged("", "", valid[0].data, valid[0].data, [valid[0].means])
     for way in WAYS.values():
         way(path, warm)
     gc.collect()
     limit_memory()
     worst = [0.0, 0.0]
     for index in range(first, FILES):
-        file = file_of(seed, index, sound)
+        file = file_of(seed, index, valid)
         path.write_bytes(file.data)
         for number, (name, way) in enumerate(WAYS.items()):
             shared.set(index, number, *worst)

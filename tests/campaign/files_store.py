@@ -73,7 +73,7 @@ def _list() -> bytes:
     )
 
 
-def _sound(method: str, key: str, query: Mapping[str, Any], part: str) -> hostile_store.Answer:
+def _valid(method: str, key: str, query: Mapping[str, Any], part: str) -> hostile_store.Answer:
     if "list-type" in query:
         return 200, {}, _list()
     data = _OBJECTS.get(key)
@@ -127,7 +127,7 @@ class _Store:
         if bucket == BUCKET:
             asked = request.headers.get("Range", b"")
             part = asked.decode() if isinstance(asked, bytes) else asked
-            status, headers, body = self._damaged(*_sound(request.method, key, query, part))
+            status, headers, body = self._damaged(*_valid(request.method, key, query, part))
         else:
             status, headers, body = hostile_store.answer(
                 bucket, request.method, key, query, _hostile_listings()

@@ -48,7 +48,7 @@ class Damaged:
     how: str
     data: bytes
     #: Bytes of the base; of a deliberate change, its own bytes.
-    sound: bytes
+    valid: bytes
     #: Allowed results of a load; None: any, because the checksums are correct.
     means: list[Any] | None
     #: Whether torch may unpickle it: its pickle is valid, or its checksum is wrong.
@@ -106,8 +106,8 @@ def packed(base: Base) -> Base:
     return Base(f"{base.name}, compressed", stream.getvalue(), base.means)
 
 
-def damaged(rng: Random, sound: list[Base]) -> Damaged:
-    base = rng.choice(sound)
+def damaged(rng: Random, valid: list[Base]) -> Damaged:
+    base = rng.choice(valid)
     chance = rng.random()
     if chance < 0.005:
         name = rng.choice(list(PICKLES))
@@ -122,7 +122,7 @@ def damaged(rng: Random, sound: list[Base]) -> Damaged:
         load = make is not with_other_pickle
         return Damaged(base.name, make.__name__, data, data, None, load)
     how = rng.choice(BLIND)
-    other = rng.choice(sound)
+    other = rng.choice(valid)
     data = how(rng, base.data, [other.data])
     return Damaged(base.name, how.__name__, data, base.data, [base.means, other.means])
 
@@ -169,7 +169,7 @@ def extract(path: Path, file: Damaged) -> None:
     folder, output = path.with_name("checkpoints"), path.with_name("extracted.pt")
     shutil.rmtree(folder, ignore_errors=True)
     output.unlink(missing_ok=True)
-    write_part(folder, file.sound)
+    write_part(folder, file.valid)
     (folder / "step-0000000007/rank-00000.pt").write_bytes(file.data)
     sys.argv = ["ioshape", "extract", str(folder), "--rank", "0", "-o", str(output)]
     with (
@@ -182,7 +182,7 @@ def extract(path: Path, file: Damaged) -> None:
             status: object = 0
         except SystemExit as end:
             status = end.code
-    if not status and output.read_bytes() != file.sound:
+    if not status and output.read_bytes() != file.valid:
         raise Silent("is extracted, and is not what the manifest says")
     if status not in (None, 0, 1):
         raise Wrong(f"ends extract with {status}")
@@ -207,7 +207,7 @@ def checkpoint(path: Path, file: Damaged) -> None:
         write_checkpoint(folder, rng.choice([*MANIFESTS]))
         read_checkpoints(folder)
         return
-    write_part(folder, file.sound)
+    write_part(folder, file.valid)
     expected = ioshape.checkpoints(folder)[0].shards()
     manifest = folder / "step-0000000007/manifest.json"
     text = manifest.read_bytes()

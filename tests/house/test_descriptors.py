@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Calls that return a descriptor. Members of structs with these names do not match.
 GIVES = re.compile(r"(?<![\w>.])(?:open|openat|socket|accept4|eventfd|memfd_create|dup)\(")
-MOVES = re.compile(r"(?:base_own|base_above_streams)\(\s*$")
+MOVES = re.compile(r"(?:base_register_fd|base_above_streams)\(\s*$")
 NOT_CODE = re.compile(r"/\*.*?\*/|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 #: Exceptions. A new file is not moved in the same expression, because it must be removed if no
 #: number is left. The other `open` is a variable.
@@ -38,9 +38,9 @@ def test_every_descriptor_of_the_library_is_above_those_of_the_streams() -> None
     ("source", "calls"),
     [
         ("fd = open(path, O_RDONLY);", ["open("]),
-        ("fd = base_own(open(path, O_RDONLY));", []),
+        ("fd = base_register_fd(open(path, O_RDONLY));", []),
         ("fd = base_above_streams(\n\t\tsocket(AF_UNIX, SOCK_STREAM, 0));", []),
-        ("fd = base_own(x); fd = dup(fd);", ["dup("]),
+        ("fd = base_register_fd(x); fd = dup(fd);", ["dup("]),
         ('ret = ops->open(&engine); /* as open() does */ say("openat(");', []),
     ],
 )

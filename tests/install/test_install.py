@@ -161,7 +161,7 @@ int main(int argc, char **argv)
 
     if (argc != 2 || ioshape_context_open(&context, NULL) ||
         ioshape_tier_open(context, argv[1], NULL, &tier) ||
-        ioshape_tier_place(tier, "/somewhere/file", 0, &place))
+        ioshape_tier_path(tier, "/somewhere/file", 0, &place))
         return 1;
     puts(place);
     ioshape_free(place);

@@ -295,8 +295,8 @@ def test_descriptions_are_read_as_pickle_reads_them(
     listed = {item.name: item for item in contents.items(str(tmp_path))}
     assert listed["tensor.1"].dtype == "bfloat16"
     assert listed["tensor.1"].shape == tuple(size)
-    assert [part.n_bytes for part in listed["tensor.0"].parts] == [9, 1 << 40]
-    assert listed["tensor.0"].parts[1].is_transformed
+    assert [part.n_bytes for part in listed["tensor.0"].chunks] == [9, 1 << 40]
+    assert listed["tensor.0"].chunks[1].is_transformed
 
 
 def test_what_is_named_metadata_and_is_no_file_is_refused(tmp_path: Path) -> None:

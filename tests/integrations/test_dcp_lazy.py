@@ -40,13 +40,13 @@ def _left_clean() -> Iterator[None]:
 @pytest.fixture
 def leisure(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Stop background copies until the event is set."""
-    begin, copy = threading.Event(), staging._Later._copy_at_leisure
+    begin, copy = threading.Event(), staging._Later._copy_in_background
 
     def copy_later(self: Any) -> None:
         begin.wait(60)
         copy(self)
 
-    monkeypatch.setattr(staging._Later, "_copy_at_leisure", copy_later)
+    monkeypatch.setattr(staging._Later, "_copy_in_background", copy_later)
     return begin
 
 

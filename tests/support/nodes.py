@@ -106,7 +106,7 @@ class Networks:
         """Disconnect a node from the switch."""
         self._in(self._switch, "ip", "link", "set", f"port{node}", "down")
 
-    def mend(self, node: int) -> None:
+    def reconnect(self, node: int) -> None:
         """Connect a node to the switch again."""
         self._in(self._switch, "ip", "link", "set", f"port{node}", "up")
 

@@ -25,7 +25,7 @@ class Saver:
     def save(self, name: str, content: bytes = b"saved") -> Path:
         """Save a file on the tier. Return its destination."""
         path = self.slow / name
-        with ioshape.open(self.tier.place(str(path), len(content)), "wb") as file:
+        with ioshape.open(self.tier.path_for(str(path), len(content)), "wb") as file:
             file.write(content)
         self.tier.keep(str(path))
         return path
@@ -33,7 +33,7 @@ class Saver:
     def save_group(self, step: int) -> Path:
         """Save a checkpoint of a group on the tier. Return its destination."""
         path = self.slow / f"step-{step:010d}"
-        folder = Path(self.tier.place(str(path), 0)).parent
+        folder = Path(self.tier.path_for(str(path), 0)).parent
         ioshape.save_group({"step": step}, folder, step=step)
         self.tier.keep(str(path))
         return path
@@ -60,7 +60,7 @@ def undrained(fast: Path) -> Iterator[IO[str]]:
         yield lock
 
 
-def place_of(fast: Path, path: Path) -> Path:
+def canonical(fast: Path, path: Path) -> Path:
     """Return the path of the copy on the tier."""
     return fast / f"ioshape-{os.geteuid()}" / "files" / str(path)[1:]
 

@@ -51,8 +51,8 @@ def try_two_files(
 
     The valid file is skipped, too.
     """
-    sound = [Base("sound", hostile.sound(), None)]
-    second = files_process.file_of(1, 1, sound)
+    valid = [Base("valid", hostile.valid(), None)]
+    second = files_process.file_of(1, 1, valid)
 
     def try_second(path: Path, file: Damaged) -> None:
         if file == second:
@@ -62,7 +62,7 @@ def try_two_files(
     monkeypatch.setattr(files_process, "WAYS", {"way": try_second})
     monkeypatch.setattr(files_tried, "WAYS", {"way": try_second})
     monkeypatch.setattr(files, "HANGS_S", 10.0)
-    return files.run(1, sound, folder, folder)
+    return files.run(1, valid, folder, folder)
 
 
 @pytest.mark.parametrize("way", [kill, burn, hang, take_memory, sees_nothing])

@@ -119,7 +119,7 @@ from ioshape._core.context import Context
 from ioshape._tier.tier import Tier
 path = "{folder}/model.bin"
 tier = Tier(Context(), "{near}")
-with ioshape.open(tier.place(path, 5), "wb") as file:
+with ioshape.open(tier.path_for(path, 5), "wb") as file:
     file.write(b"saved")
 tier.keep(path)
 Path("{folder}/is-safe").touch()

@@ -28,8 +28,8 @@ from ioshape._cli.output import (
     human_seconds,
     human_size,
     json_option,
-    note,
     plural,
+    remark,
     say,
     say_json,
     size_option,
@@ -85,7 +85,7 @@ def _measure(
 
     total = all_ranks * n_bytes * (rounds + 1) * len(ways)
     with _scratch(parent) as folder:
-        note(
+        remark(
             f"ioshape: {who_saves(tenants, n_ranks, n_bytes)} to {folder}, about "
             f"{human_size(total)} in total; the folder is removed at the end"
         )
@@ -192,7 +192,7 @@ def _scratch(parent: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
             time.sleep(0.01)
         if folder.exists():
-            note(f"ioshape: cannot remove {folder}; remove it by hand")
+            remark(f"ioshape: cannot remove {folder}; remove it by hand")
 
 
 @contextmanager
@@ -325,18 +325,18 @@ def _sentences(storm: Storm) -> list[str]:
         if ratios.reads_p99:
             parts.append(f"99 % of a neighbour's reads {ratios.reads_p99:.2f} times")
         sentences.append(f"{WAYS[way]} compared with {WAYS[first]}: {', '.join(parts)}.")
-    return sentences + _notes(storm)
+    return sentences + _downgrades(storm)
 
 
-def _notes(storm: Storm) -> list[str]:
-    notes = {
+def _downgrades(storm: Storm) -> list[str]:
+    found = {
         f"Note, {WAYS[way]}: {fallback}."
         for way, summary in storm.summaries.items()
         for rank in summary.typical.ranks
         if rank.report
         for fallback in rank.report["downgrades"]
     }
-    return sorted(notes)
+    return sorted(found)
 
 
 def _ways_of_tenants(ways: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -573,5 +573,5 @@ def command(
     else:
         _say_what(storm, parent)
         Verdict.of(storm).show()
-        for sentence in _notes(storm):
+        for sentence in _downgrades(storm):
             say(sentence)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: delay of a round's begin, so that all ranks have received the order by then
 _AHEAD_NS = 60_000_000
 #: pause in which a disk completes its work for removed files
-_SETTLE_S = 0.3
+_QUIET_S = 0.3
 _ALONE_S = 2.0
 _READY_TIMEOUT_S = 300.0
 _SAVE_TIMEOUT_S = 3600.0
@@ -254,11 +254,11 @@ class Storm:
         for rank in range(plan.ranks):
             number = job * plan.ranks + rank
             node = number * plan.nodes // plan.all_ranks
-            place = members.Place(
+            setup = members.RankSetup(
                 *(rank, plan.ranks, node, nodes, token, plan.n_bytes, folder),
                 one_of_several=plan.tenants > 1,
             )
-            self._ranks.append(self._start_at(node, plan.name_of(number), members.rank(place)))
+            self._ranks.append(self._start_at(node, plan.name_of(number), members.rank(setup)))
 
     def _start_at(self, node: int, name: str, work: Callable[[Connection], None]) -> Member:
         def work_there(connection: Connection) -> None:
@@ -271,7 +271,7 @@ class Storm:
         """Run all rounds and fill `summaries`."""
         plan = self.plan
         self.tell("neighbours alone")
-        self._settle()
+        self._wait_until_quiet()
         self._begin_neighbours()
         self._crowd.rest(by_the_clock(_ALONE_S))
         self.alone = self._end_neighbours()
@@ -286,7 +286,7 @@ class Storm:
                 self.summaries[way].rounds.append(self._round(way))
 
     def _round(self, way: str) -> Round:
-        self._settle()
+        self._wait_until_quiet()
         self._begin_neighbours()
         found = self.save_once(way)
         end_ns = max(rank.end_ns for rank in found.ranks)
@@ -316,7 +316,7 @@ class Storm:
         answers = self._crowd.ask(self._neighbours, _READY_TIMEOUT_S, "end")
         return [one for operations in answers for one in operations]
 
-    def _settle(self) -> None:
+    def _wait_until_quiet(self) -> None:
         """Wait until the storage has completed earlier work."""
         members.sync_filesystem(self._folder)
-        self._crowd.rest(_SETTLE_S)
+        self._crowd.rest(_QUIET_S)

@@ -251,7 +251,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankSetup:
     """The position of a rank in its job, and the parameters of its saves."""
 
     rank: int
@@ -306,61 +306,61 @@ def _filled(shape: tuple[int, ...], values: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def rank(place: Place) -> Callable[[Connection], None]:
+def rank(setup: RankSetup) -> Callable[[Connection], None]:
     """Return the work of a process that is a rank of a job."""
 
     def work(connection: Connection) -> None:
-        _become(place)
-        torch.manual_seed(place.rank)
-        state = make_state(place.n_bytes)
+        _become(setup)
+        torch.manual_seed(setup.rank)
+        state = make_state(setup.n_bytes)
         connection.send("ready")
         while True:
             order: Order = connection.recv()
             context.live = _context(_COORDINATORS.get(order.way))
             time.sleep(by_the_clock(max(0, order.at_ns - now_ns()) / 1e9))
             cpu_s = time.process_time()
-            saved = WAYS[order.way](state, place, order)
+            saved = WAYS[order.way](state, setup, order)
             saved.cpu_s = time.process_time() - cpu_s
             connection.send(saved)
 
     return work
 
 
-def _become(place: Place) -> None:
+def _become(setup: RankSetup) -> None:
     """Set up this process as a launcher would have started the rank."""
-    if place.ranks > 1:
+    if setup.ranks > 1:
         torch.set_num_threads(1)
     for name in list(os.environ):
         if name.startswith(_LAUNCHERS) or name in ("MASTER_ADDR", "MASTER_PORT", *_FALSIFYING):
             del os.environ[name]
-    ranks_of_a_node = place.ranks // place.nodes
+    ranks_of_a_node = setup.ranks // setup.nodes
     os.environ.update(
-        RANK=str(place.rank),
-        WORLD_SIZE=str(place.ranks),
-        LOCAL_RANK=str(place.rank % ranks_of_a_node),
+        RANK=str(setup.rank),
+        WORLD_SIZE=str(setup.ranks),
+        LOCAL_RANK=str(setup.rank % ranks_of_a_node),
         LOCAL_WORLD_SIZE=str(ranks_of_a_node),
-        TORCHELASTIC_RUN_ID=place.token,
+        TORCHELASTIC_RUN_ID=setup.token,
         IOSHAPE_EXAMINE="off",  # every save has an unchanged state
     )
     # Waits for slots are part of the result. Log lines about them would hide it.
     logging.getLogger("ioshape").addHandler(logging.NullHandler())
-    if place.one_of_several:
+    if setup.one_of_several:
         # All jobs inherit the variables of a batch system. IOSHAPE_JOB overrides them.
-        os.environ["IOSHAPE_JOB"] = place.token
-    if place.nodes > 1:
-        os.environ["IOSHAPE_TEST_NODE"] = f"node-{place.node}"
+        os.environ["IOSHAPE_JOB"] = setup.token
+    if setup.nodes > 1:
+        os.environ["IOSHAPE_TEST_NODE"] = f"node-{setup.node}"
     # The default staging memory assumes a usual number of ranks per host. There may be more here.
     if not os.environ.get("IOSHAPE_STAGING_BYTES"):
-        ioshape.configure(staging_bytes=2 * place.n_bytes + _DEFAULT_STAGING_BYTES)
+        ioshape.configure(staging_bytes=2 * setup.n_bytes + _DEFAULT_STAGING_BYTES)
 
 
-def _file(place: Place, order: Order) -> Path:
-    return place.folder / order.way / f"step-{order.step}-rank-{place.rank:05d}.pt"
+def _file(setup: RankSetup, order: Order) -> Path:
+    return setup.folder / order.way / f"step-{order.step}-rank-{setup.rank:05d}.pt"
 
 
-def _by_torch(sync: bool) -> Callable[[State, Place, Order], Saved]:
-    def save(state: State, place: Place, order: Order) -> Saved:
-        path = _file(place, order)
+def _by_torch(sync: bool) -> Callable[[State, RankSetup, Order], Saved]:
+    def save(state: State, setup: RankSetup, order: Order) -> Saved:
+        path = _file(setup, order)
         begin = now_ns()
         original.save(state, path)
         written = now_ns()
@@ -373,9 +373,9 @@ def _by_torch(sync: bool) -> Callable[[State, Place, Order], Saved]:
     return save
 
 
-def _by_save(state: State, place: Place, order: Order) -> Saved:
+def _by_save(state: State, setup: RankSetup, order: Order) -> Saved:
     begin = now_ns()
-    report = ioshape.save(state, _file(place, order), durable=True)
+    report = ioshape.save(state, _file(setup, order), durable=True)
     end = now_ns()
     return Saved(begin, end, end, _told(report))
 
@@ -386,18 +386,18 @@ def _context(coordinator: str | None) -> context.Context:
     return context.Context(coordinator=coordinator)
 
 
-def _by_save_async(state: State, place: Place, order: Order) -> Saved:
+def _by_save_async(state: State, setup: RankSetup, order: Order) -> Saved:
     begin = now_ns()
-    handle = ioshape.save_async(state, _file(place, order), durable=True)
+    handle = ioshape.save_async(state, _file(setup, order), durable=True)
     returned = now_ns()
     report = handle.result()
     return Saved(begin, returned, now_ns(), _told(report))
 
 
-def _by_group(mode: str) -> Callable[[State, Place, Order], Saved]:
-    def save(state: State, place: Place, order: Order) -> Saved:
+def _by_group(mode: str) -> Callable[[State, RankSetup, Order], Saved]:
+    def save(state: State, setup: RankSetup, order: Order) -> Saved:
         begin = now_ns()
-        report = ioshape.save_group(state, place.folder / order.way, order.step, mode=mode)
+        report = ioshape.save_group(state, setup.folder / order.way, order.step, mode=mode)
         end = now_ns()
         return Saved(begin, end, end, _told(report))
 
@@ -419,12 +419,12 @@ def _told(report: Report) -> dict[str, Any]:
 _writers: list[Writer] = []
 
 
-def _by_ceiling(_state: State, place: Place, order: Order) -> Saved:
-    path = _file(place, order)
+def _by_ceiling(_state: State, setup: RankSetup, order: Order) -> Saved:
+    path = _file(setup, order)
     if not _writers:
-        _writers.append(_fastest_writer(path, place.n_bytes))
+        _writers.append(_fastest_writer(path, setup.n_bytes))
     begin = now_ns()
-    end = begin + round(_writers[0].write(path, place.n_bytes) * 1e9)  # without preallocation
+    end = begin + round(_writers[0].write(path, setup.n_bytes) * 1e9)  # without preallocation
     return Saved(begin, end, end, None, [("write", begin, end)])
 
 

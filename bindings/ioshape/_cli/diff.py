@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ioshape._cli.output import Table, columns, json_option, note, plural, say, say_json
+from ioshape._cli.output import Table, columns, json_option, plural, remark, say, say_json
 from ioshape._cli.paths import reason
 from ioshape._group.kinds import CHECKPOINT
 from ioshape._load.compare import Comparison, Difference
@@ -52,11 +52,11 @@ def _files(path: str, keep: ExitStack) -> dict[str, _File]:
 
     if is_checkpoint(path):
         return {
-            f"{item.name}[{number}]: " if len(item.parts) > 1 else f"{item.name}: ": _file(
-                str(Path(path) / part.file), (part.offset, part.n_bytes)
+            f"{item.name}[{number}]: " if len(item.chunks) > 1 else f"{item.name}: ": _file(
+                str(Path(path) / chunk.file), (chunk.offset, chunk.n_bytes)
             )
             for item in items(path)
-            for number, part in enumerate(item.parts)
+            for number, chunk in enumerate(item.chunks)
         }
     if not Path(path).is_dir():
         return {"": _file(path)}
@@ -183,10 +183,10 @@ def command(a: str, b: str, exact: bool, as_json: bool) -> int:
             else:
                 found.append(each)
     except OSError as error:
-        note(f"ioshape: {reason(str(error.filename or a), error)}")
+        remark(f"ioshape: {reason(str(error.filename or a), error)}")
         return _TROUBLE
     except ImportError:
-        note('ioshape: cannot compare elements: torch is not installed; "pip install torch"')
+        remark('ioshape: cannot compare elements: torch is not installed; "pip install torch"')
         return _TROUBLE
     found.sort(key=_size_of_change)
     if as_json:

@@ -189,14 +189,14 @@ def look(
     from ioshape import job  # noqa: PLC0415
     from ioshape._probe import probe  # noqa: PLC0415
 
-    place = job()
-    ranks = ranks or place.world_size
-    files = _files(ranks, place.local_world_size)
+    this_job = job()
+    ranks = ranks or this_job.world_size
+    files = _files(ranks, this_job.local_world_size)
     storage = probe(path, nbytes=n_bytes, files=files if ranks > 1 else 0)
     return Facts(
         storage=storage,
         folder=look_at_folder(storage),
-        host=look_at_host(place.local_world_size),
+        host=look_at_host(this_job.local_world_size),
         coordination=look_at_coordination(storage, coordinator),
         installation=look_at_installation(),
         tier=look_at_tier(storage, path),
@@ -363,8 +363,8 @@ def look_at_tier(storage: Storage, asked: str) -> Near | None:
     if not folder:
         return None
     # If an administrator has created the user's folder, only that one must be writable.
-    places = (folder, own_folder(folder))
-    writable = any(os.access(one, os.W_OK | os.X_OK, effective_ids=True) for one in places)
+    folders = (folder, own_folder(folder))
+    writable = any(os.access(one, os.W_OK | os.X_OK, effective_ids=True) for one in folders)
     if not writable or other_owner(folder) is not None:
         return Near(folder, usable=False)
     return _look_at_copies(folder, None if itself else storage)

@@ -43,7 +43,7 @@ class Row(NamedTuple):
     id: str
     severity: Severity | Callable[[Facts], Severity]
     when: Callable[[Facts], bool]
-    #: templates can use the members of Facts, "place" and "user"
+    #: templates can use the members of Facts, "where" and "user"
     sentence: str | Callable[[Facts], str]
     remedy: str | Callable[[Facts], str]
 
@@ -55,7 +55,7 @@ def triage(facts: Facts) -> list[Finding]:
 
 
 def _finding(row: Row, facts: Facts) -> Finding:
-    names = {**vars(facts), "place": _place(facts), "user": facts.host.user or "this user"}
+    names = {**vars(facts), "where": _where(facts), "user": facts.host.user or "this user"}
 
     def text(template: str | Callable[[Facts], str]) -> str:
         return template(facts) if callable(template) else template.format(**names)
@@ -64,7 +64,7 @@ def _finding(row: Row, facts: Facts) -> Finding:
     return Finding(row.id, severity, text(row.sentence), text(row.remedy))
 
 
-def _place(facts: Facts) -> str:
+def _where(facts: Facts) -> str:
     """Return the mount point; if it is unknown, the directory."""
     return facts.storage.mount_point or facts.folder.path
 
@@ -92,11 +92,11 @@ def _needed(facts: Facts) -> int:
     return facts.storage.for_bytes * facts.files_here
 
 
-def _no_room(facts: Facts) -> bool:
+def _no_space(facts: Facts) -> bool:
     return bool(facts.storage.total_bytes) and facts.storage.free_bytes < _needed(facts)
 
 
-def _no_room_sentence(facts: Facts) -> str:
+def _no_space_sentence(facts: Facts) -> str:
     free, needed = human_size(facts.storage.free_bytes), human_size(_needed(facts))
     if facts.files_here == 1:
         return (
@@ -324,7 +324,7 @@ ROWS: tuple[Row, ...] = (
         "read-only",
         "serious",
         lambda facts: facts.folder.read_only,
-        "{place} is mounted read-only; the kernel does this after disk errors",
+        "{where} is mounted read-only; the kernel does this after disk errors",
         "look for errors in the kernel log, and mount it writable",
     ),
     Row(
@@ -335,10 +335,10 @@ ROWS: tuple[Row, ...] = (
         "choose another directory, or ask its owner for permission",
     ),
     Row(
-        "no-room",
+        "no-space",
         "serious",
-        _no_room,
-        _no_room_sentence,
+        _no_space,
+        _no_space_sentence,
         "remove files, or set IOSHAPE_FULL=skip to skip checkpoints that do not fit",
     ),
     Row(
@@ -370,7 +370,7 @@ ROWS: tuple[Row, ...] = (
         "serious",
         _in_memory,
         lambda facts: (
-            f"{_place(facts)} is a {facts.storage.type or 'tmpfs'}: files there are in memory, and "
+            f"{_where(facts)} is a {facts.storage.type or 'tmpfs'}: files there are in memory, and "
             "are lost when the machine or the container stops"
         ),
         "use a directory on a disk or a shared filesystem; mount one into a container",
@@ -382,7 +382,7 @@ ROWS: tuple[Row, ...] = (
         lambda facts: (
             "this is the writable layer of a container: it is slow, and is lost with the container"
             if _in_layer(facts)
-            else f"{_place(facts)} is an overlay: files are stored in its upper directory"
+            else f"{_where(facts)} is an overlay: files are stored in its upper directory"
         ),
         "mount a shared filesystem or a disk into the container, and save there",
     ),
@@ -438,7 +438,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "full",
         lambda facts: "serious" if _used_here(facts) > _VERY_FULL else "warning",
-        lambda facts: _used_here(facts) > _FULL and not _no_room(facts),
+        lambda facts: _used_here(facts) > _FULL and not _no_space(facts),
         lambda facts: (
             f"the filesystem is {_used_here(facts):.0%} full "
             f"({human_size(facts.storage.free_bytes)} free); above {_FULL:.0%} writes become "

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from ioshape._cli.output import human_size, note, plural, progress_bar, say
+from ioshape._cli.output import human_size, plural, progress_bar, remark, say
 from ioshape._cli.paths import endpoint_option, jobs_option, part_option, s3, url_argument
 
 
@@ -36,7 +36,7 @@ def command(url: str, path: str, jobs: int, part_bytes: int, endpoint: str | Non
         )
     say(f"{done.path}: {plural(done.files, 'file')}, {human_size(done.n_bytes)}")
     if not done.verified:
-        note(
+        remark(
             "ioshape: the server has no checksum of this checkpoint, so the download was not "
             f'verified; run "ioshape verify {done.path}"'
         )

@@ -25,8 +25,8 @@ from ioshape._cli.output import (
     explain,
     human_seconds,
     human_size,
-    note,
     progress_bar,
+    remark,
     say,
     say_json,
 )
@@ -187,7 +187,7 @@ class _Command:
         try:
             self._upload(tier, copy, to)
         except OSError as error:
-            note(f"ioshape: {explain(error)}")
+            remark(f"ioshape: {explain(error)}")
             self._tell(copy.path, "failed", 0, url=to, error=explain(error))
             return
         self._passed_on.add(copy)
@@ -203,7 +203,7 @@ class _Command:
 
         if tier.find(copy.path) is None:
             return
-        source = copy.place if is_whole(copy.place) else copy.path
+        source = copy.copy_path if is_whole(copy.copy_path) else copy.path
         if not Path(source).exists() or is_uploaded(source, to, endpoint=self._endpoint):
             return
         with progress_bar(copy.path, self._with_bar) as tell:
@@ -232,7 +232,7 @@ class _Command:
                 try:
                     self._tell(path, "forgotten", tier.forget(path))
                 except OSError as error:
-                    note(f"ioshape: {explain(error)}")
+                    remark(f"ioshape: {explain(error)}")
                     self._tell(path, "failed", 0, error=explain(error))
         return not self._failed
 
@@ -246,11 +246,11 @@ class _Command:
             names = self._names()
             if names is None:  # not mounted, or never used as a tier
                 if has_been and not is_gone:
-                    note(f"ioshape: the tier {self._folder} is gone; waiting until it is back")
+                    remark(f"ioshape: the tier {self._folder} is gone; waiting until it is back")
                 seen, pause, is_gone = None, _LOOK_S, has_been
             else:
                 if is_gone:
-                    note(f"ioshape: the tier {self._folder} is back")
+                    remark(f"ioshape: the tier {self._folder} is back")
                 has_been, is_gone = True, False
                 if names != seen:
                     pause = self._try_once(pause)
@@ -272,7 +272,7 @@ class _Command:
             if self.once() and not self._waits:
                 return _LOOK_S
         except OSError as error:
-            note(f"ioshape: {explain(error)}")
+            remark(f"ioshape: {explain(error)}")
         return min(2 * pause, _MOST_PAUSE_S)
 
 

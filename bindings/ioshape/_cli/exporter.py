@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from ioshape._cli.output import SentenceError, note
+from ioshape._cli.output import SentenceError, remark
 from ioshape._cli.pools import (
     coordinator_option,
     operator_of,
@@ -283,6 +283,6 @@ def command(
         server = started[0]
         server.handle_error = _ignore_client  # type: ignore[method-assign, assignment]
         port = server.server_port
-    note(f"metrics are at http://{host}:{port}/metrics")
+    remark(f"metrics are at http://{host}:{port}/metrics")
     while True:
         signal.pause()

@@ -20,7 +20,7 @@ _PIECE_BYTES = 8 << 20
 
 
 def _copy(handle: Handle, shard: Shard, path: str, *, replace: bool) -> None:
-    """Copy the part of a rank to a file of its own. The file appears only if it is verified."""
+    """Copy the shard of a rank to a file of its own. The file appears only if it is verified."""
     import ioshape  # noqa: PLC0415
     from ioshape._core.errors import failure  # noqa: PLC0415
     from ioshape._native import lib  # noqa: PLC0415
@@ -105,7 +105,7 @@ def command(
             if output is not None:
                 os.makedirs(output, exist_ok=True)  # noqa: PTH103
         for shard in wanted:
-            # Ranks with equal parts share one file in the checkpoint. So the name has the rank.
+            # Ranks with equal shards share one file in the checkpoint. So the name has the rank.
             name = f"rank-{shard.rank:05}.pt"
             path = output if output is not None and rank is not None else name
             if output is not None and (all_ranks or Path(output).is_dir()):

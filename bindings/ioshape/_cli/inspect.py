@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape._cli.output import Table, columns, human_size, json_option, note, plural, say, say_json
+from ioshape._cli.output import (
+    Table,
+    columns,
+    human_size,
+    json_option,
+    plural,
+    remark,
+    say,
+    say_json,
+)
 from ioshape._cli.paths import files_argument, reason
 from ioshape._load.pickled import item_bytes
 
@@ -142,13 +151,14 @@ def describe_checkpoint(path: str) -> dict[str, Any]:
     listed: list[dict[str, Any]] = []
     for item in items(path):
         each = item_bytes(item.dtype)
-        parts = [
-            {"file": part.file, "offset": part.offset, "bytes": part.n_bytes} for part in item.parts
+        chunks = [
+            {"file": chunk.file, "offset": chunk.offset, "bytes": chunk.n_bytes}
+            for chunk in item.chunks
         ]
         told = {"name": item.name, "dtype": item.dtype or None, "shape": item.shape}
         n_bytes = None if each is None else item.n_elements * each
-        listed.append({**told, "bytes": n_bytes, "parts": parts})
-    files = sorted({part["file"] for item in listed for part in item["parts"]})
+        listed.append({**told, "bytes": n_bytes, "chunks": chunks})
+    files = sorted({chunk["file"] for item in listed for chunk in item["chunks"]})
     return {
         "path": path,
         "file_bytes": sum((Path(path) / file).stat().st_size for file in files),
@@ -161,15 +171,15 @@ def describe_checkpoint(path: str) -> dict[str, Any]:
 def _show_checkpoint(found: dict[str, Any]) -> None:
     say(f"{found['path']}: {human_size(found['file_bytes'])}, a DCP checkpoint")
     say()
-    table = Table(*columns("<item", "<dtype", "<shape", ">bytes", ">parts", "<first in"))
+    table = Table(*columns("<item", "<dtype", "<shape", ">bytes", ">chunks", "<first in"))
     for item in found["items"]:
         table.add(
             item["name"],
             _or_dash(item["dtype"]),
             "x".join(map(str, item["shape"])) or ("scalar" if item["dtype"] else "-"),
             _or_dash(item["bytes"]),
-            str(len(item["parts"])),
-            item["parts"][0]["file"] if item["parts"] else "-",
+            str(len(item["chunks"])),
+            item["chunks"][0]["file"] if item["chunks"] else "-",
         )
     table.show()
     say()
@@ -188,7 +198,7 @@ def command(files: tuple[str, ...], statistics: bool, as_json: bool) -> int:
 
     A file whose name ends in .safetensors is read as safetensors. If a path is a checkpoint
     directory of torch.distributed.checkpoint, the items of its state dict are listed, with the
-    number of parts of each.
+    number of chunks of each.
 
     Only the zip directory and the pickle are read, and the pickle is not executed. So the command
     is safe for untrusted files and fast for large ones. Views of one storage have the same record.
@@ -224,7 +234,7 @@ def command(files: tuple[str, ...], statistics: bool, as_json: bool) -> int:
             if as_json:
                 listed.append({"path": path, "error": reason(path, error)})
             else:
-                note(f"ioshape: {reason(path, error)}")
+                remark(f"ioshape: {reason(path, error)}")
             continue
         listed.append(found)
         if not as_json:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape._cli.output import Table, columns, human_size, json_option, note, plural, say, say_json
+from ioshape._cli.output import (
+    Table,
+    columns,
+    human_size,
+    json_option,
+    plural,
+    remark,
+    say,
+    say_json,
+)
 from ioshape._cli.paths import (
     ATTEMPT,
     check_directory,
@@ -180,7 +189,7 @@ def _kind(copy: Copy) -> str:
 def _copy_json(copy: Copy, state: str) -> dict[str, Any]:
     return {
         "path": copy.path,
-        "place": copy.place,
+        "copy_path": copy.copy_path,
         "kind": _kind(copy),
         "saved": copy.saved.isoformat(),
         "bytes": copy.n_bytes,
@@ -248,7 +257,7 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
 
     check_directory(directory)
     if (owner := other_owner(directory)) is not None:
-        note(f"ioshape: {of_another_user(directory, owner)}")
+        remark(f"ioshape: {of_another_user(directory, owner)}")
     elif is_tier(directory):
         return _show_tier(directory, as_json)
     complete = ioshape.checkpoints(directory)
@@ -269,5 +278,5 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
         say(f"There is no checkpoint in {Path(directory).resolve()}.")
     if not as_json:
         for _path, why in broken:
-            note(f"ioshape: {why}")
+            remark(f"ioshape: {why}")
     return 1 if broken else 0

@@ -55,7 +55,7 @@ def say(text: str = "") -> None:
     click.echo(one_line(text))
 
 
-def note(text: str) -> None:
+def remark(text: str) -> None:
     """Print a line on stderr, about the work rather than its result."""
     click.echo(one_line(text), err=True)
 

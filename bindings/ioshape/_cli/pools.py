@@ -201,7 +201,7 @@ def headline(status: PoolStatus) -> str:
 def limits(status: PoolStatus) -> str:
     """Return a line with the other settings of a pool: bandwidth and small saves."""
     small = (
-        f"saves of up to {human_size(status.small_bytes)} bypass the queue, {status.express} at a "
+        f"saves of up to {human_size(status.small_bytes)} bypass the queue, {status.bypass} at a "
         "time"
     )
     if status.coordinator == "local":
@@ -248,7 +248,7 @@ def table_of(
         for one in members:
             held = state == "holds"
             cells = [
-                "bypass" if held and one.express else "urgent" if held and one.urgent else state,
+                "bypass" if held and one.bypass else "urgent" if held and one.urgent else state,
                 one.job,
                 one.node,
                 str(one.rank),

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ioshape._cli.output import SentenceError, note, plural
+from ioshape._cli.output import SentenceError, plural, remark
 
 _MOST_LINE_BYTES = 64 << 10
 _MOST_LINES = 2_000_000  # of all files
@@ -180,7 +180,7 @@ def read_run(folder: str) -> Run:
             "IOSHAPE_TRACE had"
         ) from None
     for problem in run.problems:
-        note(f"ioshape: {problem}")
+        remark(f"ioshape: {problem}")
     if not run.saves:
         raise SentenceError(
             f"{folder} has no reports of saves; run the program with IOSHAPE_TRACE={folder} to "

@@ -14,7 +14,7 @@ from ioshape._cli.output import (
     UsageSentenceError,
     bytes_option,
     json_option,
-    note,
+    remark,
     say,
     say_json,
 )
@@ -121,7 +121,7 @@ def status(pool: str | None, path: str | None, as_json: bool, coordinator: str |
     if as_json:
         say_json([*map(asdict, look.pools), *map(asdict, look.failed)])
         for line in left_out_lines(look):
-            note(line)
+            remark(line)
         return
     for i, one in enumerate(look.pools):
         if i:
@@ -130,7 +130,7 @@ def status(pool: str | None, path: str | None, as_json: bool, coordinator: str |
     for line in missing_lines(look):
         say(line)
     if not look.pools:
-        note(NO_POOLS)
+        remark(NO_POOLS)
 
 
 @command.command("set", short_help="Set the capacity and the bandwidth of a pool.")
@@ -158,7 +158,9 @@ def status(pool: str | None, path: str | None, as_json: bool, coordinator: str |
     help="Saves of up to this size may bypass the queue.",
 )
 @click.option(
-    "--express",
+    "--bypass",
+    "--express",  # its name before version 0.3
+    "bypass",
     type=click.IntRange(1, _MOST),
     metavar="N",
     help="Number of small saves that bypass the queue at a time.",
@@ -180,7 +182,7 @@ def set_(
     pool_bytes_per_s: int,
     job_bytes_per_s: int,
     small_bytes: int,
-    express: int | None,
+    bypass: int | None,
     job: str,
     user: str,
     share: float | None,
@@ -206,7 +208,7 @@ def set_(
 
     Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
     """
-    of_pool = (capacity, job_bytes_per_s, small_bytes, express)
+    of_pool = (capacity, job_bytes_per_s, small_bytes, bypass)
     if not any((*of_pool, pool_bytes_per_s, share)):
         raise click.UsageError("nothing to set; name at least one option")
     _check_limit(job, user, share is not None, any(of_pool))
@@ -220,7 +222,7 @@ def set_(
             pool_bytes_per_s=pool_bytes_per_s,
             job_bytes_per_s=job_bytes_per_s,
             small_bytes=small_bytes,
-            express=express or 0,
+            bypass=bypass or 0,
             job=job,
             user=user,
             share=round((share or 0) * USUAL_SHARE),

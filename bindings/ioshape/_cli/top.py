@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape._cli.output import explain, human_seconds, human_size, note, plural, say, say_json
+from ioshape._cli.output import explain, human_seconds, human_size, plural, remark, say, say_json
 from ioshape._cli.pools import (
     NO_POOLS,
     AwayError,
@@ -342,7 +342,7 @@ def _watch_in_lines(view: _View, interval: float, show: Callable[[_View], None])
     while True:
         view.look()
         if view.problem:
-            note(view.problem)
+            remark(view.problem)
         else:
             show(view)
             if show is _print_plain:
@@ -409,7 +409,7 @@ def command(
         if in_json:
             say_json(view.as_json())
             for line in view.left_out:
-                note(line)
+                remark(line)
         else:
             _print_plain(view)
         return 0

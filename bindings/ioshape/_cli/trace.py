@@ -182,9 +182,9 @@ def _threads(saves: list[Recorded]) -> Iterator[tuple[int, Recorded]]:
     """Yield each save with a thread id: the first whose earlier saves have ended."""
     ends: list[float] = []
     for save in saves:
-        lane = next((i for i, end in enumerate(ends) if end <= save.started_s), len(ends))
-        ends[lane:] = [save.ended_s, *ends[lane + 1 :]]
-        yield _FIRST_THREAD + lane, save
+        row = next((i for i, end in enumerate(ends) if end <= save.started_s), len(ends))
+        ends[row:] = [save.ended_s, *ends[row + 1 :]]
+        yield _FIRST_THREAD + row, save
 
 
 def _slices(save: Recorded, base_s: int, common: dict[str, Any]) -> Iterator[dict[str, Any]]:

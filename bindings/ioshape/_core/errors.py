@@ -118,7 +118,7 @@ class NoUsableCheckpointError(StorageError):
 
     The checkpoints are damaged, incomplete, or of a kind that the call does not load. This is not a
     FileNotFoundError, which means that there is no checkpoint at all, as at the first start of a
-    job. If a job started anew after this error, it would overwrite checkpoints that could be
+    job. If a job started over after this error, it would overwrite checkpoints that could be
     repaired.
     """
 

@@ -32,12 +32,12 @@ class Job(NamedTuple):
 
 #: The variable by which tests and "ioshape bench" simulate several nodes on one host. The C library
 #: reads it as well.
-PLAYED_NODE = "IOSHAPE_TEST_NODE"
+SIMULATED_NODE = "IOSHAPE_TEST_NODE"
 
 
 def node_name() -> str:
     """Return the name of this machine, or of the node that it simulates."""
-    return os.environ.get(PLAYED_NODE) or os.uname().nodename
+    return os.environ.get(SIMULATED_NODE) or os.uname().nodename
 
 
 def _from_launcher() -> Job:
@@ -71,9 +71,9 @@ def started_together() -> bool:
     processes = sys.modules.get("multiprocessing.process")
     if processes is None or processes.parent_process() is None:
         return False
-    place = job()
+    this_job = job()
     # A data loader's worker also has a parent process. But it has no initialised process group.
-    return place.source == "torch.distributed" and place.world_size > 1
+    return this_job.source == "torch.distributed" and this_job.world_size > 1
 
 
 def job() -> Job:

@@ -55,9 +55,9 @@ def show(before: str, path: str, after: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
     # A line as wide as the terminal would wrap, and could not be erased.
-    room = max(8, (columns or 80) - 1 - len("ioshape: " + before + after))
-    if len(path) > room:
-        path = "…" + path[1 - room :]
+    width = max(8, (columns or 80) - 1 - len("ioshape: " + before + after))
+    if len(path) > width:
+        path = "…" + path[1 - width :]
     line = f"ioshape: {before}{path}{after}"
     if line != _line:
         _write("\r" + line.ljust(len(_line)))

@@ -34,19 +34,19 @@ def record(
 
 
 def _append(folder: str, report: Report, background: bool, error: BaseException | None) -> None:
-    place = job()
+    this_job = job()
     line = {
         "ioshape": "save",
-        "host": place.node,
-        "rank": place.rank,
+        "host": this_job.node,
+        "rank": this_job.rank,
         "pid": os.getpid(),
-        "job": place.id,
+        "job": this_job.id,
         "background": background,
         "error": None if error is None else str(error) or repr(error),
         **asdict(report),
     }
     text = json.dumps(line, separators=(",", ":")) + "\n"
-    name = f"{place.node.replace('/', '_')}-{place.rank:05d}-{os.getpid()}.jsonl"
+    name = f"{this_job.node.replace('/', '_')}-{this_job.rank:05d}-{os.getpid()}.jsonl"
     path = os.path.join(folder, name)  # noqa: PTH118
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:

@@ -42,7 +42,7 @@ _finishing_in = -1  # the process in which multiprocessing knows _finish()
 def staging(path: str) -> Iterator[None]:
     """Mark this thread, inside the block, as copying a save to `path` into staging memory."""
     before = paths_staged()
-    _ours.staged = (*before, place_of(path))
+    _ours.staged = (*before, canonical(path))
     try:
         yield
     finally:
@@ -142,15 +142,15 @@ def context_of_saves_to(path: str) -> Context | None:
     """Return the context of a save in progress to this path, or None if there is none."""
     if not _under_way:
         return None
-    place = place_of(path)
+    canonical_path = canonical(path)
     for handle in list(_under_way.values()):
         context = handle._context
-        if context is not None and handle._place == place:
+        if context is not None and handle._canonical_path == canonical_path:
             return context
     return None
 
 
-def place_of(path: str) -> str:
+def canonical(path: str) -> str:
     """Return a canonical path that identifies a file, as the library does.
 
     Links in the directory are resolved. A link in the last component is not.
@@ -166,7 +166,7 @@ def raise_unheard(*, but: SaveHandle | None = None) -> None:
     """
     for handle in list(_under_way.values()):
         if handle is not but and handle.done():
-            handle._settle()
+            handle._record_end()
     for handle in list(_unheard):
         if handle is but:
             continue

@@ -14,10 +14,10 @@ import torch
 if TYPE_CHECKING:
     from ioshape._device.incoming import Buffer
     from ioshape._device.stream import CopyStream
-    from ioshape._device.stretches import Part
+    from ioshape._device.stretches import Segment
 
-# A flag that says whether the piece was read, and two checksums. The first is of the part that
-# began in an earlier piece, and the second is of the part that continues in a later one.
+# A flag that says whether the piece was read, and two checksums. The first is of the segment that
+# began in an earlier piece, and the second is of the segment that continues in a later one.
 _TRAILER = struct.Struct("<B3x2I")
 TRAILER_BYTES = _TRAILER.size
 
@@ -60,9 +60,9 @@ class Piece:
     def take(self, n_bytes: int) -> None:
         """Prepare a piece that this rank has read for itself, without send(), for deliver()."""
 
-    def deliver(self, part: Part) -> None:
-        """Copy a part of the piece to its destination."""
-        wanted, begin, n_bytes, at = part
+    def deliver(self, segment: Segment) -> None:
+        """Copy a segment of the piece to its destination."""
+        wanted, begin, n_bytes, at = segment
         with torch.no_grad():
             wanted.into[begin : begin + n_bytes] = self.buffer.memory[at : at + n_bytes]
 
@@ -95,7 +95,7 @@ class DevicePiece(Piece):
         self._stream.copy(self._there[:n_bytes], self.buffer.memory[:n_bytes])
         self.buffer.events.append(self._stream.record())
 
-    def deliver(self, part: Part) -> None:
-        wanted, begin, n_bytes, at = part
+    def deliver(self, segment: Segment) -> None:
+        wanted, begin, n_bytes, at = segment
         self._stream.copy(wanted.into[begin : begin + n_bytes], self._there[at : at + n_bytes])
         self.buffer.events.append(self._stream.record())

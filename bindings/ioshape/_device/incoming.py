@@ -121,8 +121,8 @@ class Incoming:
             buffer = next(buffers)
             buffer.wait()
             read(stretch.begin, buffer.view(stretch.n_bytes))
-            for part in stretch.unverified():
-                verify(part, buffer.crc32(part.at, part.n_bytes), crcs)
+            for segment in stretch.unverified():
+                verify(segment, buffer.crc32(segment.at, segment.n_bytes), crcs)
             self._copy(stretch, buffer)
         for buffer in self._buffers:
             buffer.wait()
@@ -130,7 +130,7 @@ class Incoming:
     def _copy(self, stretch: Stretch, buffer: Buffer) -> None:
         used: dict[torch.device, CopyStream] = {}
         try:
-            for wanted, begin, n_bytes, at in stretch.parts:
+            for wanted, begin, n_bytes, at in stretch.segments:
                 if not begin and wanted.begins is not None:
                     wanted.begins()
                 stream = self._streams[wanted.into.device]

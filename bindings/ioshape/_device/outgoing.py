@@ -179,22 +179,22 @@ def _outgoing(device: torch.device, all_fetched: list[Fetched], path: str) -> tu
 def couriers_for(
     all_fetched: list[Fetched], path: str = ""
 ) -> tuple[list[Courier], tuple[str, ...]]:
-    """Return a courier for each record, in order, and notes on downgrades.
+    """Return a courier for each record, in order, and the downgrades.
 
     For each device, the library first fetches the records that are not copied later, and then the
     others, each in order.
     """
     groups: dict[tuple[torch.device, bool], list[int]] = {}
-    for place, one in enumerate(all_fetched):
-        groups.setdefault((one.storage.device, one.later), []).append(place)
+    for number, one in enumerate(all_fetched):
+        groups.setdefault((one.storage.device, one.later), []).append(number)
     found: dict[int, Courier] = {}
-    notes: dict[str, None] = {}
-    for (device, _later), places in groups.items():
-        outgoing, why = _outgoing(device, [all_fetched[place] for place in places], path)
+    downgrades: dict[str, None] = {}
+    for (device, _later), numbers in groups.items():
+        outgoing, why = _outgoing(device, [all_fetched[number] for number in numbers], path)
         if why:
-            notes[why] = None
-        found |= {place: Courier(outgoing, number) for number, place in enumerate(places)}
-    return [found[place] for place in range(len(all_fetched))], tuple(notes)
+            downgrades[why] = None
+        found |= {index: Courier(outgoing, number) for number, index in enumerate(numbers)}
+    return [found[number] for number in range(len(all_fetched))], tuple(downgrades)
 
 
 @called_from_c(error=-5, onerror=keep_failure)

@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
     damaged: Callable[[], BaseException] | None = None
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """The bytes of a stretch that go to one destination."""
 
     wanted: Wanted
@@ -58,7 +58,7 @@ class Stretch:
     def __init__(self, begin: int) -> None:
         self.begin = begin
         self.n_bytes = 0
-        self.parts: list[Part] = []
+        self.segments: list[Segment] = []
 
     def add(self, wanted: Wanted, done: int, most: int) -> int:
         """Add the next wanted bytes. Return their number, which is 0 if the stretch is complete."""
@@ -70,20 +70,25 @@ class Stretch:
             # End at a block, so that no block is read twice, and fill the buffer as far as that
             # allows.
             whole = n_bytes // BLOCK_BYTES * BLOCK_BYTES
-            if not whole and self.parts:
+            if not whole and self.segments:
                 return 0
             n_bytes = whole or n_bytes
-        self.parts.append(Part(wanted, done, n_bytes, at))
+        self.segments.append(Segment(wanted, done, n_bytes, at))
         self.n_bytes = max(self.n_bytes, at + n_bytes)
         return n_bytes
 
-    def unverified(self) -> list[Part]:
-        """Return the parts that the reader could not verify, because they are pieces of a record.
+    def unverified(self) -> list[Segment]:
+        """Return the segments that the reader could not verify, because they are pieces of a
+        record.
 
         There are two at most: one that began in an earlier stretch, and one that continues in a
         later one.
         """
-        return [part for part in self.parts if part.wanted.crc32 is not None and not part.is_all]
+        return [
+            segment
+            for segment in self.segments
+            if segment.wanted.crc32 is not None and not segment.is_all
+        ]
 
 
 def stretches(all_wanted: list[Wanted], most: int) -> Iterator[Stretch]:
@@ -103,13 +108,13 @@ def stretches(all_wanted: list[Wanted], most: int) -> Iterator[Stretch]:
         yield stretch
 
 
-def verify(part: Part, crc32: int, crcs: dict[int, int]) -> None:
-    """Combine the checksum of a part with those of the parts before it. Compare the last one.
+def verify(segment: Segment, crc32: int, crcs: dict[int, int]) -> None:
+    """Combine the checksum of a segment with those of the segments before it. Compare the last one.
 
     `crcs` keeps the checksums so far. Raise the error of `wanted.damaged` if they differ.
     """
-    wanted = part.wanted
+    wanted = segment.wanted
     key = id(wanted)
-    crcs[key] = int(lib.base_crc32_combine(crcs.get(key, 0), crc32, part.n_bytes))
-    if part.is_last and crcs[key] != wanted.crc32 and wanted.damaged is not None:
+    crcs[key] = int(lib.base_crc32_combine(crcs.get(key, 0), crc32, segment.n_bytes))
+    if segment.is_last and crcs[key] != wanted.crc32 and wanted.damaged is not None:
         raise wanted.damaged()

@@ -51,33 +51,33 @@ class NewDirectory(Directory):
         """
         self._ranks_agree = ranks_agree
         #: the final path with symbolic links resolved, so that a link at the path stays a link
-        self.place = os.path.realpath(path)
+        self.target = os.path.realpath(path)
         self._durable = durable
         self._is_beside = beside is not None
-        near = os.path.realpath(beside) if beside else self.place
-        super().__init__(os.path.join(os.path.dirname(near), os.path.basename(self.place)))  # noqa: PTH118, PTH119, PTH120
+        near = os.path.realpath(beside) if beside else self.target
+        super().__init__(os.path.join(os.path.dirname(near), os.path.basename(self.target)))  # noqa: PTH118, PTH119, PTH120
 
     def commit(self) -> None:
         """Rename the directory into place, or merge it into the directory that is there."""
         if self._is_beside:
-            os.makedirs(os.path.dirname(self.place), exist_ok=True)  # noqa: PTH103, PTH120
-            os.rename(self.path, self.place)  # noqa: PTH104
-            self._sync(os.path.dirname(self.place))  # noqa: PTH120
+            os.makedirs(os.path.dirname(self.target), exist_ok=True)  # noqa: PTH103, PTH120
+            os.rename(self.path, self.target)  # noqa: PTH104
+            self._sync(os.path.dirname(self.target))  # noqa: PTH120
             return
         try:
             super().commit()
             return
         except FileExistsError:
-            if not Path(self.place).is_dir():
+            if not Path(self.target).is_dir():
                 raise
         if self._can_be_exchanged():
             seen = self._keep_others()
-            if _exchange(self.path, self.place):
+            if _exchange(self.path, self.target):
                 self._keep_late(seen)
-                self._sync(os.path.dirname(self.place))  # noqa: PTH120
+                self._sync(os.path.dirname(self.target))  # noqa: PTH120
                 shutil.rmtree(self.path, ignore_errors=True)  # now it is the old directory
                 return
-        self._move_in(self.path, self.place)
+        self._move_in(self.path, self.target)
 
     def _sync(self, folder: str) -> None:
         if self._durable:
@@ -91,27 +91,27 @@ class NewDirectory(Directory):
         subdirectories or unfinished files.
         """
         here = Path.cwd()
-        if Path(self.place) in (here, *here.parents) or not (self._ranks_agree or job()[1] == 1):
+        if Path(self.target) in (here, *here.parents) or not (self._ranks_agree or job()[1] == 1):
             return False
         return not any(
             other.entry.is_dir(follow_symlinks=False) or UNDER_WAY in other.entry.name
-            for other in _others(self.place, self.path)
+            for other in _others(self.target, self.path)
         )
 
     def _keep_others(self) -> set[str]:
         """Link files to keep into the new directory. Return the new paths of all that were seen."""
-        others = list(_others(self.place, self.path))
+        others = list(_others(self.target, self.path))
         for other in others:
             if other.stays:
                 _link(other.entry.path, other.to)
-        shutil.copymode(self.place, self.path)
+        shutil.copymode(self.target, self.path)
         for folder in {self.path, *(os.path.dirname(other.to) for other in others)}:  # noqa: PTH120
             self._sync(folder)
         return {other.to for other in others}
 
     def _keep_late(self, seen: set[str]) -> None:
         """Move files that were created since _keep_others() into the new directory."""
-        for other in _others(self.path, self.place):
+        for other in _others(self.path, self.target):
             if other.entry.path not in seen and UNDER_WAY not in other.entry.name:
                 os.rename(other.entry.path, other.to)  # noqa: PTH104
                 self._sync(os.path.dirname(other.to))  # noqa: PTH120

@@ -29,7 +29,7 @@ from ioshape._core.errors import (
 from ioshape._core.structs import Owner, called_from_c, keep_failure, sized
 from ioshape._core.text import one_line
 from ioshape._group import dcp_contents as contents
-from ioshape._group import dcp_series as series
+from ioshape._group import dcp_families as families
 from ioshape._group.kinds import refuse_others
 from ioshape._group.tier import near
 from ioshape._load.reader import Reader
@@ -309,10 +309,10 @@ def nearest(directory: str, step: int | None, operation: str, folder: str) -> Ha
     If the tier and the directory have copies of one checkpoint, the copy on the tier is opened. If
     the copy on the tier is damaged, a FallbackWarning says so, and the directory is searched.
     """
-    place = near(directory, folder)
+    on_tier = near(directory, folder)
     passed_over = None
     try:
-        here = Handle(place, step, operation) if place is not None else None
+        here = Handle(on_tier, step, operation) if on_tier is not None else None
     except FileNotFoundError:
         here = None
     except StorageError as error:
@@ -368,7 +368,7 @@ def latest(
         StorageError: The directory or the tier cannot be read.
     """
     path = os.fspath(directory)
-    of_dcp, passed_over = series.newest(path)
+    of_dcp, passed_over = families.newest(path)
     found = [] if of_dcp is None else [_checkpoint(of_dcp)]
     try:
         with nearest(path, None, "load", tier_folder(tier)) as handle:
@@ -385,7 +385,7 @@ def latest(
     return max(found, key=lambda one: one.saved, default=None)
 
 
-def _checkpoint(member: series.Member) -> Checkpoint:
+def _checkpoint(member: families.Member) -> Checkpoint:
     return Checkpoint(mode="dcp", **vars(member))
 
 
@@ -401,7 +401,7 @@ def checkpoints(
 
     Args:
         directory: The directory given to save_group(), or one that contains checkpoints of DCP.
-        tier: As in load(): checkpoints that are only on the tier are included. If both places have
+        tier: As in load(): checkpoints that are only on the tier are included. If both have
             a checkpoint, the copy on the tier is listed.
 
     Returns:
@@ -411,10 +411,10 @@ def checkpoints(
         StorageError: The directory or the tier cannot be read.
     """
     path = os.fspath(directory)
-    of_dcp, _damaged = series.members(path)
-    place = near(path, tier_folder(tier))
+    of_dcp, _damaged = families.members(path)
+    on_tier = near(path, tier_folder(tier))
     groups = {one.step: (serial, one) for serial, one in _of_groups(path)}
-    for serial, one in _of_groups(place) if place is not None else ():
+    for serial, one in _of_groups(on_tier) if on_tier is not None else ():
         if one.step not in groups or serial >= groups[one.step][0]:
             groups[one.step] = (serial, one)
     by_age = sorted(groups.values(), key=lambda one: one[0])
@@ -510,7 +510,7 @@ def remove(
         raise listener.failure
     if code:
         raise last_failure(directory, "prune")
-    of_dcp = series.remove(directory, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
+    of_dcp = families.remove(directory, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
     if not checkpoints(directory, tier=False):
         refuse_others(directory, "both", "prune")
     return listener.removed + [(one.step, one.n_bytes) for one in of_dcp]

@@ -120,7 +120,7 @@ def _size(value: Any) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Part:
+class Chunk:
     """A shard of an item of the state dict, as one rank saved it."""
 
     #: name of the item: "model.layer.weight"
@@ -141,7 +141,7 @@ class Item:
     #: "" if the item is not a tensor
     dtype: str
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    chunks: tuple[Chunk, ...]
 
     @property
     def n_elements(self) -> int:
@@ -170,19 +170,19 @@ def items(path: str, operation: str = "inspect") -> list[Item]:
 
 def _items(described: dict[str, Any]) -> list[Item]:
     items: Any = described.get("state_dict_metadata")
-    places: Any = described.get("storage_data") or {}
-    if type(items) is not dict or type(places) is not dict:
+    storage_data: Any = described.get("storage_data") or {}
+    if type(items) is not dict or type(storage_data) is not dict:
         raise UnpicklingError("it does not hold DCP metadata")
-    parts: dict[str, list[Part]] = {}
-    for index, info in places.items():
-        part = _part(_fields(index).get("fqn"), _fields(info))
-        parts.setdefault(part.name, []).append(part)
+    chunks: dict[str, list[Chunk]] = {}
+    for index, info in storage_data.items():
+        chunk = _chunk(_fields(index).get("fqn"), _fields(info))
+        chunks.setdefault(chunk.name, []).append(chunk)
     if not all(type(name) is str for name in items):
         raise UnpicklingError("it has an item name that is not text")
-    return [_item(name, items[name], parts) for name in sorted(items)]
+    return [_item(name, items[name], chunks) for name in sorted(items)]
 
 
-def _part(name: Any, told: dict[str, Any]) -> Part:
+def _chunk(name: Any, told: dict[str, Any]) -> Chunk:
     file: Any
     offset: Any
     n_bytes: Any
@@ -190,17 +190,17 @@ def _part(name: Any, told: dict[str, Any]) -> Part:
     check_file_name(file)
     if type(name) is not str or not is_count(offset) or not is_count(n_bytes):
         raise UnpicklingError("it has an item whose name or position is not valid")
-    return Part(name, file, offset, n_bytes, bool(told.get("transform_descriptors")))
+    return Chunk(name, file, offset, n_bytes, bool(told.get("transform_descriptors")))
 
 
-def _item(name: str, item: Any, parts: dict[str, list[Part]]) -> Item:
+def _item(name: str, item: Any, chunks: dict[str, list[Chunk]]) -> Item:
     told = _fields(item)
     state = _fields(told.get("properties")).get("state")
     dtype = state[0] if type(state) is tuple and state else ""
     if type(dtype) is not str or len(dtype) > _LONGEST_DTYPE:
         raise UnpicklingError("it has a dtype that is not valid")
     shape = _size(told["size"]) if "size" in told else ()
-    return Item(name, dtype, shape, tuple(parts.get(name, ())))
+    return Item(name, dtype, shape, tuple(chunks.get(name, ())))
 
 
 def verify(
@@ -217,22 +217,22 @@ def verify(
         DamagedError: A checksum is wrong. The message names the tensor.
         StorageError: A file is missing, or could not be read.
     """
-    parts = [part for item in items(path, "verify") for part in item.parts]
-    parts.sort(key=lambda part: (part.file, part.offset))
-    _check_apart(os.path.join(path, DESCRIPTION), parts)  # noqa: PTH118
-    total, done = sum(part.n_bytes for part in parts), 0
-    for part in parts:
-        _verify(path, part, quick)
-        done += part.n_bytes
+    chunks = [chunk for item in items(path, "verify") for chunk in item.chunks]
+    chunks.sort(key=lambda chunk: (chunk.file, chunk.offset))
+    _check_apart(os.path.join(path, DESCRIPTION), chunks)  # noqa: PTH118
+    total, done = sum(chunk.n_bytes for chunk in chunks), 0
+    for chunk in chunks:
+        _verify(path, chunk, quick)
+        done += chunk.n_bytes
         if progress is not None:
             progress(Progress("read", done, total))
     return total
 
 
-def _check_apart(path: str, parts: list[Part]) -> None:
+def _check_apart(path: str, chunks: list[Chunk]) -> None:
     """Refuse overlapping shards: a short description could ask for any number of reads."""
-    for part, other in itertools.pairwise(parts):
-        if part.file == other.file and part.offset + part.n_bytes > other.offset:
+    for chunk, other in itertools.pairwise(chunks):
+        if chunk.file == other.file and chunk.offset + chunk.n_bytes > other.offset:
             raise failure(
                 lib.IOSHAPE_E_DAMAGED,
                 f"\"{path}\" is damaged: the bytes of '{other.name[:100]}' overlap another item's",
@@ -242,14 +242,14 @@ def _check_apart(path: str, parts: list[Part]) -> None:
             )
 
 
-def _verify(path: str, part: Part, quick: bool) -> None:
-    name = os.path.join(path, part.file)  # noqa: PTH118
+def _verify(path: str, chunk: Chunk, quick: bool) -> None:
+    name = os.path.join(path, chunk.file)  # noqa: PTH118
     try:
-        with Reader(name, part=(part.offset, part.n_bytes), operation="verify") as reader:
+        with Reader(name, part=(chunk.offset, chunk.n_bytes), operation="verify") as reader:
             reader.verify(quick=quick)
     except FormatError:
-        if not part.is_transformed:
+        if not chunk.is_transformed:
             raise
     except DamagedError as error:
-        sentence = f"{error.sentence}, which holds '{part.name}'"
+        sentence = f"{error.sentence}, which holds '{chunk.name}'"
         raise DamagedError(error.facts._replace(sentence=sentence)) from None

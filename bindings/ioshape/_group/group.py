@@ -190,8 +190,8 @@ class Group:
     def _connect(self) -> _comm.Comm | None:
         """Return the communicator for bytes between nodes; None if the group cannot need it."""
         key, settings = self.key, dict(self.key.settings)
-        is_played = key.job.node != os.uname().nodename
-        several_nodes = key.job.world_size > key.job.local_world_size or is_played
+        is_simulated = key.job.node != os.uname().nodename
+        several_nodes = key.job.world_size > key.job.local_world_size or is_simulated
         if key.job.world_size == 1 or not several_nodes:
             return None
         if key.mode not in ("auto", "rank0") and not key.tier:
@@ -371,14 +371,18 @@ def in_thread(
     return results[0]
 
 
-def _local_ranks(place: Job) -> int:
+def _local_ranks(this_job: Job) -> int:
     """Return the number of ranks on this node; 0 if it is not known."""
-    return place.local_world_size if place.local_world_size > 1 or place.world_size == 1 else 0
+    return (
+        this_job.local_world_size
+        if this_job.local_world_size > 1 or this_job.world_size == 1
+        else 0
+    )
 
 
-def _token(place: Job, configured: str | None) -> str:
+def _token(this_job: Job, configured: str | None) -> str:
     """Return a token that only the ranks of this job share; "" to let the library choose."""
-    name = configured or place.id
+    name = configured or this_job.id
     # If one Slurm job runs several torchruns, each has a port of its own. The port alone does not
     # identify a job: most jobs use the default.
     port = os.environ.get("MASTER_PORT", "")
@@ -556,7 +560,7 @@ class _GroupSave:
         return changed(
             self.request,
             path=path,
-            place=path,
+            write_path=path,
             passage=group.tier.passage(name, to_the_end=self.request.to_destination),
             downgrades=group.tier.downgrades,
         )

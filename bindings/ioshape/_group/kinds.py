@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distinguish a directory without checkpoints from one whose checkpoints a call cannot load.
 
-Only the directory without checkpoints means the first start of a job. A job that begins anew in the
-other one would overwrite what it should have loaded.
+Only the directory without checkpoints means the first start of a job. A job that begins again in
+the other one would overwrite what it should have loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from ioshape._core.errors import failure
 from ioshape._core.family import numbered
 from ioshape._formats.dcp_names import DATA, DESCRIPTION
-from ioshape._group import dcp_series as series
+from ioshape._group import dcp_families as families
 from ioshape._native import lib
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def refuse_others(directory: str, wanted: str, operation: Operation = "load") ->
             instead.
         StorageError: The directory cannot be read.
     """
-    names = series.listed(directory)
+    names = families.listed(directory)
     if DESCRIPTION in names or _MANIFEST in names:
         above = os.path.dirname(os.path.abspath(directory))  # noqa: PTH100, PTH120
         why, remedy = "it is a checkpoint itself", f'give the directory "{above}"'
@@ -76,8 +76,8 @@ def _found_in(path: str, name: str, wanted: str) -> tuple[str, str] | None:
     try:
         within = os.listdir(path)  # noqa: PTH208
     except PermissionError as error:
-        if series.may_be_checkpoint(name):
-            raise series.cannot_look(os.path.dirname(path), path, error) from None  # noqa: PTH120
+        if families.may_be_checkpoint(name):
+            raise families.cannot_look(os.path.dirname(path), path, error) from None  # noqa: PTH120
         return None
     except OSError:  # not a directory, or removed just now
         return None

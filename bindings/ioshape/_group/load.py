@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ioshape._core.report import Progress
 
 # seconds that a checkpoint which rank 0 sees may stay invisible to this rank
-_PATIENCE_S = 10.0
+_MOST_WAIT_S = 10.0
 
 
 def load_group(
@@ -111,22 +111,22 @@ def load_group(
     For other reasons this raises what torch.load raises.
     """
     where, folder = os.fspath(directory), folder_to_load_from(tier)
-    place = job()
+    this_job = job()
     if (fallback or healthy) and step is not None:
         word = "healthy" if healthy else "fallback"
         raise ValueError(f"{word}=True chooses the checkpoint; leave out step")
     fallback = fallback or healthy
     passed_over: list[PassedOver] = []
     # A group creates its directory. A program of one process must not create it by a search.
-    agreed = step is None and (place.world_size > 1 or (fallback and os.path.isdir(where)))  # noqa: PTH112
+    agreed = step is None and (this_job.world_size > 1 or (fallback and os.path.isdir(where)))  # noqa: PTH112
 
     def load_from(checkpoint: Handle, passed_over: list[PassedOver]) -> Any:
         found = checkpoint.describe()
-        shard = checkpoint.shard(_whose(found, place, rank))
+        shard = checkpoint.shard(_whose(found, this_job, rank))
         if passed_over:
             warn_passed_over(found.path, passed_over)
         # A shard that only this rank reads need not go through the page cache.
-        is_own = rank is None and found.distinct == found.ranks == place.world_size
+        is_own = rank is None and found.distinct == found.ranks == this_job.world_size
         with _Turn(shard) as turn:
             return load_through(
                 checkpoint.reader(
@@ -201,7 +201,7 @@ def _found(where: str, step: int | None) -> Handle:
     A network filesystem may show it here a little later. A FileNotFoundError on one rank alone
     would look like a first start to that rank, so the function raises ESTALE instead.
     """
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + _MOST_WAIT_S
     while True:
         try:
             return Handle(where, step, "load")
@@ -219,7 +219,7 @@ def _found(where: str, step: int | None) -> Handle:
             time.sleep(0.1)
 
 
-def _whose(checkpoint: Checkpoint, place: Job, rank: int | None) -> int:
+def _whose(checkpoint: Checkpoint, this_job: Job, rank: int | None) -> int:
     if rank is not None:
         if isinstance(rank, bool) or not isinstance(rank, int):
             raise TypeError(f"rank must be a number, not {type(rank).__name__}")
@@ -228,17 +228,17 @@ def _whose(checkpoint: Checkpoint, place: Job, rank: int | None) -> int:
                 f"{checkpoint.path} has no rank {rank}: it was saved by {checkpoint.ranks} ranks"
             )
         return rank
-    if checkpoint.ranks != place.world_size and checkpoint.distinct == 1:
+    if checkpoint.ranks != this_job.world_size and checkpoint.distinct == 1:
         return 0
-    if checkpoint.ranks != place.world_size:
-        job_has = f"{place.world_size} rank{'s' if place.world_size > 1 else ''}"
+    if checkpoint.ranks != this_job.world_size:
+        job_has = f"{this_job.world_size} rank{'s' if this_job.world_size > 1 else ''}"
         raise ValueError(
             f"{checkpoint.path} was saved by {checkpoint.ranks} ranks, and this job has {job_has}: "
             "load_group(..., rank=k) loads the shard of rank k, and "
             "ioshape.checkpoints(directory)[-1].load(k) as well, for k from 0 to "
             f"{checkpoint.ranks - 1}"
         )
-    return place.rank
+    return this_job.rank
 
 
 # ---- Turns --------------------------------------------------------------------------------------

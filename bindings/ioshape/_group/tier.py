@@ -57,8 +57,8 @@ class GroupTier:
         if self.tier is None or self._drain is None:
             return None
         directory = os.path.realpath(self._directory)
-        place = f"{self.tier.files}{directory}/{name}"
-        return GroupPassage(self._drain, place, to_the_end=to_the_end)
+        copy_path = f"{self.tier.files}{directory}/{name}"
+        return GroupPassage(self._drain, copy_path, to_the_end=to_the_end)
 
 
 class GroupPassage(Passage):
@@ -68,8 +68,8 @@ class GroupPassage(Passage):
     drained.
     """
 
-    def __init__(self, drain: Drain, place: str, *, to_the_end: bool) -> None:
-        super().__init__(drain, place, to_the_end=to_the_end)
+    def __init__(self, drain: Drain, copy_path: str, *, to_the_end: bool) -> None:
+        super().__init__(drain, copy_path, to_the_end=to_the_end)
         self._is_direct = False
 
     @property
@@ -91,7 +91,7 @@ class GroupPassage(Passage):
             downgrades = report.downgrades[0 : min(report.downgrade_count, len(report.downgrades))]
             self._is_direct = any(one.code == lib.IOSHAPE_DOWNGRADE_TIER for one in downgrades)
             if not self._is_direct:
-                self._ticket = self._drain.kept(self._place)
+                self._ticket = self._drain.kept(self._copy_path)
 
     def is_drained(self) -> bool:
         """Return whether the checkpoint, or a later one, is at its destination."""

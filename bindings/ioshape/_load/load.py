@@ -20,7 +20,7 @@ from ioshape._load import unpickle
 from ioshape._load.contents import verify as verify_file
 from ioshape._load.into import Into, fill, filling_of, load_into
 from ioshape._load.only import Only, load_only, patterns_of, pick
-from ioshape._load.places import load_at_once
+from ioshape._load.placement import load_at_once
 from ioshape._load.reader import Reader, can_read
 from ioshape._load.together import Together, all_ranks
 from ioshape._load.unread import failures_of

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._load.into import join_names
-from ioshape._load.places import Places
+from ioshape._load.placement import Placement
 from ioshape._load.unread import UnreadFile, failures_of, tensors_in, unread_object
 from ioshape._load.verified import Source
 
@@ -98,12 +98,12 @@ def load_only(
     If they contain more than tensors, containers and plain values, torch_load loads the whole file.
     """
     file = UnreadFile(reader, progress, is_whole=False)
-    places = Places(only.map_location, file)
+    placement = Placement(only.map_location, file)
     with failures_of(file, part):
-        unread = unread_object(file, places.note)
+        unread = unread_object(file, placement.defer)
         if unread is not None:
             found = pick(unread[0], reader.path, only.wanted)
-            places.bring(tensors_in(found))
+            placement.bring(tensors_in(found))
             return found
     whole = Source(reader, progress)
     with failures_of(whole, part):

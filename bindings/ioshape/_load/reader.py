@@ -235,9 +235,9 @@ class Reader(Owner):
             )
         )
 
-    def expect(self, record: int) -> None:
+    def prefetch(self, record: int) -> None:
         """Start to prefetch a record and those behind it. Do not wait."""
-        self._check(lib.save_reader_expect(self._pointer, record))
+        self._check(lib.save_reader_prefetch(self._pointer, record))
 
     def read_records(
         self, requests: list[Request], told: Callable[[Progress], object] | None = None

@@ -33,7 +33,7 @@ PIECE_BYTES = 16 << 20
 _DEPTH = 4
 _DIGEST_BYTES = 16
 # the seconds until all ranks must have come
-_PATIENCE_S = 120.0
+_MOST_WAIT_S = 120.0
 
 
 class Together:
@@ -179,17 +179,17 @@ def _has_come(stretch: Stretch, piece: Piece) -> tuple[int, int] | None:
 
 
 def _sums(stretch: Stretch, piece: Piece) -> list[int]:
-    """Return the checksums of the parts that the reader could not verify in pieces."""
-    return [piece.buffer.crc32(part.at, part.n_bytes) for part in stretch.unverified()]
+    """Return the checksums of the segments that the reader could not verify in pieces."""
+    return [piece.buffer.crc32(segment.at, segment.n_bytes) for segment in stretch.unverified()]
 
 
 def _deliver(stretch: Stretch, piece: Piece, sums: Iterable[int], crcs: dict[int, int]) -> None:
-    for part, crc32 in zip(stretch.unverified(), sums, strict=False):
-        verify(part, crc32, crcs)
-    for part in stretch.parts:
-        if not part.begin and part.wanted.begins is not None:
-            part.wanted.begins()
-        piece.deliver(part)
+    for segment, crc32 in zip(stretch.unverified(), sums, strict=False):
+        verify(segment, crc32, crcs)
+    for segment in stretch.segments:
+        if not segment.begin and segment.wanted.begins is not None:
+            segment.wanted.begins()
+        piece.deliver(segment)
 
 
 def _warn(why: str) -> None:
@@ -204,11 +204,11 @@ def all_ranks() -> Together | None:
     Raises:
         ValueError: torch.distributed is not initialised, or has no gloo.
     """
-    place = job()
-    if place.world_size == 1:
+    this_job = job()
+    if this_job.world_size == 1:
         return None
     try:
-        found = _comm.of_torch(_PATIENCE_S)
+        found = _comm.of_torch(_MOST_WAIT_S)
     except RuntimeError as error:
         _warn(f"torch.distributed cannot connect them ({error})")
         return None
@@ -217,4 +217,4 @@ def all_ranks() -> Together | None:
             "shared=True sends what one rank reads to the others: call "
             "torch.distributed.init_process_group() first, with a torch that has gloo"
         )
-    return Together(found.process_group, place.rank, place.world_size, place.node)
+    return Together(found.process_group, this_job.rank, this_job.world_size, this_job.node)

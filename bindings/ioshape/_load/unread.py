@@ -40,7 +40,7 @@ _HEADER = struct.Struct("<4s22xHH")
 _HEADER_SIGNATURE = b"PK\3\4"
 
 # A smaller file is read before torch has created the object, so prefetching gains nothing.
-_LEAST_EXPECTED_BYTES = 8 << 20
+_LEAST_PREFETCHED_BYTES = 8 << 20
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 _CONTAINERS = (dict, collections.OrderedDict, list, tuple, set)
@@ -93,7 +93,7 @@ class UnreadFile(Source):
         """
         super().__init__(reader, progress)
         self._together = together
-        self._is_expected = is_whole and together is None
+        self._prefetches = is_whole and together is None
         self._listed = reader.records()
         self._records = {record.file_offset: record for record in self._listed}
         self._numbers = {record.file_offset: number for number, record in enumerate(self._listed)}
@@ -113,7 +113,7 @@ class UnreadFile(Source):
                 return super().readinto(view)
             view[:] = header
         elif record.name.startswith("data/"):
-            self._expect(record)
+            self._prefetch(record)
             self.unread[ctypes.addressof(ctypes.c_ubyte.from_buffer(view))] = record
         else:
             super().readinto(view)
@@ -122,10 +122,10 @@ class UnreadFile(Source):
         self._position += view.nbytes
         return view.nbytes
 
-    def _expect(self, record: RawRecord) -> None:
+    def _prefetch(self, record: RawRecord) -> None:
         """Start to prefetch at the first storage, so that the storage device does not idle."""
-        if not self.unread and self._is_expected and self.n_bytes >= _LEAST_EXPECTED_BYTES:
-            self._reader.expect(self._numbers[record.file_offset])
+        if not self.unread and self._prefetches and self.n_bytes >= _LEAST_PREFETCHED_BYTES:
+            self._reader.prefetch(self._numbers[record.file_offset])
 
     def _header(self) -> bytes | None:
         """Return a synthetic local header for the record at this position, or None.

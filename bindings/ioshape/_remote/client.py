@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connect to object stores with boto3, and turn its exceptions into the library's.
 
-boto3 is Amazon's own client. It finds credentials in all places where users keep them.
+boto3 is Amazon's own client. It finds credentials wherever users keep them.
 """
 
 from __future__ import annotations

@@ -98,22 +98,22 @@ def download(
     if not address.key:
         raise ValueError(f'"{url}" is a bucket; give an address in it, as "ioshape ls" lists them')
     client = connect(endpoint, jobs)
-    place = os.fspath(path)
-    if place.endswith("/") or os.path.isdir(place):  # noqa: PTH112
-        place = os.path.join(place, address.name)  # noqa: PTH118
+    local_path = os.fspath(path)
+    if local_path.endswith("/") or os.path.isdir(local_path):  # noqa: PTH112
+        local_path = os.path.join(local_path, address.name)  # noqa: PTH118
     is_synced = is_durable(durable)
-    with sentences(f'download "{address}"', place, "download"):
+    with sentences(f'download "{address}"', local_path, "download"):
         listing = _listing(client, address)
         if listing is None:
             one = _Download(client, address, jobs, part_bytes, progress)
-            return one.single(place, durable=is_synced)
-        if os.path.lexists(place):
+            return one.single(local_path, durable=is_synced)
+        if os.path.lexists(local_path):
             remedy = "remove it, or give another path"
-            sentence = f'cannot download "{address}": "{place}" already exists'
-            raise failure(-errno.EEXIST, sentence, place, "download", remedy=remedy)
+            sentence = f'cannot download "{address}": "{local_path}" already exists'
+            raise failure(-errno.EEXIST, sentence, local_path, "download", remedy=remedy)
         one = _Download(client, address, jobs, part_bytes, progress, listing.n_bytes)
-        one.directory(listing, place, durable=is_synced)
-    return Downloaded(place, listing.kind, len(listing.files), listing.n_bytes, True)
+        one.directory(listing, local_path, durable=is_synced)
+    return Downloaded(local_path, listing.kind, len(listing.files), listing.n_bytes, True)
 
 
 def _listing(client: Client, address: Address) -> Listing | None:
@@ -175,7 +175,7 @@ class _Download:
 
     # ---- Files and directories ------------------------------------------------------------------
 
-    def single(self, place: str, *, durable: bool) -> Downloaded:
+    def single(self, local_path: str, *, durable: bool) -> Downloaded:
         """Download one object, and the object with its checksums if there is one."""
         address = self._address
         file = self._look(address)
@@ -184,10 +184,10 @@ class _Download:
             raise _incomplete(address)
         self._n_bytes = file.n_bytes
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="ioshape-s3") as pool:
-            self._fetch_to(place, file, pool, durable=durable)
+            self._fetch_to(local_path, file, pool, durable=durable)
             if beside is not None:
-                self._fetch_to(place + SUFFIX, beside, pool, durable=durable)
-        return Downloaded(place, "file", 1, file.n_bytes, bool(file.crc32))
+                self._fetch_to(local_path + SUFFIX, beside, pool, durable=durable)
+        return Downloaded(local_path, "file", 1, file.n_bytes, bool(file.crc32))
 
     def _look(self, address: Address) -> _Object | None:
         told = head(self._client, address.bucket, address.key)
@@ -203,10 +203,10 @@ class _Download:
             int(modified) if _NANOSECONDS.fullmatch(modified) else None,
         )
 
-    def directory(self, listing: Listing, place: str, *, durable: bool) -> None:
+    def directory(self, listing: Listing, local_path: str, *, durable: bool) -> None:
         """Download all listed files into a hidden directory, which then gets its final name."""
-        os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)  # noqa: PTH100, PTH103, PTH120
-        with Directory(place) as made:
+        os.makedirs(os.path.dirname(os.path.abspath(local_path)), exist_ok=True)  # noqa: PTH100, PTH103, PTH120
+        with Directory(local_path) as made:
             for name in listing.directories:
                 os.makedirs(os.path.join(made.path, name), exist_ok=True)  # noqa: PTH103, PTH118
             small = [one for one in listing.files if one.bytes <= self._part_bytes]

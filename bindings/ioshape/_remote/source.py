@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ioshape._core.errors import failure
 from ioshape._core.names import is_unfinished
 from ioshape._formats.dcp_names import DESCRIPTION
-from ioshape._group import dcp_series as series
+from ioshape._group import dcp_families as families
 from ioshape._group.checkpoints import Handle, checkpoints
 from ioshape._load.contents import SUFFIX
 from ioshape._load.reader import Reader
@@ -121,7 +121,7 @@ def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tupl
 
 def _directory(path: str) -> Source:
     if os.path.exists(os.path.join(path, DESCRIPTION)):  # noqa: PTH110, PTH118
-        series.look(path)  # raises if a file of the checkpoint is missing
+        families.look(path)  # raises if a file of the checkpoint is missing
         return Source(path, "dcp", *_walk(path, {}))
     inside = checkpoints(path)
     if inside:

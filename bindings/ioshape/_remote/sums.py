@@ -74,20 +74,20 @@ class Sums:
 
     def check(self) -> None:
         """Compare the known checksums. All parts must have been added."""
-        places = sorted(self._pieces)
+        offsets = sorted(self._pieces)
         for one in self._known:
-            first = bisect_left(places, one.offset)
-            end = bisect_left(places, one.offset + one.n_bytes)
-            if self._joined(places[first:end]) != one.crc32:
+            first = bisect_left(offsets, one.offset)
+            end = bisect_left(offsets, one.offset + one.n_bytes)
+            if self._joined(offsets[first:end]) != one.crc32:
                 raise one.damaged()
 
     def whole(self) -> int:
         """Return the checksum of the whole file."""
         return self._joined(sorted(self._pieces))
 
-    def _joined(self, places: list[int]) -> int:
+    def _joined(self, offsets: list[int]) -> int:
         total = 0
-        for place in places:
-            n_bytes, piece = self._pieces[place]
+        for offset in offsets:
+            n_bytes, piece = self._pieces[offset]
             total = lib.base_crc32_combine(total, piece, n_bytes)
         return int(total)

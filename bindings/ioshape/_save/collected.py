@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Background saves in the place of a framework's blocking saves, collected for one wait.
+"""Background saves instead of a framework's blocking saves, collected for one wait.
 
 Inside in_background(), the functions that replace a framework's saves use begins(). The owner of
 the block waits for all of them.

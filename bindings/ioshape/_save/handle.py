@@ -105,7 +105,7 @@ class SaveHandle:
         #: the destination, as the caller gave it
         self.path: str = request.path
         #: the canonical path to which the save writes, which may be on a tier
-        self._place = under_way.place_of(request.place)
+        self._canonical_path = under_way.canonical(request.write_path)
         self._passage = request.passage
 
     @classmethod
@@ -134,7 +134,7 @@ class SaveHandle:
         if self.done():
             # repr() must not raise, even if the program turns warnings into errors.
             with contextlib.suppress(SkippedWarning):
-                self._settle()
+                self._record_end()
             skipped = self._report is not None and self._report.skipped
             state = "failed" if self._error else "skipped" if skipped else "done"
         return f"<ioshape.SaveHandle {self.path!r}: {state}>"
@@ -191,7 +191,7 @@ class SaveHandle:
         """
         if not self.done():
             return False
-        self._settle()
+        self._record_end()
         passage = self._passage
         return self._error is None and (passage is None or passage.is_drained())
 
@@ -213,7 +213,7 @@ class SaveHandle:
     def report(self) -> Report | None:
         """The report of the save, also if it failed; None while it is in progress."""
         if self.done():
-            self._settle()
+            self._record_end()
         return self._report
 
     @property
@@ -327,7 +327,7 @@ class SaveHandle:
                 _terminal.set_waiting(False)
         if not code and not self._is_carried(None if end is None else end - time.monotonic()):
             return False
-        self._settle()
+        self._record_end()
         return True
 
     def _is_carried(self, timeout: float | None) -> bool:
@@ -361,7 +361,7 @@ class SaveHandle:
             )
         return True
 
-    def _settle(self) -> None:
+    def _record_end(self) -> None:
         """Record how the save ended, once. The caller makes sure that it has ended."""
         failures, causes = self._failures, self._causes
         if self._ended:

@@ -78,8 +78,8 @@ def steady(optimizer: Any) -> Callable[[torch.UntypedStorage], bool]:
         params = [param for group in one.param_groups for param in group["params"]]
         owned = [param for param in params if param.requires_grad]
         for tensor in tensors_in([owned, list(one.state.values())]):
-            place = int(tensor.storage_offset()), tensor.numel() * tensor.element_size()
-            parts.setdefault(_key(tensor.untyped_storage()), set()).add(place)
+            extent = int(tensor.storage_offset()), tensor.numel() * tensor.element_size()
+            parts.setdefault(_key(tensor.untyped_storage()), set()).add(extent)
 
     def is_steady(storage: torch.UntypedStorage) -> bool:
         return sum(n for _, n in parts.get(_key(storage), ())) >= storage.nbytes() > 0
@@ -94,7 +94,7 @@ class Steps:
     """The sequence of steps of one optimizer, or of a loop that calls before_step()."""
 
     def next(self) -> None:
-        """Note that a step begins. Wait until the data that it changes is copied."""
+        """Record that a step begins. Wait until the data that it changes is copied."""
         for one in list(_copying):
             if self in one._waiters:
                 _wait(one)

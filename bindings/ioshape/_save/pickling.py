@@ -157,7 +157,7 @@ class _PickleComplete(Exception):
     """Raised through _save() to leave it before it copies the storages of a GPU."""
 
 
-class _Notes:
+class _Recorder:
     """The zip writer that _save() is given. It collects records and writes nothing."""
 
     def __init__(self, alignment: int) -> None:
@@ -215,10 +215,10 @@ def check_arguments(f: object, pickle_module: Any) -> None:
     _private("_check_save_filelike", lambda _file: None)(f)
 
 
-def _run(obj: object, notes: _Notes, module: Any, protocol: int) -> None:
+def _run(obj: object, recorder: _Recorder, module: Any, protocol: int) -> None:
     # The last argument is False, so _save() writes the record "byteorder". With True, the C++ part
     # of torch's writer adds it at the end, and that part is not used here.
-    torch.serialization._save(obj, notes, module, protocol, False)  # type: ignore[no-untyped-call]
+    torch.serialization._save(obj, recorder, module, protocol, False)  # type: ignore[no-untyped-call]
 
 
 # None until _save() has been tried. Then "" if it behaves as expected, or the reason why it does
@@ -244,16 +244,16 @@ def _probe() -> str:
     names: list[str] = []
     gathered: list[dict[str, torch.UntypedStorage]] = []
 
-    class Probe(_Notes):
+    class Probe(_Recorder):
         def write_record(self, name: str, data: Any, n_bytes: int) -> None:
             if not name.startswith(_DATA):
                 gathered.append(dict(_storages_of(sys._getframe(1))))
             names.append(name)
             super().write_record(name, data, n_bytes)
 
-    notes = Probe(64)
-    _run(sample, notes, pickle, 2)
-    written = {record.name: record.storage for record in notes.pickled.records if record.storage}
+    recorder = Probe(64)
+    _run(sample, recorder, pickle, 2)
+    written = {record.name: record.storage for record in recorder.pickled.records if record.storage}
     known = {f"{_DATA}{key}": storage for key, storage in gathered[-1].items()} if gathered else {}
     if (
         names[:1] != [_PICKLE]
@@ -307,26 +307,26 @@ def collect(obj: object, module: Any, protocol: int) -> Pickled:
     reason = problem()
     if reason:
         raise Unsupported(reason)
-    notes = _Notes(_private("_get_storage_alignment", lambda: 64)())
+    recorder = _Recorder(_private("_get_storage_alignment", lambda: 64)())
     try:
-        _run(obj, notes, module, protocol)
+        _run(obj, recorder, module, protocol)
     except _PickleComplete:
-        notes.pickled.has_device_storages = True
-        if any(storage.device.type == "meta" for storage in notes.storages.values()):
+        recorder.pickled.has_device_storages = True
+        if any(storage.device.type == "meta" for storage in recorder.storages.values()):
             # torch.save has the right behaviour for storages without data.
             raise Unsupported("storages without data") from None
-        for key, storage in notes.storages.items():
-            notes.pickled.records.append(
+        for key, storage in recorder.storages.items():
+            recorder.pickled.records.append(
                 Record(
                     f"{_DATA}{key}",
                     storage=storage,
-                    alignment=alignment_for(storage.nbytes(), notes.alignment),
+                    alignment=alignment_for(storage.nbytes(), recorder.alignment),
                 )
             )
-    notes.pickled.records.append(Record(*_VERSION_RECORD))
-    notes.pickled.optimizer_storages = frozenset(_optimizer_storages(obj))
-    notes.pickled.seconds = time.perf_counter() - begin
-    return notes.pickled
+    recorder.pickled.records.append(Record(*_VERSION_RECORD))
+    recorder.pickled.optimizer_storages = frozenset(_optimizer_storages(obj))
+    recorder.pickled.seconds = time.perf_counter() - begin
+    return recorder.pickled
 
 
 _LOCAL_HEADER_BYTES = 30
@@ -422,10 +422,10 @@ def records_of(
 
 def _fetch(fetched: list[tuple[Any, Any, bool]], path: str, payload: Payload) -> None:
     """Let C fetch the records that lie on devices."""
-    payload.couriers, notes = couriers_for(
+    payload.couriers, recorder = couriers_for(
         [Fetched(one.name, one.storage, is_later) for _to, one, is_later in fetched], path
     )
-    payload.downgrades += tuple(Downgrade(note, "torch") for note in notes)
+    payload.downgrades += tuple(Downgrade(note, "torch") for note in recorder)
     for (to, _record, _later), courier in zip(fetched, payload.couriers, strict=True):
         to.fetch = FETCH
         to.fetch_user = handle = ffi.new_handle(courier)

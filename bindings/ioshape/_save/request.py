@@ -72,7 +72,7 @@ class SaveRequest:
     #: whether to write a checksum of each MiB into a file beside the saved file
     checksums: bool
     #: path that the save writes: the destination, or one on the tier
-    place: str
+    write_path: str
     #: the rest of the way, if the save writes on the tier; None: there is none
     passage: Passage | None = None
     #: downgrades so far
@@ -106,12 +106,12 @@ class SaveRequest:
             tier=tier_folder(tier) if tier else "",
             to_destination=to_destination,
             checksums=checksums,
-            place=path,
+            write_path=path,
         )
 
     def ordered_context(self) -> Context:
         """Return the context for the save. Saves to one path share one, which keeps their order."""
-        return under_way.context_of_saves_to(self.place) or self.context
+        return under_way.context_of_saves_to(self.write_path) or self.context
 
     def set_in(self, options: Any) -> None:
         """Set the fields that the option structs of records and of files have in common."""
@@ -159,7 +159,7 @@ def start(
         request: The options of the caller.
         context: The context that the save belongs to.
         payload: The records to save.
-        function: The function, which also gets the options and the place for its result.
+        function: The function, which also gets the options and the pointer for its result.
         arguments: Its first arguments.
         background: Whether the caller goes on while the save is in progress. If so, the records are
             copied, except those that may be copied later. If not, their memory stays unchanged.
@@ -170,7 +170,11 @@ def start(
     # returns. So it must not wait for staging memory, nor for an interrupted save to its path.
     interrupted = under_way.paths_staged()
     borrow = not background or bool(interrupted)
-    if interrupted and request.due is None and under_way.place_of(request.place) in interrupted:
+    if (
+        interrupted
+        and request.due is None
+        and under_way.canonical(request.write_path) in interrupted
+    ):
         request = replace(request, due=time.monotonic() + _INTERRUPTING_S)
     with under_way.starting():
         options = sized("ioshape_save_options")
@@ -193,7 +197,7 @@ def start(
         # If a signal raises an exception, the save is freed, which aborts it, before the memory
         # that it borrows.
         try:
-            with contextlib.nullcontext() if borrow else under_way.staging(request.place):
+            with contextlib.nullcontext() if borrow else under_way.staging(request.write_path):
                 code = function(*arguments, options, out)
             if code:
                 raise _failure(request.path, [*payload.couriers, *failures])

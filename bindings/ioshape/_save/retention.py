@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ioshape._core.descriptors import open_file
 from ioshape._core.errors import StorageError
 from ioshape._core.family import numbered
-from ioshape._core.under_way import place_of
+from ioshape._core.under_way import canonical
 from ioshape._load.reader import Reader
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def after_save(report: Report, keep_last: int) -> None:
         return
     path, is_there = report.path, not report.tier
     try:
-        directory, name = os.path.split(place_of(path))
+        directory, name = os.path.split(canonical(path))
         with _Family(directory, family_of(path)) as family:
             found = family.members()
             if is_there and all(one.name != name for one in found):
@@ -111,7 +111,7 @@ def prune(path: str, keep_last: int, *, dry_run: bool) -> tuple[list[Kept], list
         ValueError: The path belongs to no family.
         StorageError: A file could not be removed. All others were removed nevertheless.
     """
-    directory = os.path.dirname(place_of(path))  # noqa: PTH120
+    directory = os.path.dirname(canonical(path))  # noqa: PTH120
     with _Family(directory, family_of(path)) as family:
         found = family.members()
         while found and not family.is_intact(found[0]):

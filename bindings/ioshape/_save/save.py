@@ -390,14 +390,16 @@ def _start(
     background: bool,
 ) -> SaveHandle:
     context = request.ordered_context()
-    payload = pickling.records_of(pickled, is_steady, request.place, copies_shared=not background)
+    payload = pickling.records_of(
+        pickled, is_steady, request.write_path, copies_shared=not background
+    )
     return start(
         request,
         context,
         payload,
         lib.save_records_lazily,
         context.pointer,
-        encoded(request.place),
+        encoded(request.write_path),
         payload.array,
         payload.later,
         payload.length,

@@ -42,7 +42,7 @@ class Member:
     node: str
     rank: int
     weight: int
-    express: bool
+    bypass: bool
     #: whether it has a deadline
     urgent: bool
     #: bytes that it announced; 0 if unknown
@@ -108,7 +108,7 @@ class PoolStatus:
     #: size in bytes up to which a save may pass the queue
     small_bytes: int
     #: number of small saves that may pass the queue at a time
-    express: int
+    bypass: int
     #: number of grants since the pool was created
     grants: int
     #: holders, oldest first; incomplete if there are many
@@ -227,7 +227,7 @@ class Operator:
         pool_bytes_per_s: int = 0,
         job_bytes_per_s: int = 0,
         small_bytes: int = 0,
-        express: int = 0,
+        bypass: int = 0,
         clear: bool = False,
         job: str = "",
         user: str = "",
@@ -245,7 +245,7 @@ class Operator:
             "pool_bytes_per_s": pool_bytes_per_s,
             "job_bytes_per_s": job_bytes_per_s,
             "small_bytes": small_bytes,
-            "express": express,
+            "bypass": bypass,
         }
         name, others = job or user, {**of_pool, "job_bytes_per_s": 0}
         if (name and any(others.values())) or (share and not name) or (job and user):

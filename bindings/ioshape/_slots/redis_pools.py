@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     Node = tuple[str, int]
 
 # Seconds, as in C: for a call, and at least for each of several hosts that do not answer.
-_PATIENCE_S = 2.0
-_LEAST_PATIENCE_S = 0.5
+_MOST_WAIT_S = 2.0
+_LEAST_TIMEOUT_S = 0.5
 _MOST_REDIRECTS = 5
 # Lua numbers above 2^53 are not exact integers.
 _MOST_BYTES = 2**53
@@ -61,7 +61,7 @@ _NAMES = {
     "pool_bytes_per_s": "pool_rate",
     "job_bytes_per_s": "job_rate",
     "small_bytes": "small",
-    "express": "express",
+    "bypass": "express",
 }
 
 # Parts of the script's error messages if another program has written to the keys of the pool.
@@ -230,8 +230,8 @@ class RedisPools:
         password = said(address.password) if greet and address.has_password else ""
         if (server, password) not in self._clients:
             options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
-            patience = max(_PATIENCE_S / max(address.node_count, 1), _LEAST_PATIENCE_S)
-            options["socket_timeout"] = options["socket_connect_timeout"] = patience
+            timeout_s = max(_MOST_WAIT_S / max(address.node_count, 1), _LEAST_TIMEOUT_S)
+            options["socket_timeout"] = options["socket_connect_timeout"] = timeout_s
             if greet:
                 options["db"] = address.database
             if password:
@@ -300,7 +300,7 @@ def _member(row: dict[str, Any], now: int) -> Member:
         node=word(row["node"]),
         rank=_number(row["rank"]),
         weight=_number(row["weight"]),
-        express=_number(row["state"]) == _HOLDING and not _number(row["given"]),
+        bypass=_number(row["state"]) == _HOLDING and not _number(row["given"]),
         urgent=bool(_number(row["is_urgent"])),
         bytes=_number(row["bytes"]),
         passed=_number(row["passed"]),
@@ -378,7 +378,7 @@ def _status(pool: str, where: Any, found: dict[str, Any]) -> PoolStatus:
         pool_bytes_per_s=chosen["pool_rate"],
         job_bytes_per_s=chosen["job_rate"],
         small_bytes=chosen["small"] or where.small_bytes,
-        express=chosen["express"] or where.express,
+        bypass=chosen["express"] or where.bypass,
         grants=_number(of_pool["grants"]),
         holders=tuple(holders[:MOST_LISTED]),
         waiters=tuple(waiters),

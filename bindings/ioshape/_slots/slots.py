@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 _NAME_BYTES = 128
 
 # pace() passes the bytes to C in pieces, because Python handles signals only in its own code. A
-# piece grows until it waits for about _PATIENCE_S seconds.
-_PATIENCE_S = 0.2
+# piece grows until it waits for about _MOST_WAIT_S seconds.
+_MOST_WAIT_S = 0.2
 _FIRST_PIECE = 4 << 10
 _MOST_PIECE = 4 << 20
 
@@ -84,9 +85,18 @@ class SlotInfo:
     #: whether the slot was taken away before it was released
     lost: bool
     #: whether the request was so small that it passed the queue
-    express: bool
+    bypass: bool
     #: the downgrade that was taken, and why; "" if there was none
     note: str
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if name != "express":
+                raise AttributeError(f"SlotInfo has no attribute {name!r}")
+            sentence = "SlotInfo.express is now SlotInfo.bypass; the next version removes it"
+            warnings.warn(sentence, DeprecationWarning, stacklevel=2)
+            return self.bypass
 
 
 class Slot:
@@ -144,8 +154,8 @@ class Slot:
                 begin = time.monotonic()
                 self._check(lib.ioshape_slot_pace(self._slot[0], piece))
                 took_s = time.monotonic() - begin
-            if took_s > _PATIENCE_S:
-                self._piece = max(1, min(piece, int(piece * _PATIENCE_S / took_s)))
+            if took_s > _MOST_WAIT_S:
+                self._piece = max(1, min(piece, int(piece * _MOST_WAIT_S / took_s)))
             elif piece == self._piece:
                 self._piece = min(2 * piece, _MOST_PIECE)
             left -= piece
@@ -203,7 +213,7 @@ class Slot:
     def _read(self) -> SlotInfo:
         struct = sized("ioshape_slot_info")
         self._check(lib.ioshape_slot_get_info(self._slot[0], struct))
-        return SlotInfo(**shared_fields(SlotInfo, struct, flags=frozenset({"lost", "express"})))
+        return SlotInfo(**shared_fields(SlotInfo, struct, flags=frozenset({"lost", "bypass"})))
 
 
 class _Queue:

@@ -55,9 +55,9 @@ def _folder_at(path: str) -> _Folder | None:
 class Ticket:
     """A destination to which this process has saved over the tier, until it is drained."""
 
-    def __init__(self, folder: _Folder | None, place: str) -> None:
+    def __init__(self, folder: _Folder | None, copy_path: str) -> None:
         self.folder = folder
-        self.place = place
+        self.copy_path = copy_path
         #: number of saves to this destination; the last one overtakes those before
         self.keeps = 0
         self.is_drained = False
@@ -119,11 +119,11 @@ class Drain:
             made = self._context = (Context(**preferred), given)
         return made[0]
 
-    def keep(self, place: str, *, keep_last: int = 0, keep_every: int = 0) -> Ticket:
+    def keep(self, copy_path: str, *, keep_last: int = 0, keep_every: int = 0) -> Ticket:
         """Record durably what was saved on the tier, and drain it soon.
 
         Args:
-            place: The path on the tier, as Tier.place() returned it.
+            copy_path: The path on the tier, as Tier.path_for() returned it.
             keep_last: As in Tier.keep().
             keep_every: As in Tier.keep().
 
@@ -131,16 +131,16 @@ class Drain:
             StorageError: The journal could not be written.
         """
         tier = self.tier
-        tier.keep(place.removeprefix(tier.files), keep_last=keep_last, keep_every=keep_every)
-        return self.kept(place)
+        tier.keep(copy_path.removeprefix(tier.files), keep_last=keep_last, keep_every=keep_every)
+        return self.kept(copy_path)
 
-    def kept(self, place: str) -> Ticket:
+    def kept(self, copy_path: str) -> Ticket:
         """Drain a copy that is in the journal already, and return its ticket."""
         folder = _folder_at(self.folder)
         with self._changed:
-            ticket = self._tickets.get(place)
+            ticket = self._tickets.get(copy_path)
             if ticket is None or ticket.folder != folder:
-                ticket = self._tickets[place] = Ticket(folder, place)
+                ticket = self._tickets[copy_path] = Ticket(folder, copy_path)
             ticket.keeps += 1
             ticket.result = ticket.failure = None
         self.begin()
@@ -191,7 +191,7 @@ class Drain:
         if not seen:
             return
         try:
-            waiting = {copy.place for copy in self.tier.copies() if copy.is_waiting}
+            waiting = {copy.copy_path for copy in self.tier.copies() if copy.is_waiting}
             now = _folder_at(self.folder)
             failed = None
         except StorageError as error:
@@ -200,15 +200,15 @@ class Drain:
             for ticket, keeps in seen.items():
                 if failed or now != ticket.folder:
                     ticket.failure = failed or self._gone(ticket)
-                elif ticket.place not in waiting and ticket.keeps == keeps:
+                elif ticket.copy_path not in waiting and ticket.keeps == keeps:
                     ticket.is_drained = True
-                    self._tickets.pop(ticket.place, None)
+                    self._tickets.pop(ticket.copy_path, None)
 
     def _gone(self, ticket: Ticket) -> StorageError:
         return failure(
             -errno.ENODEV,
-            f'cannot drain "{ticket.place}": "{self.folder}" is a different folder than when it '
-            "was saved",
+            f'cannot drain "{ticket.copy_path}": "{self.folder}" is a different folder than when '
+            "it was saved",
             self.folder,
             "drain",
             remedy=f'mount the previous filesystem, and run "ioshape drain {self.folder}"',

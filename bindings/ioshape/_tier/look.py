@@ -62,7 +62,7 @@ def tiers_at(folder: str) -> list[Tier]:
 def _is_tier_of(user: int, entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is this user's folder of a tier.
 
-    Symbolic links are not followed: a user could point them at any place that the operator can
+    Symbolic links are not followed: a user could point them at any path that the operator can
     read.
     """
     if not entry.is_dir(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != user:
@@ -107,17 +107,17 @@ def _entry(name: str, text: str) -> tuple[str, bool]:
     return (os.fsdecode(ffi.string(path)), bool(drained[0])) if path else ("", False)
 
 
-def _sizes(place: str) -> Iterator[int]:
+def _sizes(copy_path: str) -> Iterator[int]:
     """Yield the size of a file, or of each file in a directory. Symbolic links are not followed."""
     try:
-        size = os.lstat(place).st_size
+        size = os.lstat(copy_path).st_size
     except OSError:
         return
-    above = os.path.dirname(place)  # noqa: PTH120
+    above = os.path.dirname(copy_path)  # noqa: PTH120
     if os.path.realpath(above) != above:
         return
     yield size
-    for folder, _folders, names in os.walk(place):
+    for folder, _folders, names in os.walk(copy_path):
         for name in names:
             try:
                 yield os.lstat(f"{folder}/{name}").st_size

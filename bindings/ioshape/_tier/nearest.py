@@ -7,7 +7,7 @@ import glob
 from typing import TYPE_CHECKING, TypeVar
 
 from ioshape._core.errors import PassedOver, StorageError, is_our_fault, warn_passed_over
-from ioshape._core.under_way import place_of
+from ioshape._core.under_way import canonical
 from ioshape._tier.drain import drain_of
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ def nearest(path: str, folder: str, read: Callable[[str], _T]) -> _T:
     If the copy is damaged, a FallbackWarning says so, and the destination is read.
     """
     tier = tier_at(folder)
-    place = None if tier is None else _found(tier, path)
-    if place is None:
+    copy_path = None if tier is None else _found(tier, path)
+    if copy_path is None:
         return read(path)
     try:
-        return read(place)
+        return read(copy_path)
     except StorageError as error:
         if is_our_fault(error):
             raise
-        passed_over = PassedOver(place, error)
+        passed_over = PassedOver(copy_path, error)
     try:
         found = read(path)
     except FileNotFoundError:
@@ -68,10 +68,10 @@ def matching(pattern: str, folder: str) -> dict[str, str]:
     tier = tier_at(folder)
     if tier is None:
         return {}
-    behind = glob.escape(tier.files) + place_of(pattern)
-    paths = [place.removeprefix(tier.files) for place in glob.glob(behind)]  # noqa: PTH207
+    behind = glob.escape(tier.files) + canonical(pattern)
+    paths = [copy_path.removeprefix(tier.files) for copy_path in glob.glob(behind)]  # noqa: PTH207
     found = ((path, _found(tier, path)) for path in paths)
-    return {path: place for path, place in found if place is not None}
+    return {path: copy_path for path, copy_path in found if copy_path is not None}
 
 
 def _found(tier: Tier, path: str) -> str | None:

@@ -18,7 +18,7 @@ from ioshape._core.locks import module_lock
 from ioshape._core.log import logger
 from ioshape._core.names import UNDER_WAY
 from ioshape._core.report import Downgrade
-from ioshape._core.under_way import context_of_saves_to, place_of
+from ioshape._core.under_way import canonical, context_of_saves_to
 from ioshape._tier.drain import drain_of
 
 if TYPE_CHECKING:
@@ -35,18 +35,18 @@ class Passage:
     def __init__(
         self,
         drain: Drain,
-        place: str,
+        copy_path: str,
         *,
         to_the_end: bool = False,
         keep_last: int = 0,
         keep_every: int = 0,
     ) -> None:
-        """Prepare a save to `place` on a tier; with `to_the_end` it ends at the destination.
+        """Prepare a save to `copy_path` on a tier; with `to_the_end` it ends at the destination.
 
         The other arguments are those of Drain.keep().
         """
         self._drain = drain
-        self._place = place
+        self._copy_path = copy_path
         self._to_the_end = to_the_end
         self._retention = (keep_last, keep_every)
         #: pointer to the C handle of the save; set when the save starts
@@ -83,7 +83,7 @@ class Passage:
                 return
             try:
                 last, every = self._retention
-                self._ticket = self._drain.keep(self._place, keep_last=last, keep_every=every)
+                self._ticket = self._drain.keep(self._copy_path, keep_last=last, keep_every=every)
             except StorageError as error:
                 self.failure = error
 
@@ -91,7 +91,7 @@ class Passage:
         """Remove the copy on the tier, which loads would take for the newest."""
         with _lock:
             if not self.is_replaced:
-                Path(self._place).unlink(missing_ok=True)
+                Path(self._copy_path).unlink(missing_ok=True)
 
     def has_ended(self, timeout: float | None) -> bool:
         """Wait, after keep(), until the save counts as done; return False after the timeout."""
@@ -176,7 +176,7 @@ def _tell_earlier(route: SaveRequest) -> None:
 
     Saves to one path must end in the order of the calls, on whichever route.
     """
-    destination = place_of(route.path)
+    destination = canonical(route.path)
     with _lock:
         for passage, other in list(passages.items()):
             if other == destination and route.passage is None:
@@ -194,7 +194,7 @@ def _choose(request: SaveRequest, n_bytes: int) -> SaveRequest:
         return directly(request, why)
     try:
         drain = drain_of(request.tier)
-        place = drain.tier.place(path, n_bytes)
+        copy_path = drain.tier.path_for(path, n_bytes)
     except StorageError as error:
         # A full tier is normal: its copies wait to be drained. All other failures need the
         # operator.
@@ -203,8 +203,8 @@ def _choose(request: SaveRequest, n_bytes: int) -> SaveRequest:
         return directly(request, str(error))
     return replace(
         request,
-        place=place,
-        passage=Passage(drain, place, to_the_end=request.to_destination),
+        write_path=copy_path,
+        passage=Passage(drain, copy_path, to_the_end=request.to_destination),
         context=drain.context,
         durable=True,  # the file must survive on the tier until it is drained
     )

@@ -51,7 +51,7 @@ class Copy:
     #: path of the destination
     path: str
     #: path on the tier
-    place: str
+    copy_path: str
     n_bytes: int
     #: time of the save, in UTC
     saved: datetime
@@ -191,7 +191,7 @@ class Tier(Owner):
 
     # ---- Saves and loads -------------------------------------------------------------------------
 
-    def place(self, path: str, num_bytes: int) -> str:
+    def path_for(self, path: str, num_bytes: int) -> str:
         """Return where to save a checkpoint whose destination is `path`.
 
         The library first makes space for `num_bytes` bytes; 0 means that the size is unknown.
@@ -201,7 +201,7 @@ class Tier(Owner):
                 remove.
         """
         out = ffi.new("char **")
-        code = lib.ioshape_tier_place(self._pointer, encoded(path), num_bytes, out)
+        code = lib.ioshape_tier_path(self._pointer, encoded(path), num_bytes, out)
         self._check(code, path, "save")
         return _taken(out)
 
@@ -209,7 +209,7 @@ class Tier(Owner):
         """Record durably that the copy of `path` must be drained.
 
         Args:
-            path: The destination, as given to place().
+            path: The destination, as given to path_for().
             keep_last: For a group checkpoint: how many stay at the destination once this one is
                 drained, as in prune(); 0: all.
             keep_every: For a group checkpoint: those whose step is a multiple of this number stay,
@@ -308,7 +308,7 @@ def _taken(out: Any) -> str:
 def _copy(row: Any) -> Copy:
     return Copy(
         path=os.fsdecode(ffi.string(row.path)),
-        place=os.fsdecode(ffi.string(row.place)),
+        copy_path=os.fsdecode(ffi.string(row.copy_path)),
         n_bytes=row.bytes,
         saved=datetime.fromtimestamp(row.saved_s, tz=timezone.utc),
         number=row.number,

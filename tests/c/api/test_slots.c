@@ -334,10 +334,10 @@ EACH(a_small_request_passes_the_queue)
 	ck_assert_int_eq(pthread_create(&tiny.thread, NULL, visit, &tiny), 0);
 	await(&tiny);
 	ck_assert_uint_eq(tiny.place, 1);
-	ck_assert_uint_eq(tiny.info.express, 1);
+	ck_assert_uint_eq(tiny.info.bypass, 1);
 	ioshape_slot_free(slot);
 	await(&large);
-	ck_assert_uint_eq(large.info.express, 0);
+	ck_assert_uint_eq(large.info.bypass, 0);
 	end(_i);
 }
 

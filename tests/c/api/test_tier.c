@@ -18,10 +18,10 @@ static struct test_case tests = { .name = "tier", .setup = setup, .teardown = ti
 
 static void save(const char *name, const struct sample *what)
 {
-	char *place = place_of(name);
+	char *copy_path = place_of(name);
 
-	ck_assert_int_eq(sample_save(context, place, what, NULL), 0);
-	free(place);
+	ck_assert_int_eq(sample_save(context, copy_path, what, NULL), 0);
+	free(copy_path);
 	keep(name);
 }
 
@@ -32,7 +32,7 @@ TEST(tests, a_save_is_on_the_tier_until_it_is_drained)
 	struct ioshape_tier_copy *copies;
 	struct stat here, drained;
 	size_t all, count;
-	char *place;
+	char *copy_path;
 
 	save("a.pt", &sample);
 	ck_assert_int_ne(access(there("a.pt"), F_OK), 0);
@@ -41,8 +41,8 @@ TEST(tests, a_save_is_on_the_tier_until_it_is_drained)
 	ck_assert_str_eq(copies->path, there("a.pt"));
 	ck_assert_uint_eq(copies->number, 1);
 	ck_assert_uint_eq(copies->directory, 0);
-	must_hold(copies->place, &sample);
-	ck_assert_int_eq(stat(copies->place, &here), 0);
+	must_hold(copies->copy_path, &sample);
+	ck_assert_int_eq(stat(copies->copy_path, &here), 0);
 	ck_assert_uint_eq(copies->bytes, (uint64_t)here.st_size);
 	ck_assert_int_eq(copies->saved_s, here.st_mtime);
 	free(copies);
@@ -57,9 +57,9 @@ TEST(tests, a_save_is_on_the_tier_until_it_is_drained)
 	 */
 	ck_assert_int_eq(stat(there("a.pt"), &drained), 0);
 	ck_assert_int_eq(drained.st_mtime, here.st_mtime);
-	ck_assert_int_eq(ioshape_tier_find(tier, there("a.pt"), &place), 0);
-	must_hold(place, &sample);
-	free(place);
+	ck_assert_int_eq(ioshape_tier_find(tier, there("a.pt"), &copy_path), 0);
+	must_hold(copy_path, &sample);
+	free(copy_path);
 	ck_assert_int_eq(drain(), 0);
 	ck_assert_str_eq(told.paths, "");
 }
@@ -112,12 +112,12 @@ TEST(tests, files_of_any_format_are_carried_with_their_checksums)
 	const char *const ends[] = { there("raw"), NULL };
 	struct ioshape_reader *reader;
 	struct ioshape_file *file;
-	char *place = place_of("raw");
+	char *copy_path = place_of("raw");
 	static char bytes[(3 << 20) + 17];
 
 	memset(bytes, 'x', sizeof(bytes));
 	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
-	ck_assert_int_eq(ioshape_file_open(context, place, &options, &file), 0);
+	ck_assert_int_eq(ioshape_file_open(context, copy_path, &options, &file), 0);
 	ck_assert_int_eq(ioshape_file_write(file, bytes, sizeof(bytes)), 0);
 	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
 	ioshape_file_free(file);
@@ -127,25 +127,26 @@ TEST(tests, files_of_any_format_are_carried_with_their_checksums)
 	reading.any_format = 1;
 	for (int i = 0; i < 2; i++) {
 		ck_assert_int_eq(
-			ioshape_reader_open(context, i ? place : ends[0], &reading, &reader), 0);
+			ioshape_reader_open(context, i ? copy_path : ends[0], &reading, &reader),
+			0);
 		ck_assert_int_eq(ioshape_reader_get_info(reader, &info), 0);
 		ck_assert_uint_eq(info.checksums, 1);
 		ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 		ioshape_reader_free(reader);
 	}
-	free(place);
+	free(copy_path);
 }
 
 /* Files smaller than a block: empty, and one byte. */
 LOOP_TEST(tests, small_files_are_carried, 0, 2)
 {
-	char *place = place_of("small");
+	char *copy_path = place_of("small");
 
-	scratch_write(place, "x", (size_t)_i);
+	scratch_write(copy_path, "x", (size_t)_i);
 	keep("small");
 	ck_assert_int_eq(drain(), 0);
 	ck_assert(scratch_same(there("small"), "x", (size_t)_i));
-	free(place);
+	free(copy_path);
 }
 
 static const mode_t umasks[] = { 022, 002, 077 };
@@ -228,14 +229,14 @@ TEST(tests, what_replaces_a_drained_one_is_nearest)
 /* What an earlier drain wrote is older than later saves, whatever the clock says. */
 TEST(tests, a_clock_that_was_set_back_loses_no_save)
 {
-	char *place;
+	char *copy_path;
 
 	save("a.pt", &sample);
 	ck_assert_int_eq(drain(), 0);
 	save("a.pt", &other);
-	place = place_of("a.pt");
-	shift_time(place, -3600);
-	free(place);
+	copy_path = place_of("a.pt");
+	shift_time(copy_path, -3600);
+	free(copy_path);
 	ck_assert_int_eq(drain(), 0);
 	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED], 1);
 	must_hold(there("a.pt"), &other);
@@ -287,21 +288,21 @@ TEST(tests, a_copy_that_is_replaced_while_it_is_drained_goes_too)
 
 TEST(tests, a_damaged_copy_is_never_carried)
 {
-	char *place = place_of("a.pt");
+	char *copy_path = place_of("a.pt");
 
 	save("a.pt", &sample);
 	save("b.pt", &other);
-	flip(place, LARGE / 2);
+	flip(copy_path, LARGE / 2);
 	for (int i = 0; i < 2; i++) {
 		ck_assert_int_eq(drain(), IOSHAPE_E_DAMAGED);
 		ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_FAILED], 1);
-		ck_assert_ptr_nonnull(strstr(told.why, place));
+		ck_assert_ptr_nonnull(strstr(told.why, copy_path));
 		ck_assert_int_ne(access(there("a.pt"), F_OK), 0);
 		ck_assert_uint_eq(waiting(NULL), 1);
 	}
 	/* The failure did not stop the drain of the other copy. */
 	must_hold(there("b.pt"), &other);
-	free(place);
+	free(copy_path);
 }
 
 TEST(tests, a_destination_that_is_missing_keeps_its_copy_waiting)
@@ -321,14 +322,14 @@ TEST(tests, a_destination_that_is_missing_keeps_its_copy_waiting)
 
 TEST(tests, a_copy_that_is_gone_is_said)
 {
-	char *place = place_of("a.pt");
+	char *copy_path = place_of("a.pt");
 
 	save("a.pt", &sample);
-	ck_assert_int_eq(unlink(place), 0);
+	ck_assert_int_eq(unlink(copy_path), 0);
 	ck_assert_int_eq(drain(), 0);
 	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_GONE], 1);
 	ck_assert_int_eq(ioshape_tier_keep(tier, there("a.pt"), NULL), -ENOENT);
-	free(place);
+	free(copy_path);
 }
 
 /* ---- Forgetting copies ----------------------------------------------------------------------- */
@@ -337,21 +338,21 @@ TEST(tests, what_can_never_be_drained_is_forgotten_with_its_copy)
 {
 	uint64_t bytes = 0;
 	struct stat status;
-	char *place, *gone;
+	char *copy_path, *gone;
 	size_t all;
 
 	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
 	save("run/a.pt", &sample);
 	save("run/a.pt", &other);
 	save("b.pt", &sample);
-	place = place_of("run/a.pt");
+	copy_path = place_of("run/a.pt");
 	gone = place_of("b.pt");
-	ck_assert_int_eq(stat(place, &status), 0);
+	ck_assert_int_eq(stat(copy_path, &status), 0);
 	ck_assert_int_eq(rmdir(there("run")), 0);
 	ck_assert_int_eq(drain_with(NULL, there("run/a.pt")), -ENOENT);
 	ck_assert_int_eq(ioshape_tier_forget(tier, there("run/a.pt"), &bytes), 0);
 	ck_assert_uint_eq(bytes, (uint64_t)status.st_size);
-	ck_assert_int_ne(access(place, F_OK), 0);
+	ck_assert_int_ne(access(copy_path, F_OK), 0);
 	ck_assert(!has_copy("run/a.pt"));
 	ck_assert_uint_eq(waiting(&all), 1);
 	ck_assert_uint_eq(all, 1);
@@ -362,7 +363,7 @@ TEST(tests, what_can_never_be_drained_is_forgotten_with_its_copy)
 	ck_assert_int_eq(drain(), 0);
 	ck_assert_str_eq(told.paths, "");
 	free(gone);
-	free(place);
+	free(copy_path);
 }
 
 TEST(tests, only_what_waits_is_forgotten)
@@ -531,29 +532,29 @@ TEST(tests, a_link_of_the_user_is_followed)
 
 TEST(tests, what_would_be_led_elsewhere_is_not_saved_on_the_tier)
 {
-	char *place = NULL;
+	char *copy_path = NULL;
 
 	if (geteuid())
 		return;
 	save_old(there("precious"));
 	put_link("a.pt", SOMEBODY);
-	ck_assert_int_eq(ioshape_tier_place(tier, there("a.pt"), 1, &place), -EPERM);
+	ck_assert_int_eq(ioshape_tier_path(tier, there("a.pt"), 1, &copy_path), -EPERM);
 }
 
 TEST(tests, paths_that_have_no_place_are_refused)
 {
 	struct ioshape_tier *none = tier;
-	char *place = NULL;
+	char *copy_path = NULL;
 
-	ck_assert_int_eq(ioshape_tier_place(tier, there("gone/../x"), 0, &place), -EINVAL);
-	ck_assert_int_eq(ioshape_tier_place(tier, "/", 0, &place), -EINVAL);
-	ck_assert_int_eq(ioshape_tier_place(tier, "", 0, &place), -EINVAL);
-	ck_assert_int_eq(ioshape_tier_place(tier, NULL, 0, &place), -EINVAL);
-	ck_assert_int_eq(ioshape_tier_place(tier, root, 0, &place), 0);
-	free(place);
+	ck_assert_int_eq(ioshape_tier_path(tier, there("gone/../x"), 0, &copy_path), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_path(tier, "/", 0, &copy_path), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_path(tier, "", 0, &copy_path), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_path(tier, NULL, 0, &copy_path), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_path(tier, root, 0, &copy_path), 0);
+	free(copy_path);
 	snprintf(told.paths, sizeof(told.paths), "%s/x", root);
-	ck_assert_int_eq(ioshape_tier_place(tier, told.paths, 0, &place), -EINVAL);
-	ck_assert_ptr_null(place);
+	ck_assert_int_eq(ioshape_tier_path(tier, told.paths, 0, &copy_path), -EINVAL);
+	ck_assert_ptr_null(copy_path);
 	ck_assert_int_eq(ioshape_tier_open(context, there("none"), NULL, &none), -ENOENT);
 	ck_assert_ptr_null(none);
 }
@@ -565,7 +566,7 @@ TEST(tests, one_destination_has_one_place)
 
 	ck_assert_int_eq(symlink(scratch_path("there"), scratch_path("link")), 0);
 	one = place_of("new/./x//a.pt");
-	ck_assert_int_eq(ioshape_tier_place(tier, scratch_path("link/new/x/a.pt/"), 0, &two), 0);
+	ck_assert_int_eq(ioshape_tier_path(tier, scratch_path("link/new/x/a.pt/"), 0, &two), 0);
 	ck_assert_str_eq(one, two);
 	free(one);
 	free(two);
@@ -575,11 +576,11 @@ TEST(tests, one_destination_has_one_place)
 
 static int place_for(uint64_t bytes)
 {
-	char *place = NULL;
-	const int ret = ioshape_tier_place(tier, there("new.pt"), bytes, &place);
+	char *copy_path = NULL;
+	const int ret = ioshape_tier_path(tier, there("new.pt"), bytes, &copy_path);
 
-	ck_assert(!ret == (place != NULL));
-	free(place);
+	ck_assert(!ret == (copy_path != NULL));
+	free(copy_path);
 	return ret;
 }
 
@@ -622,19 +623,19 @@ TEST(tests, what_was_saved_again_and_waits_does_not_go)
 /* A save that is not kept yet, at the path of a drained copy. */
 TEST(tests, what_is_not_kept_yet_does_not_go)
 {
-	char *place = place_of("a.pt");
+	char *copy_path = place_of("a.pt");
 
 	save("a.pt", &sample);
 	ck_assert_int_eq(drain(), 0);
-	ck_assert_int_eq(sample_save(context, place, &other, NULL), 0);
+	ck_assert_int_eq(sample_save(context, copy_path, &other, NULL), 0);
 	ioshape_tier_free(tier);
 	tier = open_tier(LARGE, 0);
 	place_for(LARGE / 2);
-	must_hold(place, &other);
+	must_hold(copy_path, &other);
 	keep("a.pt");
 	ck_assert_int_eq(drain(), 0);
 	must_hold(there("a.pt"), &other);
-	free(place);
+	free(copy_path);
 }
 
 TEST(tests, so_many_drained_copies_stay_in_each_directory)
@@ -661,12 +662,12 @@ static int use_all(void *unused)
 	struct ioshape_tier *another;
 	struct ioshape_tier_copy *copies;
 	size_t count;
-	char *place;
+	char *copy_path;
 	const int answers[] = {
 		ioshape_tier_open(context, scratch_path("tier"), NULL, &another),
-		ioshape_tier_place(tier, "/x", 0, &place),
+		ioshape_tier_path(tier, "/x", 0, &copy_path),
 		ioshape_tier_keep(tier, "/x", NULL),
-		ioshape_tier_find(tier, "/x", &place),
+		ioshape_tier_find(tier, "/x", &copy_path),
 		ioshape_tier_list(tier, &copies, &count),
 		ioshape_tier_drain(tier, NULL),
 		ioshape_tier_forget(tier, "/x", NULL),
@@ -696,12 +697,12 @@ TEST(tests, without_a_handle_calls_are_refused)
 {
 	struct ioshape_tier_copy *copies;
 	size_t count;
-	char *place;
+	char *copy_path;
 
 	ck_assert_int_eq(ioshape_tier_open(context, scratch_path("tier"), NULL, NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_tier_place(NULL, "/x", 0, &place), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_path(NULL, "/x", 0, &copy_path), -EINVAL);
 	ck_assert_int_eq(ioshape_tier_keep(NULL, "/x", NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_tier_find(NULL, "/x", &place), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_find(NULL, "/x", &copy_path), -EINVAL);
 	ck_assert_int_eq(ioshape_tier_list(NULL, &copies, &count), -EINVAL);
 	ck_assert_int_eq(ioshape_tier_drain(NULL, NULL), -EINVAL);
 	ck_assert_int_eq(ioshape_tier_forget(NULL, "/x", NULL), -EINVAL);
@@ -791,14 +792,14 @@ static void *save_some(void *number)
 	for (int i = 0; i < 5; i++) {
 		snprintf(name, sizeof(name), "%d-%d.pt", *(int *)number, i);
 		/* The buffers of there() belong to one thread. */
-		char path[4096], *place;
+		char path[4096], *copy_path;
 
 		snprintf(path, sizeof(path), "%s/there/%s", scratch_directory(), name);
-		if (ioshape_tier_place(tier, path, 0, &place) ||
-		    sample_save(context, place, i % 2 ? &sample : &other, NULL) ||
+		if (ioshape_tier_path(tier, path, 0, &copy_path) ||
+		    sample_save(context, copy_path, i % 2 ? &sample : &other, NULL) ||
 		    ioshape_tier_keep(tier, path, NULL) || ioshape_tier_drain(tier, NULL))
 			return number;
-		free(place);
+		free(copy_path);
 	}
 	return NULL;
 }

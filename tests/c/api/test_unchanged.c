@@ -246,9 +246,9 @@ TEST(telling, a_save_of_one_record_is_told_too)
 
 /* ---- Which saves are compared ---------------------------------------------------------------- */
 
-static struct test_case series = { .name = "series", .setup = setup, .teardown = teardown };
+static struct test_case families = { .name = "families", .setup = setup, .teardown = teardown };
 
-TEST(series, only_numbers_differ_in_the_paths_of_a_series)
+TEST(families, only_numbers_differ_in_the_paths_of_a_family)
 {
 	ck_assert_int_eq(mkdir(scratch_path("step-9"), 0777), 0);
 	ck_assert_int_eq(mkdir(scratch_path("step-10"), 0777), 0);
@@ -260,7 +260,7 @@ TEST(series, only_numbers_differ_in_the_paths_of_a_series)
 	ck_assert_uint_eq(save("model"), 0);
 }
 
-TEST(series, a_save_is_compared_with_the_newest_of_its_series_alone)
+TEST(families, a_save_is_compared_with_the_newest_of_its_family_alone)
 {
 	save("a-1.pt");
 	train();
@@ -273,7 +273,7 @@ TEST(series, a_save_is_compared_with_the_newest_of_its_series_alone)
 	ck_assert_uint_eq(save("a-4.pt"), 1);
 }
 
-TEST(series, many_series_are_remembered_but_not_all)
+TEST(families, many_families_are_remembered_but_not_all)
 {
 	char name[16];
 
@@ -298,7 +298,7 @@ static int refuse(void *user, enum ioshape_phase phase, uint64_t done, uint64_t 
 	return phase == IOSHAPE_PHASE_SYNC;
 }
 
-TEST(series, a_save_that_failed_is_not_the_one_before)
+TEST(families, a_save_that_failed_is_not_the_one_before)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 
@@ -326,7 +326,7 @@ static struct ioshape_save *begin_save(const char *name, struct gate *gate)
 	return save;
 }
 
-TEST(series, a_save_under_way_counts)
+TEST(families, a_save_under_way_counts)
 {
 	struct gate gate;
 	struct ioshape_save *save_of_1 = begin_save("model-1.pt", &gate);
@@ -343,7 +343,7 @@ TEST(series, a_save_under_way_counts)
 	ck_assert_uint_eq(save("model-3.pt"), 0);
 }
 
-TEST(series, a_save_that_was_overtaken_is_not_the_one_before)
+TEST(families, a_save_that_was_overtaken_is_not_the_one_before)
 {
 	struct ioshape_save_options urgent = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct gate gate;
@@ -360,7 +360,7 @@ TEST(series, a_save_that_was_overtaken_is_not_the_one_before)
 	ck_assert_uint_eq(save("last.pt"), 1);
 }
 
-TEST(series, a_job_that_restarts_compares_with_what_it_has_loaded)
+TEST(families, a_job_that_restarts_compares_with_what_it_has_loaded)
 {
 	save("model-1000.pt");
 	open_context("warn");
@@ -375,7 +375,7 @@ TEST(series, a_job_that_restarts_compares_with_what_it_has_loaded)
 	ck_assert_uint_eq(compared_bytes, large_bytes());
 }
 
-TEST(series, a_job_that_goes_back_compares_with_what_it_has_loaded)
+TEST(families, a_job_that_goes_back_compares_with_what_it_has_loaded)
 {
 	save("model-1000.pt");
 	train();

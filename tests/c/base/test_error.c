@@ -19,8 +19,8 @@ TEST(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is)
 		struct base_error error = { 0 };
 		char sentence[64];
 
-		base_refuse_with(&error, -EINVAL, BASE_WORDS("mount %s first", paths[i]),
-				 "cannot open \"%s\"", paths[i]);
+		base_fail_reason_with(&error, -EINVAL, BASE_WORDS("mount %s first", paths[i]),
+				      "cannot open \"%s\"", paths[i]);
 		snprintf(sentence, sizeof(sentence), "cannot open \"%s\"", wanted[i]);
 		ck_assert_str_eq(error.sentence, sentence);
 		snprintf(sentence, sizeof(sentence), "mount %s first", wanted[i]);
@@ -63,8 +63,8 @@ TEST(tests, no_name_in_an_error_or_a_log_line_drives_a_terminal)
 		struct base_error error = { 0 };
 		char wanted[128];
 
-		base_refuse_with(&error, -EINVAL, BASE_WORDS("rename %s", names[i][0]),
-				 "tensor \"%s\"", names[i][0]);
+		base_fail_reason_with(&error, -EINVAL, BASE_WORDS("rename %s", names[i][0]),
+				      "tensor \"%s\"", names[i][0]);
 		snprintf(wanted, sizeof(wanted), "tensor \"%s\"", names[i][1]);
 		ck_assert_str_eq(error.sentence, wanted);
 		snprintf(wanted, sizeof(wanted), "rename %s", names[i][1]);
@@ -107,7 +107,7 @@ TEST(tests, what_an_error_is_about_is_said_once_and_only_after_a_failure)
 	base_error_at(&error, 1);
 	ck_assert_str_eq(error.path, "");
 	ck_assert_uint_eq(error.known, 0);
-	base_refuse(&error, -EIO, "it failed");
+	base_fail_reason(&error, -EIO, "it failed");
 	base_error_about(&error, NULL, "near");
 	base_error_about(&error, "save", "far");
 	base_error_at(&error, 1);
@@ -138,7 +138,7 @@ TEST(tests, the_same_failure_in_other_words_keeps_what_it_is_about)
 {
 	struct base_error error = { 0 };
 
-	base_refuse_with(&error, -ENOSPC, "free space", "it is full");
+	base_fail_reason_with(&error, -ENOSPC, "free space", "it is full");
 	base_error_space(&error, 2, 1);
 	base_rephrase(&error, IOSHAPE_E_SKIPPED, "skipped: %s", error.sentence);
 	ck_assert_int_eq(error.code, IOSHAPE_E_SKIPPED);

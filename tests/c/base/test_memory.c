@@ -220,7 +220,7 @@ TEST(buffers_tests, a_child_of_fork_holds_no_file_of_ours)
 {
 	char byte;
 
-	owned_fd = base_own(open("/dev/null", O_RDONLY | O_CLOEXEC));
+	owned_fd = base_register_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
 	plain_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	ck_assert(owned_fd >= 0 && plain_fd >= 0);
 	ck_assert_int_eq(scratch_in_child(have_only_plain_ones, NULL), 0);
@@ -229,15 +229,15 @@ TEST(buffers_tests, a_child_of_fork_holds_no_file_of_ours)
 	ck_assert_int_lt(fcntl(owned_fd, F_GETFD), 0);
 	/* Descriptors that are closed or invalid are not closed again. */
 	ck_assert_int_eq(base_close(owned_fd), 0);
-	ck_assert_int_eq(base_own(-1), -1);
+	ck_assert_int_eq(base_register_fd(-1), -1);
 	ck_assert_int_eq(base_close(-1), 0);
-	ck_assert(!base_disown(-1));
+	ck_assert(!base_unregister_fd(-1));
 	/*
 	 * The table has no entry for so high a number, so base_close() closes it as if it were
 	 * registered.
 	 */
-	ck_assert_int_eq(base_own(INT_MAX), INT_MAX);
-	ck_assert(base_disown(INT_MAX));
+	ck_assert_int_eq(base_register_fd(INT_MAX), INT_MAX);
+	ck_assert(base_unregister_fd(INT_MAX));
 	ck_assert_int_lt(base_close(INT_MAX), 0);
 	close(plain_fd);
 }
@@ -250,7 +250,7 @@ static int own_with_closed_streams(void *nothing)
 	(void)nothing;
 	close(STDIN_FILENO);
 	close(STDERR_FILENO);
-	fd = base_own(open("/dev/null", O_RDONLY | O_CLOEXEC));
+	fd = base_register_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
 	if (fd <= STDERR_FILENO || !(fcntl(fd, F_GETFD) & FD_CLOEXEC))
 		return 1;
 	if (fcntl(STDIN_FILENO, F_GETFD) >= 0 || fcntl(STDERR_FILENO, F_GETFD) >= 0)
@@ -261,7 +261,7 @@ static int own_with_closed_streams(void *nothing)
 	streams_only.rlim_cur = 3;
 	if (setrlimit(RLIMIT_NOFILE, &streams_only))
 		return 3;
-	if (base_own(open("/dev/null", O_RDONLY | O_CLOEXEC)) != -1 ||
+	if (base_register_fd(open("/dev/null", O_RDONLY | O_CLOEXEC)) != -1 ||
 	    (errno != EINVAL && errno != EMFILE))
 		return 4;
 	return fcntl(STDIN_FILENO, F_GETFD) >= 0 ? 5 : 0;
@@ -286,7 +286,7 @@ TEST(buffers_tests, a_child_that_may_open_nothing_holds_no_file_of_ours)
 {
 	struct rlimit limit, none;
 
-	owned_fd = base_own(open("/dev/null", O_RDONLY | O_CLOEXEC));
+	owned_fd = base_register_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
 	ck_assert_int_ge(owned_fd, 0);
 	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
 	none = limit;

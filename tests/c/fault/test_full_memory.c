@@ -90,14 +90,14 @@ static void fill_stores(void)
 	stores.memory = "/tmp";
 	for (uint32_t i = 0; i < 2; i++)
 		of[i] = store_case_open(&stores, i);
-	store_case_post(of[0], "s1", "before", "x", 1);
+	store_case_put(of[0], "s1", "before", "x", 1);
 	tap_ok(leave_free(64 * KIB), "the memory is full");
 	tap_ok(store_put(of[1], "s1", "big", big, sizeof(big), &error) == IOSHAPE_E_COORDINATOR &&
 		       strstr(error.sentence, "No space left"),
 	       "a message that has no room is to be put again");
 	store_case_expect(of[1], "s1", "before", "x", 1);
 	tap_ok(!unlink("/tmp/filler"), "there is memory again");
-	store_case_post(of[1], "s1", "big", big, sizeof(big));
+	store_case_put(of[1], "s1", "big", big, sizeof(big));
 	store_case_expect(of[0], "s1", "big", big, sizeof(big));
 	for (int i = 1; i >= 0; i--)
 		store_close(of[i]);

@@ -149,7 +149,7 @@ static void list_of(char list[SLOTS_MESSAGES_LIST_BYTES], const char *scope)
 }
 
 /* Waits for a message of at least so many bytes. Returns it, to be freed. */
-static redisReply *read_note(const char *scope, const char *name, size_t least)
+static redisReply *read_message(const char *scope, const char *name, size_t least)
 {
 	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(PATIENCE_MS);
 	char list[SLOTS_MESSAGES_LIST_BYTES];
@@ -167,7 +167,7 @@ static redisReply *read_note(const char *scope, const char *name, size_t least)
 	}
 }
 
-static void write_note(const char *scope, const char *name, const void *bytes, size_t count)
+static void write_message(const char *scope, const char *name, const void *bytes, size_t count)
 {
 	char list[SLOTS_MESSAGES_LIST_BYTES];
 
@@ -178,7 +178,7 @@ static void write_note(const char *scope, const char *name, const void *bytes, s
 /* Stores the scope "r<id>-<end>". The group's ID is the first number of the roster. */
 static void find_scope(char scope[STORE_NAME_BYTES], const char *end)
 {
-	redisReply *roster = read_note("meeting", "roster-0", BASE_MAC_BYTES + 9);
+	redisReply *roster = read_message("meeting", "roster-0", BASE_MAC_BYTES + 9);
 
 	snprintf(scope, STORE_NAME_BYTES, "r%016llx-%s",
 		 (unsigned long long)base_get_le((uint8_t *)roster->str + BASE_MAC_BYTES, 8), end);
@@ -226,21 +226,21 @@ static void forge(const struct redis_store *secret, const char *scope, const cha
 
 	list_of(list, scope);
 	ck_assert(!seal(secret ? secret : &guessed, list, name, note.data, note.bytes, &sealed));
-	write_note(scope, name, sealed.data, sealed.bytes);
+	write_message(scope, name, sealed.data, sealed.bytes);
 	base_buffer_free(&sealed);
 	base_buffer_free(&note);
 }
 
 /* ---- Tests ----------------------------------------------------------------------------------- */
 
-TEST(tests, a_forged_plan_and_verdict_are_no_notes)
+TEST(tests, a_forged_plan_and_verdict_are_no_messages)
 {
 	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
 	char scope[STORE_NAME_BYTES];
 
 	let_save(&one);
 	find_scope(scope, "0");
-	freeReplyObject(read_note(scope, "want-1", 1));
+	freeReplyObject(read_message(scope, "want-1", 1));
 	forge(NULL, scope, "plan-0", forged_plan());
 	forge(NULL, scope, "verdict-0", forged_verdict());
 	ck_assert_int_eq(code_of(&one, 1000), -EINPROGRESS);
@@ -254,7 +254,7 @@ TEST(tests, a_forged_plan_and_verdict_are_no_notes)
 }
 
 /* A message that a rank wrote, stored under another name, is ignored. */
-TEST(tests, a_note_put_somewhere_else_is_none)
+TEST(tests, a_message_put_somewhere_else_is_none)
 {
 	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
 	char scope[STORE_NAME_BYTES];
@@ -262,12 +262,12 @@ TEST(tests, a_note_put_somewhere_else_is_none)
 
 	let_save(&one);
 	find_scope(scope, "0");
-	note = read_note("meeting", "roster-0", 1);
-	write_note(scope, "plan-0", note->str, note->len);
+	note = read_message("meeting", "roster-0", 1);
+	write_message(scope, "plan-0", note->str, note->len);
 	freeReplyObject(note);
-	note = read_note(scope, "want-1", 1);
-	write_note(scope, "plan-0", note->str, note->len);
-	write_note(scope, "verdict-0", note->str, note->len);
+	note = read_message(scope, "want-1", 1);
+	write_message(scope, "plan-0", note->str, note->len);
+	write_message(scope, "verdict-0", note->str, note->len);
 	freeReplyObject(note);
 	ck_assert_int_eq(code_of(&one, 1000), -EINPROGRESS);
 	let_save(&zero);
@@ -288,7 +288,7 @@ TEST(tests, a_plan_is_for_no_place_but_an_attempt)
 
 	let_save(&one);
 	find_scope(scope, "0");
-	freeReplyObject(read_note(scope, "want-1", 1));
+	freeReplyObject(read_message(scope, "want-1", 1));
 	snprintf(path, sizeof(path), "run/.ioshape-store-%s/redis.secret", store_name);
 	key = scratch_read(scratch_path(path), &bytes);
 	ck_assert_uint_eq(bytes, sizeof(secret.secret));
@@ -311,9 +311,9 @@ TEST(tests, heartbeats_of_the_dead_count_for_nothing)
 	/* The rank waits for the other one and sends heartbeats. */
 	let_save(&zero);
 	find_scope(scope, "life");
-	first = read_note(scope, "beat-0", 1);
+	first = read_message(scope, "beat-0", 1);
 	do {
-		second = read_note(scope, "beat-0", 1);
+		second = read_message(scope, "beat-0", 1);
 		if (!memcmp(first->str, second->str, first->len)) {
 			freeReplyObject(second);
 			second = NULL;
@@ -326,7 +326,7 @@ TEST(tests, heartbeats_of_the_dead_count_for_nothing)
 		const redisReply *beat = i % 2 ? second : first;
 
 		ck_assert_uint_lt(i * 50, PATIENCE_MS);
-		write_note(scope, "beat-0", beat->str, beat->len);
+		write_message(scope, "beat-0", beat->str, beat->len);
 		code = code_of(&one, 50);
 	}
 	ck_assert_int_eq(code, -ETIMEDOUT);

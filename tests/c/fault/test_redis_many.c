@@ -270,7 +270,7 @@ TEST(cluster_case, any_node_of_a_cluster_leads_to_the_pool)
 }
 
 /* Messages are stored on the node of the pool's keys. */
-TEST(cluster_case, notes_follow_the_pool_in_a_cluster)
+TEST(cluster_case, messages_follow_the_pool_in_a_cluster)
 {
 	for (int number = 0; number < 6; number++) {
 		struct slots_config config;

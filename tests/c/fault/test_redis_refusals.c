@@ -112,7 +112,7 @@ TEST(tests, a_server_that_repeats_its_arguments_does_not_betray_the_password)
 /* Number of calls that were refused because of a missing permission. */
 static unsigned denials;
 
-static void note_denial(int ret, struct base_error *error)
+static void record_denial(int ret, struct base_error *error)
 {
 	if (ret) {
 		ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
@@ -122,24 +122,24 @@ static void note_denial(int ret, struct base_error *error)
 	memset(error, 0, sizeof(*error));
 }
 
-static int ignore_note(void *user, size_t index, const void *data, size_t bytes)
+static int ignore_message(void *user, size_t index, const void *data, size_t bytes)
 {
 	(void)user, (void)index, (void)data, (void)bytes;
 	return 0;
 }
 
 /* Makes the calls of a group's ranks. */
-static void use_notes(const struct slots_config *config)
+static void use_messages(const struct slots_config *config)
 {
 	const char *const names[] = { "n", "m" };
 	struct base_error error = { 0 };
 	struct slots_messages *messages;
 
 	ck_assert_int_eq(slots_messages_open(&messages, config, &error), 0);
-	note_denial(slots_messages_put(messages, "b:s1", "n", "x", 1, &error), &error);
-	note_denial(slots_messages_get(messages, "b:s1", names, 2, ignore_note, NULL, &error),
-		    &error);
-	note_denial(slots_messages_remove(messages, "b:s1", &error), &error);
+	record_denial(slots_messages_put(messages, "b:s1", "n", "x", 1, &error), &error);
+	record_denial(slots_messages_get(messages, "b:s1", names, 2, ignore_message, NULL, &error),
+		      &error);
+	record_denial(slots_messages_remove(messages, "b:s1", &error), &error);
 	slots_messages_close(messages);
 }
 
@@ -157,7 +157,7 @@ static void use_numbers(struct redis_client *client, const char *operation, cons
 
 	begin_call(client, &command, operation, "", 0);
 	link_add_number_list(&command, numbers, count);
-	note_denial(client_call(client, &command, &reply, &error), &error);
+	record_denial(client_call(client, &command, &reply, &error), &error);
 	freeReplyObject(reply);
 }
 
@@ -168,7 +168,7 @@ static void list_pools(struct redis_client *client)
 	redisReply *reply;
 
 	link_add_texts(&command, "SCAN", "0", "MATCH", "{ios:*}:v7:[mo]");
-	note_denial(client_call(client, &command, &reply, &error), &error);
+	record_denial(client_call(client, &command, &reply, &error), &error);
 	freeReplyObject(reply);
 }
 
@@ -187,31 +187,31 @@ static void use_all(const char *as)
 	ck_assert_int_eq(client_open(&client, &config, &error), 0);
 	redis_server_tell(&server, "FLUSHALL");
 	redis_server_tell(&server, "SCRIPT FLUSH");
-	note_denial(slots_redis.acquire(pool, &request, &answer, &error), &error);
+	record_denial(slots_redis.acquire(pool, &request, &answer, &error), &error);
 	beat = redis_case_beat_of(request.id, &answer);
-	note_denial(slots_redis.beat(pool, &beat, &answer, &error), &error);
+	record_denial(slots_redis.beat(pool, &beat, &answer, &error), &error);
 	for (int i = 2; i < 5; i++) {
 		snprintf(request.id, sizeof(request.id), "1-%d", i);
 		request.bytes = 1 << 20;
-		note_denial(slots_redis.acquire(pool, &request, &answer, &error), &error);
+		record_denial(slots_redis.acquire(pool, &request, &answer, &error), &error);
 	}
-	note_denial(slots_redis.pace(pool, 100, 100, &grant, &error), &error);
+	record_denial(slots_redis.pace(pool, 100, 100, &grant, &error), &error);
 	use_script(&client, "status", 2);
 	for (int i = 1; i < 5; i++) {
 		snprintf(request.id, sizeof(request.id), "1-%d", i);
-		note_denial(slots_redis.release(pool, request.id, 1 << 20, &error), &error);
+		record_denial(slots_redis.release(pool, request.id, 1 << 20, &error), &error);
 	}
-	note_denial(slots_redis.wait(pool, 10, &error), &error);
+	record_denial(slots_redis.wait(pool, 10, &error), &error);
 	use_script(&client, "set", 1, 2);
 	list_pools(&client);
 	/* Releasing the last slot removes the job. */
 	for (int i = 2; i < 5; i++) {
 		snprintf(request.id, sizeof(request.id), "1-%d", i);
-		note_denial(slots_redis.release(pool, request.id, 0, &error), &error);
+		record_denial(slots_redis.release(pool, request.id, 0, &error), &error);
 	}
 	client_close(&client);
 	slots_redis.close(pool);
-	use_notes(&config);
+	use_messages(&config);
 }
 
 TEST(tests, the_documented_rights_are_enough_and_each_is_needed)
@@ -475,7 +475,7 @@ static const char *const lists[] = {
 	"*2\r\n:1\r\n:2\r\n",
 };
 
-LOOP_TEST(tests, a_list_of_notes_that_is_none_is_refused, 0, (int)ARRAY_LENGTH(lists))
+LOOP_TEST(tests, a_list_of_messages_that_is_none_is_refused, 0, (int)ARRAY_LENGTH(lists))
 {
 	static const char *const names[] = { "one", "two" };
 	struct slots_config config;
@@ -493,7 +493,7 @@ LOOP_TEST(tests, a_list_of_notes_that_is_none_is_refused, 0, (int)ARRAY_LENGTH(l
 	fake_redis_stop(&fake);
 }
 
-TEST(tests, notes_need_a_redis)
+TEST(tests, messages_need_a_redis)
 {
 	struct slots_config config = redis_case_config("open", "1");
 	struct slots_messages *messages;

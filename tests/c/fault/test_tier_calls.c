@@ -135,13 +135,13 @@ static int save_at(const char *path, unsigned which, uint32_t version)
 static int save_on_tier(unsigned which)
 {
 	const uint32_t version = ++shared->next;
-	char *place;
-	int ret = ioshape_tier_place(tier, path_of[which], bytes_of[which], &place);
+	char *copy_path;
+	int ret = ioshape_tier_path(tier, path_of[which], bytes_of[which], &copy_path);
 
 	if (ret)
 		return ret;
-	ret = save_at(place, which, version);
-	ioshape_free(place);
+	ret = save_at(copy_path, which, version);
+	ioshape_free(copy_path);
 	if (!ret)
 		ret = ioshape_tier_keep(tier, path_of[which], NULL);
 	if (!ret)
@@ -452,7 +452,7 @@ LOOP_TEST(tests, what_is_forgotten_is_carried_whole_or_not_at_all, 0, 4)
 	ck_assert_uint_gt(harm.nth, 8);
 }
 
-/* What was to make place for the next save. */
+/* What was to make copy_path for the next save. */
 TEST(tests, a_copy_that_is_half_removed_does_not_come_back)
 {
 	static const struct scene scene = { .which = FOLDER, .replaces = true, .saves = true };

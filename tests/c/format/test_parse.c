@@ -211,13 +211,13 @@ static int spoil_parse(struct spoilt *spoilt)
 }
 
 /* Sets a field to a value, and checks that parsing returns this code. */
-#define CHECK_FIELD(place, offset, width, value, code)                                             \
+#define CHECK_FIELD(extent, offset, width, value, code)                                            \
 	do {                                                                                       \
 		struct spoilt spoilt;                                                              \
                                                                                                    \
 		spoil_setup(&spoilt);                                                              \
 		ck_assert_int_eq(spoil_parse(&spoilt), 0);                                         \
-		base_put_le(spoilt.place + (offset), value, width);                                \
+		base_put_le(spoilt.extent + (offset), value, width);                               \
 		ck_assert_msg(spoil_parse(&spoilt) == (code), "%s", spoilt.error.text);            \
 		spoil_teardown(&spoilt);                                                           \
 	} while (0)
@@ -750,10 +750,10 @@ TEST(encoding, a_header_is_to_the_byte_that_of_torch)
 		"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
 		"\x0a\0\x18\0m/data.pklFB\x14\0ZZZZZZZZZZZZZZZZZZZ";
 	struct base_buffer out = { 0 };
-	struct format_place place;
+	struct format_extent extent;
 
-	ck_assert_int_eq(place_record(0, 10, 296, 64, &place), 0);
-	ck_assert_int_eq(encode_header(&out, "m/data.pkl", &place, 296), 0);
+	ck_assert_int_eq(lay_out_record(0, 10, 296, 64, &extent), 0);
+	ck_assert_int_eq(encode_header(&out, "m/data.pkl", &extent, 296), 0);
 	ck_assert_uint_eq(out.bytes, 64);
 	ck_assert_mem_eq(out.data, expected, 63);
 	ck_assert_uint_eq(out.data[63], 'Z');

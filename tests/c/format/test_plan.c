@@ -21,21 +21,21 @@ static void check_place(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
 {
 	bool zip64 = bytes >= 0xffffffffu;
 	uint64_t data = first_aligned(cursor, name_bytes, zip64, alignment);
-	struct format_place place;
+	struct format_extent extent;
 
-	ck_assert_int_eq(place_record(cursor, name_bytes, bytes, alignment, &place), 0);
-	ck_assert_uint_eq(place.header_offset, cursor);
-	ck_assert_uint_eq(place.data_offset, data);
-	ck_assert_uint_eq(place.header_bytes, data - cursor);
-	ck_assert(place.zip64 == zip64);
+	ck_assert_int_eq(lay_out_record(cursor, name_bytes, bytes, alignment, &extent), 0);
+	ck_assert_uint_eq(extent.header_offset, cursor);
+	ck_assert_uint_eq(extent.data_offset, data);
+	ck_assert_uint_eq(extent.header_bytes, data - cursor);
+	ck_assert(extent.zip64 == zip64);
 	/* The length of the header's extra field must fit 16 bits. */
-	ck_assert_uint_le(place.header_bytes - 30 - name_bytes, 0xffff);
+	ck_assert_uint_le(extent.header_bytes - 30 - name_bytes, 0xffff);
 	if (bytes == FORMAT_UNKNOWN_BYTES) {
-		ck_assert_uint_eq(place.descriptor_offset, data);
-		ck_assert_uint_eq(place.end, data);
+		ck_assert_uint_eq(extent.descriptor_offset, data);
+		ck_assert_uint_eq(extent.end, data);
 	} else {
-		ck_assert_uint_eq(place.descriptor_offset, data + bytes);
-		ck_assert_uint_eq(place.end, data + bytes + (zip64 ? 24 : 16));
+		ck_assert_uint_eq(extent.descriptor_offset, data + bytes);
+		ck_assert_uint_eq(extent.end, data + bytes + (zip64 ? 24 : 16));
 	}
 }
 
@@ -101,27 +101,27 @@ TEST(tests, impossible_records_are_refused)
 		{ 0, FORMAT_MAX_FULL_NAME_BYTES, 1, 64, 0 },
 		{ 0, FORMAT_MAX_FULL_NAME_BYTES + 1, 1, 64, IOSHAPE_E_LIMIT },
 	};
-	struct format_place place;
+	struct format_extent extent;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
-		ck_assert_int_eq(place_record(cases[i].cursor, cases[i].name_bytes, cases[i].bytes,
-					      cases[i].alignment, &place),
+		ck_assert_int_eq(lay_out_record(cases[i].cursor, cases[i].name_bytes,
+						cases[i].bytes, cases[i].alignment, &extent),
 				 cases[i].code);
 }
 
 static void check_member(uint64_t cursor, size_t name_bytes, uint64_t alignment)
 {
 	const uint64_t header_bytes = 30 + name_bytes + 20 + 4;
-	struct format_place place;
+	struct format_extent extent;
 
-	ck_assert_int_eq(place_member(cursor, name_bytes, alignment, &place), 0);
-	ck_assert(place.zip64);
-	ck_assert_uint_eq(place.data_offset % alignment, 0);
-	ck_assert_uint_eq(place.header_bytes, header_bytes);
-	ck_assert_uint_eq(place.header_offset, place.data_offset - header_bytes);
-	ck_assert_uint_ge(place.header_offset, cursor);
+	ck_assert_int_eq(lay_out_member(cursor, name_bytes, alignment, &extent), 0);
+	ck_assert(extent.zip64);
+	ck_assert_uint_eq(extent.data_offset % alignment, 0);
+	ck_assert_uint_eq(extent.header_bytes, header_bytes);
+	ck_assert_uint_eq(extent.header_offset, extent.data_offset - header_bytes);
+	ck_assert_uint_ge(extent.header_offset, cursor);
 	/* The offset is the first that is possible. */
-	ck_assert_uint_lt(place.header_offset - cursor, alignment);
+	ck_assert_uint_lt(extent.header_offset - cursor, alignment);
 }
 
 TEST(tests, members_begin_on_the_next_boundary_that_leaves_room)
@@ -160,11 +160,11 @@ TEST(tests, impossible_members_are_refused)
 		{ 0, 8, 4097, -EINVAL },
 		{ 0, 8, 4 * GIB + 4096, -EINVAL },
 	};
-	struct format_place place;
+	struct format_extent extent;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
-		ck_assert_int_eq(place_member(cases[i].cursor, cases[i].name_bytes,
-					      cases[i].alignment, &place),
+		ck_assert_int_eq(lay_out_member(cases[i].cursor, cases[i].name_bytes,
+						cases[i].alignment, &extent),
 				 cases[i].code);
 }
 

@@ -310,7 +310,7 @@ TEST(pure, files_of_a_component_lie_on_its_targets)
 	const struct fs_facts facts = { .family = FS_LUSTRE, .directory = two, .targets = 6 };
 	struct fs_layout ask = { 0 };
 
-	ck_assert_int_eq(fs_take_place(&facts, &even, 3, 3, &ask), 1);
+	ck_assert_int_eq(fs_take_target_group(&facts, &even, 3, 3, &ask), 1);
 	ck_assert_uint_eq(ask.components[0].stripe_count, 2);
 	ck_assert_uint_eq(ask.components[0].stripe_bytes, MIB);
 	ck_assert_uint_eq(ask.chosen, 2);
@@ -326,18 +326,18 @@ TEST(pure, a_component_that_makes_no_sense_is_not_asked_for)
 				  .targets = 6 };
 	struct fs_layout ask = { 0 };
 
-	ck_assert_int_eq(fs_take_place(&facts, &uneven, 1, 3, &ask), 0);
-	ck_assert_int_eq(fs_take_place(&facts, &even, 4, 3, &ask), 0);
-	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 4, &ask), 0);
-	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 1, &ask), 0);
+	ck_assert_int_eq(fs_take_target_group(&facts, &uneven, 1, 3, &ask), 0);
+	ck_assert_int_eq(fs_take_target_group(&facts, &even, 4, 3, &ask), 0);
+	ck_assert_int_eq(fs_take_target_group(&facts, &even, 1, 4, &ask), 0);
+	ck_assert_int_eq(fs_take_target_group(&facts, &even, 1, 1, &ask), 0);
 	facts.directory.components[0].on_metadata = true;
-	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 3, &ask), 0);
+	ck_assert_int_eq(fs_take_target_group(&facts, &even, 1, 3, &ask), 0);
 	facts.directory.components[0].on_metadata = false;
 	strcpy(facts.directory.components[0].pool, "flash");
-	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 3, &ask), 0);
+	ck_assert_int_eq(fs_take_target_group(&facts, &even, 1, 3, &ask), 0);
 	facts.directory.components[0].pool[0] = 0;
 	facts.family = FS_BEEGFS;
-	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 3, &ask), 0);
+	ck_assert_int_eq(fs_take_target_group(&facts, &even, 1, 3, &ask), 0);
 	ck_assert_uint_eq(ask.count, 0);
 }
 

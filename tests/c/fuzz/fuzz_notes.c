@@ -43,7 +43,7 @@ static void try_plan(uint32_t ranks, const struct base_buffer *body)
 	struct group_plan plan = { .count = ranks, .ranks = planned };
 
 	if (!group_read_message(&group_plans[0], body, &plan) || plan.failure.code ||
-	    !is_sound(&plan, ranks, STEP) || plan.asks == GROUP_ASKS_DIGESTS)
+	    !is_valid(&plan, ranks, STEP) || plan.asks == GROUP_ASKS_DIGESTS)
 		return;
 	for (uint32_t rank = 0; rank < ranks; rank++)
 		MUST(planned[rank].kept <= rank && group_is_kept(&plan, planned[rank].kept));

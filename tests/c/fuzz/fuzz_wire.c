@@ -27,7 +27,7 @@
 static int not_at_all(void *user, struct base_error *error)
 {
 	(void)user;
-	return base_refuse(error, -ETIMEDOUT, "nothing more comes");
+	return base_fail_reason(error, -ETIMEDOUT, "nothing more comes");
 }
 
 static const struct stream_wait in_vain = { not_at_all, NULL };
@@ -116,7 +116,7 @@ static int send_frame(int fd, const struct stream_frame *frame, const void *data
 	uint8_t head[STREAM_FRAME_BYTES];
 	struct iovec parts[2] = { { head, sizeof(head) }, { NULL, bytes } };
 	union {
-		char room[CMSG_SPACE(sizeof(int))];
+		char space[CMSG_SPACE(sizeof(int))];
 		struct cmsghdr head;
 	} control = { { 0 } };
 	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 2 };
@@ -124,8 +124,8 @@ static int send_frame(int fd, const struct stream_frame *frame, const void *data
 	stream_write_frame(head, frame);
 	memcpy(&parts[1].iov_base, &data, sizeof(data));
 	if (passed_fd >= 0) {
-		message.msg_control = control.room;
-		message.msg_controllen = sizeof(control.room);
+		message.msg_control = control.space;
+		message.msg_controllen = sizeof(control.space);
 		control.head.cmsg_level = SOL_SOCKET;
 		control.head.cmsg_type = SCM_RIGHTS;
 		control.head.cmsg_len = CMSG_LEN(sizeof(passed_fd));
@@ -155,11 +155,11 @@ static void try_local(struct input input)
 {
 	struct stream_receiver *receiver;
 	struct sockaddr_un to = { .sun_family = AF_UNIX };
-	char place[STORE_PLACE_BYTES];
+	char folder[STORE_FOLDER_BYTES];
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
-	MUST(fd >= 0 && !store_find_place(place, NULL, NULL));
-	snprintf(to.sun_path, sizeof(to.sun_path), "%.60s/stream-%.40s", place, address);
+	MUST(fd >= 0 && !store_find_folder(folder, NULL, NULL));
+	snprintf(to.sun_path, sizeof(to.sun_path), "%.60s/stream-%.40s", folder, address);
 	MUST(!connect(fd, (const struct sockaddr *)&to, sizeof(to)));
 	say_all(fd, &input);
 	close(fd);

@@ -250,7 +250,7 @@ TEST(commit, what_is_committed_last_is_the_newest_whatever_clocks_say)
 	ck_assert_int_eq(checkpoint_commit(&attempt, "new", false, &error), 0);
 	group_attempt_abandon(&attempt);
 	ck_assert_int_eq(io_folder_open(&runs, "runs", NULL), 0);
-	note_serial(&runs, PLACE, &serial);
+	record_serial(&runs, PLACE, &serial);
 	io_folder_close(&runs);
 	ck_assert_uint_eq(serial, ahead + 1);
 }

@@ -19,13 +19,13 @@ static void put_number(struct group_body *body, uint64_t number)
 	group_pass_number(&writing, &number);
 }
 
-static struct group_body plan_note(struct group_planned ranks[RANKS])
+static struct group_body plan_message(struct group_planned ranks[RANKS])
 {
 	static struct group_plan told;
 	struct group_body body = { 0 };
 
 	told = (struct group_plan){
-		.asks = GROUP_ASKS_ROOM,
+		.asks = GROUP_ASKS_SPACE,
 		.mode = IOSHAPE_MODE_NODE,
 		.why = "because",
 		.near = true,
@@ -48,11 +48,11 @@ TEST(all, a_plan_arrives_as_it_was_told)
 					      { 7, 2, 2, 0 } };
 	struct group_planned heard_ranks[RANKS];
 	struct group_plan heard = { .count = RANKS, .ranks = heard_ranks };
-	struct group_body body = plan_note(ranks);
+	struct group_body body = plan_message(ranks);
 
 	ck_assert(group_read_message(&group_plans[0], &body.bytes, &heard));
 	ck_assert_int_eq(heard.failure.code, 0);
-	ck_assert_int_eq(heard.asks, GROUP_ASKS_ROOM);
+	ck_assert_int_eq(heard.asks, GROUP_ASKS_SPACE);
 	ck_assert_int_eq(heard.mode, IOSHAPE_MODE_NODE);
 	ck_assert_str_eq(heard.why, "because");
 	ck_assert(heard.near && !heard.together);
@@ -73,7 +73,7 @@ TEST(all, a_plan_arrives_as_it_was_told)
 TEST(all, what_is_cut_or_longer_is_no_message)
 {
 	struct group_planned ranks[RANKS] = { 0 }, heard_ranks[RANKS];
-	struct group_body body = plan_note(ranks);
+	struct group_body body = plan_message(ranks);
 	const size_t whole = body.bytes.bytes;
 
 	for (size_t bytes = 0; bytes < whole; bytes++) {
@@ -94,7 +94,7 @@ TEST(all, a_list_of_more_than_there_is_memory_for_is_no_message)
 {
 	struct group_planned ranks[RANKS] = { 0 }, heard_ranks[RANKS - 1];
 	struct group_plan heard = { .count = RANKS - 1, .ranks = heard_ranks };
-	struct group_body body = plan_note(ranks);
+	struct group_body body = plan_message(ranks);
 
 	ck_assert(!group_read_message(&group_plans[0], &body.bytes, &heard));
 	ck_assert_uint_eq(heard.count, 0);

@@ -91,7 +91,7 @@ TEST(all, a_failure_arrives_whole_and_names_its_rank)
 	struct group_body body = { 0 };
 	struct ioshape_group group;
 
-	base_refuse_with(failure, -ENOSPC, "free space", "cannot write");
+	base_fail_reason_with(failure, -ENOSPC, "free space", "cannot write");
 	base_error_about(failure, NULL, "/scratch/node-00001.zip");
 	base_error_in_record(failure, "weight");
 	base_error_at(failure, 1ull << 40);
@@ -124,7 +124,7 @@ TEST(all, a_failure_that_was_cut_off_is_bad)
 	struct group_verdict told = { 0 };
 	struct group_body body = { 0 };
 
-	base_refuse_with(&told.failure, -EIO, "try again", "cannot write");
+	base_fail_reason_with(&told.failure, -EIO, "try again", "cannot write");
 	group_write_message(&group_verdict, &body, &told);
 	for (size_t bytes = 0; bytes < body.bytes.bytes; bytes++) {
 		const struct base_buffer cut = { .data = body.bytes.data, .bytes = bytes };

@@ -46,11 +46,11 @@ static struct test_case stores_tests = { .name = "stores",
 					 .setup = scratch_setup,
 					 .teardown = scratch_teardown };
 
-LOOP_TEST(stores_tests, test_every_rank_sees_what_any_rank_posts, 0, ARRAY_LENGTH(store_case_kinds))
+LOOP_TEST(stores_tests, test_every_rank_sees_what_any_rank_puts, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	open_all(_i, 4);
 	for (uint32_t from = 0; from < 4; from++) {
-		store_case_post_own(of[from], "s1", "hello", from);
+		store_case_put_own(of[from], "s1", "hello", from);
 		for (uint32_t to = 0; to < 4; to++) {
 			char name[16], text[16];
 
@@ -82,7 +82,7 @@ LOOP_TEST(stores_tests, test_what_is_not_there_is_no_failure, 0, ARRAY_LENGTH(st
 		ck_assert_uint_eq(found.calls, 0);
 	}
 	/* A message of another scope, or whose name has this one as prefix, is not found. */
-	store_case_post(of[1], "s1", "plan", "x", 1);
+	store_case_put(of[1], "s1", "plan", "x", 1);
 	ck_assert_int_eq(store_get(of[2], "s2", "plan", &body, NULL), -EAGAIN);
 	ck_assert_int_eq(store_get(of[2], "s1", "pla", &body, NULL), -EAGAIN);
 	ck_assert_int_eq(store_get(of[2], "s1", "plan-", &body, NULL), -EAGAIN);
@@ -90,20 +90,21 @@ LOOP_TEST(stores_tests, test_what_is_not_there_is_no_failure, 0, ARRAY_LENGTH(st
 	close_all();
 }
 
-LOOP_TEST(stores_tests, test_a_note_posted_again_is_replaced, 0, ARRAY_LENGTH(store_case_kinds))
+LOOP_TEST(stores_tests, test_a_message_put_again_is_replaced, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	open_all(_i, 2);
-	store_case_post(of[1], "s1", "n", "first", 5);
+	store_case_put(of[1], "s1", "n", "first", 5);
 	ck_assert(sees(0, "s1", "n", "first"));
-	store_case_post(of[1], "s1", "n", "other", 5);
+	store_case_put(of[1], "s1", "n", "other", 5);
 	ck_assert(sees(0, "s1", "n", "other"));
 	ck_assert(sees(1, "s1", "n", "other"));
-	store_case_post(of[0], "s1", "n", "by rank 0", 9);
+	store_case_put(of[0], "s1", "n", "by rank 0", 9);
 	ck_assert(sees(1, "s1", "n", "by rank 0"));
 	close_all();
 }
 
-LOOP_TEST(stores_tests, test_notes_hold_any_bytes_of_any_length, 0, ARRAY_LENGTH(store_case_kinds))
+LOOP_TEST(stores_tests, test_messages_hold_any_bytes_of_any_length, 0,
+	  ARRAY_LENGTH(store_case_kinds))
 {
 	static const size_t sizes[] = { 0, 1, 255, 4096, 65537, 10 * MIB };
 	uint8_t *bytes = malloc(10 * MIB);
@@ -112,10 +113,10 @@ LOOP_TEST(stores_tests, test_notes_hold_any_bytes_of_any_length, 0, ARRAY_LENGTH
 	for (size_t i = 0; i < 10 * MIB; i++)
 		bytes[i] = (uint8_t)((i * 2654435761u) >> 13);
 	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
-		store_case_post(of[1], "s1", "n", bytes, sizes[i]);
+		store_case_put(of[1], "s1", "n", bytes, sizes[i]);
 		store_case_expect(of[0], "s1", "n", bytes, sizes[i]);
 		store_case_expect(of[2], "s1", "n", bytes, sizes[i]);
-		store_case_post(of[0], "s1", "m", bytes, sizes[i]);
+		store_case_put(of[0], "s1", "m", bytes, sizes[i]);
 		store_case_expect(of[1], "s1", "m", bytes, sizes[i]);
 	}
 	ck_assert_int_eq(store_put(of[1], "s1", "n", bytes, STORE_MAX_MESSAGE_BYTES + 1, NULL),
@@ -157,8 +158,8 @@ LOOP_TEST(stores_tests, test_names_that_are_none_are_refused, 0, ARRAY_LENGTH(st
 		}
 	}
 	/* The longest valid names. */
-	store_case_post(of[1], "a23456789012345678901234567890123456789012345678901234567890123",
-			"b23456789012345678901234567890123456789012345678901234567890123", "x", 1);
+	store_case_put(of[1], "a23456789012345678901234567890123456789012345678901234567890123",
+		       "b23456789012345678901234567890123456789012345678901234567890123", "x", 1);
 	ck_assert(sees(0, "a23456789012345678901234567890123456789012345678901234567890123",
 		       "b23456789012345678901234567890123456789012345678901234567890123", "x"));
 	close_all();
@@ -167,16 +168,16 @@ LOOP_TEST(stores_tests, test_names_that_are_none_are_refused, 0, ARRAY_LENGTH(st
 LOOP_TEST(stores_tests, test_rank0_drops_a_scope_for_all, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	open_all(_i, 2);
-	store_case_post(of[0], "s1", "n", "a", 1);
-	store_case_post(of[1], "s1", "m", "b", 1);
-	store_case_post(of[1], "s2", "m", "c", 1);
+	store_case_put(of[0], "s1", "n", "a", 1);
+	store_case_put(of[1], "s1", "m", "b", 1);
+	store_case_put(of[1], "s2", "m", "c", 1);
 	store_drop(of[1], "s1");
 	store_drop(of[0], "s1");
 	ck_assert(!sees(1, "s1", "n", "a"));
 	ck_assert(!sees(0, "s1", "m", "b"));
 	ck_assert(sees(0, "s2", "m", "c"));
 	/* The scope may be used again. */
-	store_case_post(of[1], "s1", "n", "d", 1);
+	store_case_put(of[1], "s1", "n", "d", 1);
 	ck_assert(sees(0, "s1", "n", "d"));
 	close_all();
 }
@@ -199,7 +200,7 @@ LOOP_TEST(stores_tests, test_collect_asks_for_what_is_missing, 0, ARRAY_LENGTH(s
 
 	open_all(_i, 8);
 	for (uint32_t i = 0; i < 8; i += 2)
-		store_case_post_own(of[i], "s1", "want", i);
+		store_case_put_own(of[i], "s1", "want", i);
 	for (int rank = 0; rank < 2; rank++) {
 		memset(have, 0, sizeof(have));
 		have[2] = have[3] = true;
@@ -238,13 +239,13 @@ static void take_shard(struct store *store, uint32_t rank, unsigned rounds)
 	for (unsigned round = 0; round < rounds; round++) {
 		snprintf(scope, sizeof(scope), "r%u", round);
 		snprintf(answer, sizeof(answer), "answer %u", round);
-		store_case_post_own(store, scope, "want", rank);
+		store_case_put_own(store, scope, "want", rank);
 		if (!rank) {
 			store_case_collect(store, scope, "want", stores.ranks);
-			store_case_post(store, scope, "plan", answer, strlen(answer));
+			store_case_put(store, scope, "plan", answer, strlen(answer));
 		}
 		store_case_expect(store, scope, "plan", answer, strlen(answer));
-		store_case_post_own(store, scope, "done", rank);
+		store_case_put_own(store, scope, "done", rank);
 		if (!rank) {
 			store_case_collect(store, scope, "done", stores.ranks);
 			store_drop(store, scope);
@@ -314,19 +315,19 @@ LOOP_TEST(stores_tests, test_two_hundred_ranks, 0, ARRAY_LENGTH(store_case_kinds
 {
 	open_all(_i, 200);
 	for (uint32_t i = 0; i < 200; i++)
-		store_case_post_own(of[i], "s1", "want", i);
+		store_case_put_own(of[i], "s1", "want", i);
 	store_case_collect(of[0], "s1", "want", 200);
 	store_case_collect(of[199], "s1", "want", 200);
-	store_case_post(of[0], "s1", "plan", "p", 1);
+	store_case_put(of[0], "s1", "plan", "p", 1);
 	for (uint32_t i = 0; i < 200; i++)
 		store_case_expect(of[i], "s1", "plan", "p", 1);
 	close_all();
 }
 
-static void *post_soon(void *opaque)
+static void *put_soon(void *opaque)
 {
 	usleep(100000);
-	store_case_post(opaque, "s1", "n", "x", 1);
+	store_case_put(opaque, "s1", "n", "x", 1);
 	return NULL;
 }
 
@@ -339,7 +340,7 @@ LOOP_TEST(stores_tests, test_wait_ends_when_something_comes_or_time_is_over, 0,
 	for (uint32_t waiting = 0; waiting < 2; waiting++) {
 		open_all(_i, 2);
 		ck_assert(!store_case_look(of[waiting], "s1", "n", &body));
-		ck_assert(!pthread_create(&thread, NULL, post_soon, of[1 - waiting]));
+		ck_assert(!pthread_create(&thread, NULL, put_soon, of[1 - waiting]));
 		/* Longer than the test's time limit. */
 		while (!store_case_look(of[waiting], "s1", "n", &body))
 			store_wait(of[waiting], 3600000);
@@ -371,7 +372,7 @@ static int use_in_child(void *store)
 LOOP_TEST(stores_tests, test_a_forked_child_touches_nothing, 0, ARRAY_LENGTH(store_case_kinds))
 {
 	open_all(_i, 2);
-	store_case_post(of[0], "s1", "m", "x", 1);
+	store_case_put(of[0], "s1", "m", "x", 1);
 	for (int rank = 0; rank < 2; rank++)
 		ck_assert_int_eq(scratch_in_child(use_in_child, of[rank]), 0);
 	ck_assert(sees(0, "s1", "m", "x"));
@@ -389,7 +390,7 @@ LOOP_TEST(stores_tests, test_no_descriptor_is_left, 0, ARRAY_LENGTH(store_case_k
 	for (int round = 0; round < 3; round++) {
 		for (uint32_t i = 0; i < 3; i++) {
 			of[i] = store_case_open(&stores, i);
-			store_case_post_own(of[i], "s1", "n", i);
+			store_case_put_own(of[i], "s1", "n", i);
 		}
 		for (uint32_t i = 3; i-- > 0;)
 			store_close(of[i]);

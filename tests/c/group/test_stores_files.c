@@ -40,7 +40,7 @@ TEST(tests, test_the_folder_is_ours_alone_and_goes_with_rank_0)
 
 	ck_assert(!stat(folder, &stat_of));
 	ck_assert_uint_eq(stat_of.st_mode & 07777, 0700);
-	store_case_post(one, "s1", "n", "x", 1);
+	store_case_put(one, "s1", "n", "x", 1);
 	ck_assert(!stat(in_folder("s1.n"), &stat_of));
 	ck_assert_uint_eq(stat_of.st_mode & 07777, 0600);
 	ck_assert_uint_eq(scratch_entries(folder), 1);
@@ -52,7 +52,7 @@ TEST(tests, test_the_folder_is_ours_alone_and_goes_with_rank_0)
 	ck_assert(access(folder, F_OK));
 	/* A new rank 0 sees the messages that were put before. */
 	zero = store_case_open(&stores, 0);
-	store_case_post(one, "s2", "n", "x", 1);
+	store_case_put(one, "s2", "n", "x", 1);
 	for (int i = 0; i < 40 && access(in_folder("s1.m"), F_OK); i++)
 		store_wait(one, 250);
 	store_case_expect(zero, "s1", "n", "x", 1);
@@ -68,12 +68,12 @@ TEST(tests, test_a_removed_folder_is_made_again_by_rank_0)
 	struct store *zero = store_case_open(&stores, 0), *one = store_case_open(&stores, 1);
 	struct base_buffer body = { 0 };
 
-	store_case_post(one, "s1", "n", "x", 1);
-	store_case_post(zero, "s1", "m", "y", 1);
+	store_case_put(one, "s1", "n", "x", 1);
+	store_case_put(zero, "s1", "m", "y", 1);
 	scratch_remove(folder);
 	ck_assert_int_eq(store_get(one, "s1", "m", &body, NULL), IOSHAPE_E_COORDINATOR);
 	ck_assert(!store_case_look(zero, "s1", "n", &body));
-	store_case_post(zero, "s1", "k", "z", 1);
+	store_case_put(zero, "s1", "k", "z", 1);
 	for (int i = 0;
 	     i < 40 && (access(in_folder("s1.n"), F_OK) || access(in_folder("s1.m"), F_OK)); i++) {
 		store_wait(one, 250);
@@ -88,18 +88,18 @@ TEST(tests, test_a_removed_folder_is_made_again_by_rank_0)
 }
 
 /* Heartbeats are put all the time, while the rank waits and while it does not. */
-TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
+TEST(tests, test_a_lost_message_comes_back_while_others_are_put)
 {
 	struct store *zero = store_case_open(&stores, 0), *one = store_case_open(&stores, 1);
 	uint64_t end;
 
-	store_case_post(one, "s1", "want-1", "x", 1);
+	store_case_put(one, "s1", "want-1", "x", 1);
 	for (int waits = 0; waits < 2; waits++) {
 		ck_assert(!unlink(in_folder("s1.want-1")));
 		end = base_now_ns() + base_ms_to_ns(2500);
 		for (int i = 0; access(in_folder("s1.want-1"), F_OK); i++) {
 			ck_assert_uint_lt(base_now_ns(), end);
-			store_case_post(one, "life", "beat-1", &i, sizeof(i));
+			store_case_put(one, "life", "beat-1", &i, sizeof(i));
 			if (waits)
 				store_wait(one, 200);
 			else
@@ -111,7 +111,7 @@ TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
 	store_close(zero);
 }
 
-TEST(tests, test_what_is_no_note_is_not_read)
+TEST(tests, test_what_is_no_message_is_not_read)
 {
 	struct store *zero = store_case_open(&stores, 0);
 	struct store_case_found found = { 0 };
@@ -145,7 +145,7 @@ TEST(tests, test_what_is_no_note_is_not_read)
 			 0);
 	ck_assert_uint_eq(found.calls, 0);
 	/* A drop does not affect scopes whose name has this one as prefix. */
-	store_case_post(zero, "s11", "n", "x", 1);
+	store_case_put(zero, "s11", "n", "x", 1);
 	store_drop(zero, "s1");
 	ck_assert(access(in_folder("s1.link"), F_OK));
 	store_case_expect(zero, "s11", "n", "x", 1);
@@ -208,7 +208,7 @@ TEST(tests, test_folders_of_dead_jobs_are_removed_after_a_day)
 }
 
 /* A writer is killed again and again while it puts; the reader sees only whole messages. */
-TEST(tests, test_notes_are_whole_whenever_the_writer_dies)
+TEST(tests, test_messages_are_whole_whenever_the_writer_dies)
 {
 	static uint8_t bytes[300000];
 	struct store *zero = store_case_open(&stores, 0);
@@ -224,7 +224,7 @@ TEST(tests, test_notes_are_whole_whenever_the_writer_dies)
 
 			for (unsigned i = 0;; i++) {
 				memset(bytes, (int)i, sizeof(bytes));
-				store_case_post(one, "s1", "n", bytes, sizeof(bytes));
+				store_case_put(one, "s1", "n", bytes, sizeof(bytes));
 			}
 		}
 		/* Lets the writer put some messages before it is killed. */

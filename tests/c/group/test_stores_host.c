@@ -88,7 +88,7 @@ static pid_t start_process(uint32_t rank, pid_t *orphan)
 		}
 		/* Lets the child return from fork() before it is reported. */
 		usleep(50000);
-		store_case_post_own(store, "s1", "hello", rank);
+		store_case_put_own(store, "s1", "hello", rank);
 		MUST(write(pipes[1], &child, sizeof(child)) == sizeof(child), "no pipe");
 		alarm(30);
 		for (;;)
@@ -206,7 +206,7 @@ TEST(tests, test_the_folder_is_ours_alone_and_nothing_is_beside_the_checkpoints)
 
 	stores.ranks = 3;
 	open_ranks(0, 2);
-	store_case_post(of[1], "s1", "n", "x", 1);
+	store_case_put(of[1], "s1", "n", "x", 1);
 	ck_assert(!stat(folder, &stat_of));
 	ck_assert_uint_eq(stat_of.st_mode & 07777, 0700);
 	ck_assert(!exists(beside));
@@ -275,7 +275,7 @@ TEST(tests, test_a_memory_that_is_cleared_away_is_told)
 	bool have[8] = { 0 };
 
 	open_ranks(0, 2);
-	store_case_post(of[1], "s1", "before", "x", 1);
+	store_case_put(of[1], "s1", "before", "x", 1);
 	scratch_remove(memory);
 	for (uint32_t i = 0; i < 3; i++) {
 		struct base_error errors[3] = { { 0 } };
@@ -313,15 +313,15 @@ TEST(tests, test_ranks_that_outlast_rank_0_are_told_that_it_ended)
 static int be_nobody(void *own)
 {
 	struct stat ours;
-	char path[STORE_PLACE_BYTES];
+	char path[STORE_FOLDER_BYTES];
 
 	MUST(base_is_own_user(geteuid()), "not our own user");
 	if (unshare(CLONE_NEWUSER))
 		return 77;
 	MUST(geteuid() == 65534, "a user with a number");
 	MUST(!base_is_own_user(geteuid()), "everybody is this user");
-	MUST(store_find_place(path, memory, NULL) == -EACCES, "a stranger's folder was used");
-	MUST(io_folder_make_own(own, &ours, NULL) == -EACCES, "notes of anybody would be read");
+	MUST(store_find_folder(path, memory, NULL) == -EACCES, "a stranger's folder was used");
+	MUST(io_folder_make_private(own, &ours, NULL) == -EACCES, "notes of anybody would be read");
 	return 0;
 }
 

@@ -54,10 +54,10 @@ TEST(tests, test_a_redis_that_forgot_everything_is_told_again)
 
 	for (size_t i = 0; i < sizeof(binary); i++)
 		binary[i] = (uint8_t)i;
-	store_case_post(one, "s1", "n", binary, sizeof(binary));
-	store_case_post(one, "s1", "m", "second", 6);
-	store_case_post(one, "s2", "n", "other scope", 11);
-	store_case_post(one, "s3", "n", "dropped", 7);
+	store_case_put(one, "s1", "n", binary, sizeof(binary));
+	store_case_put(one, "s1", "m", "second", 6);
+	store_case_put(one, "s2", "n", "other scope", 11);
+	store_case_put(one, "s3", "n", "dropped", 7);
 	store_drop(one, "s3");
 	forget_everything();
 	/* Waiting alone must restore the messages. */
@@ -76,19 +76,19 @@ TEST(tests, test_a_redis_that_forgot_everything_is_told_again)
  * After a failover. The next message is put into the same scope or another one, while the rank
  * waits or does not.
  */
-TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
+TEST(tests, test_a_lost_message_comes_back_while_others_are_put)
 {
 	struct base_buffer body = { 0 };
 	uint64_t end;
 
-	store_case_post(one, "s1", "want-1", "x", 1);
+	store_case_put(one, "s1", "want-1", "x", 1);
 	for (int way = 0; way < 4; way++) {
 		ask(way < 3 ? "HDEL" : "HSET", way < 3 ? " want-1" : " want-1 old");
 		end = base_now_ns() + base_ms_to_ns(2500);
 		for (int i = 0; !store_case_look(zero, "s1", "want-1", &body) || body.bytes != 1;
 		     i++) {
 			ck_assert_uint_lt(base_now_ns(), end);
-			store_case_post(one, way % 2 ? "s1" : "life", "beat-1", &i, sizeof(i));
+			store_case_put(one, way % 2 ? "s1" : "life", "beat-1", &i, sizeof(i));
 			if (way < 2)
 				usleep(200000);
 			else
@@ -99,7 +99,7 @@ TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
 }
 
 /* More messages than one round trip checks. */
-TEST(tests, test_many_lost_notes_come_back)
+TEST(tests, test_many_lost_messages_come_back)
 {
 	uint8_t *bytes = calloc(1, 700 * KIB);
 	char name[32];
@@ -107,10 +107,10 @@ TEST(tests, test_many_lost_notes_come_back)
 
 	for (int i = 0; i < 300; i++) {
 		snprintf(name, sizeof(name), "n-%d", i);
-		store_case_post(one, "s1", name, &i, sizeof(i));
+		store_case_put(one, "s1", name, &i, sizeof(i));
 	}
-	store_case_post(one, "s1", "large", bytes, 700 * KIB);
-	store_case_post(one, "s1", "larger", bytes, 600 * KIB);
+	store_case_put(one, "s1", "large", bytes, 700 * KIB);
+	store_case_put(one, "s1", "larger", bytes, 600 * KIB);
 	for (int i = 0; i < 300; i += 7) {
 		snprintf(name, sizeof(name), " n-%d", i);
 		ask("HDEL", name);
@@ -140,7 +140,7 @@ TEST(tests, test_a_redis_that_is_away_is_told_soon_and_found_again)
 
 	/* The server is stopped, or running but silent. */
 	for (int silent = 0; silent < 2; silent++) {
-		store_case_post(zero, "s1", "n", "x", 1);
+		store_case_put(zero, "s1", "n", "x", 1);
 		if (silent)
 			redis_server_signal(&stores.server, SIGSTOP);
 		else
@@ -176,18 +176,18 @@ TEST(tests, test_keys_have_an_end_and_the_pools_tag)
 {
 	long long left;
 
-	store_case_post(one, "s1", "n", "x", 1);
+	store_case_put(one, "s1", "n", "x", 1);
 	left = ask("PTTL", "");
 	ck_assert_int_gt(left, 3590000);
 	ck_assert_int_le(left, 3600000);
 	ask("PEXPIRE", " 5000");
-	store_case_post(zero, "s1", "m", "x", 1);
+	store_case_put(zero, "s1", "m", "x", 1);
 	left = ask("PTTL", "");
 	ck_assert_int_gt(left, 3590000);
 	store_drop(zero, "s1");
 	ck_assert_int_eq(redis_server_tell(&stores.server, "DBSIZE"), 0);
 	/* A message that is put after the drop expires, too. */
-	store_case_post(one, "s1", "late", "x", 1);
+	store_case_put(one, "s1", "late", "x", 1);
 	left = ask("PTTL", "");
 	ck_assert_int_gt(left, 3590000);
 }
@@ -207,7 +207,7 @@ TEST(tests, test_passwords_stay_out_of_sentences)
 	snprintf(address, sizeof(address), "redis://127.0.0.1:%u", stores.server.port);
 	stores.coordinator.password = "RIGHT-ONE";
 	store = store_case_open(&stores, 0);
-	store_case_post(store, "s1", "n", "x", 1);
+	store_case_put(store, "s1", "n", "x", 1);
 	store_case_expect(store, "s1", "n", "x", 1);
 	store_close(store);
 }
@@ -235,18 +235,18 @@ TEST(tests, test_a_key_of_another_kind_is_an_error)
 	ck_assert_int_eq(store_get(zero, "s1", "n", &body, NULL), IOSHAPE_E_COORDINATOR);
 	ck_assert_int_eq(store_put(zero, "s1", "n", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
 	store_drop(zero, "s1");
-	store_case_post(zero, "s1", "n", "x", 1);
+	store_case_put(zero, "s1", "n", "x", 1);
 	base_buffer_free(&body);
 }
 
-TEST(tests, test_the_largest_note_passes)
+TEST(tests, test_the_largest_message_passes)
 {
 	/* valgrind would exceed the time limit of a call. */
 	const size_t most = scratch_under_valgrind() ? 4 * MIB : STORE_MAX_MESSAGE_BYTES;
 	uint8_t *bytes = calloc(1, most);
 
 	bytes[most - 1] = 1;
-	store_case_post(one, "s1", "n", bytes, most);
+	store_case_put(one, "s1", "n", bytes, most);
 	store_case_expect(zero, "s1", "n", bytes, most);
 	free(bytes);
 }
@@ -254,14 +254,14 @@ TEST(tests, test_the_largest_note_passes)
 /* ---- Other users of the Redis ---------------------------------------------------------------- */
 
 /* A value that is not sealed, or was sealed for another name or scope, is ignored. */
-TEST(tests, test_what_others_write_is_no_note)
+TEST(tests, test_what_others_write_is_no_message)
 {
 	struct base_buffer body = { 0 };
 	struct store_case_found found = { 0 };
 	bool have[4] = { 0 };
 	redisReply *real;
 
-	store_case_post(one, "s2", "n", "x", 1);
+	store_case_put(one, "s2", "n", "x", 1);
 	real = redis_server_say(&stores.server, "HGET {ios:scratch}:store:%s:s2 n", stores.name);
 	redis_server_tell(&stores.server, "HSET {ios:scratch}:store:%s:s1 n %b", stores.name,
 			  real->str, real->len);
@@ -290,11 +290,11 @@ TEST(tests, test_a_new_rank_0_is_understood_by_those_who_have_read_the_old_secre
 	struct base_buffer none = { 0 };
 	char secret[128];
 
-	store_case_post(one, "s1", "hello-1", "note of 1", 9);
+	store_case_put(one, "s1", "hello-1", "note of 1", 9);
 	zero = store_case_open(&stores, 0);
 	/* The message is sealed with the old secret. */
 	ck_assert(!store_case_look(zero, "s1", "hello-1", &none));
-	store_case_post(zero, "s1", "roster-0", "r", 1);
+	store_case_put(zero, "s1", "roster-0", "r", 1);
 	store_case_expect(one, "s1", "roster-0", "r", 1);
 	store_case_expect(zero, "s1", "hello-1", "note of 1", 9);
 	/* The old rank 0 ends late and removes the new secret, which is then restored. */

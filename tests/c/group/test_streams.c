@@ -483,7 +483,7 @@ TEST(tests, a_receiver_stops_the_sender)
 static int because_of_a_rank(void *user, struct base_error *error)
 {
 	(void)user;
-	base_refuse(error, -ETIMEDOUT, "a rank ended");
+	base_fail_reason(error, -ETIMEDOUT, "a rank ended");
 	base_error_of_rank(error, RANK + 1);
 	return -ETIMEDOUT;
 }

@@ -84,12 +84,12 @@ static void send_fds(int fd, const void *data, size_t bytes, unsigned count)
 	const int passed[2] = { 0, 1 };
 	struct iovec piece = { NULL, bytes };
 	union {
-		char room[CMSG_SPACE(sizeof(passed))];
+		char space[CMSG_SPACE(sizeof(passed))];
 		struct cmsghdr head;
 	} control = { { 0 } };
 	struct msghdr message = { .msg_iov = &piece,
 				  .msg_iovlen = 1,
-				  .msg_control = control.room,
+				  .msg_control = control.space,
 				  .msg_controllen = CMSG_SPACE(count * sizeof(int)) };
 
 	memcpy(&piece.iov_base, &data, sizeof(data));

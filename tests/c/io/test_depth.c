@@ -319,7 +319,7 @@ static void follow(void *user, double now, const struct io_depth *now_depth)
 		course->at_the_end += (double)MIB;
 }
 
-TEST(storages, it_makes_room_for_others_and_comes_back)
+TEST(storages, it_makes_way_for_others_and_comes_back)
 {
 	struct course course = { .least_beside = UINT32_MAX };
 	struct modelled_run run = run_on(1, 3); /* flash */

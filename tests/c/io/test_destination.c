@@ -298,7 +298,7 @@ static int replace_as_a_user(void *argument)
 	return as_a_user(replace_a_strangers_file, argument);
 }
 
-TEST_IF(rights, a_strangers_file_is_replaced_with_a_note, !geteuid())
+TEST_IF(rights, a_strangers_file_is_replaced_with_a_downgrade, !geteuid())
 {
 	scratch_write("file", OLD);
 	ck_assert_int_eq(chmod("file", 0666), 0);

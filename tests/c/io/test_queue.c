@@ -50,7 +50,7 @@ TEST(life, the_next_engine_is_used_and_the_reason_is_reported_and_logged)
 	close(fd);
 }
 
-TEST(life, a_downgrade_is_noted_for_every_file)
+TEST(life, a_downgrade_is_recorded_for_every_file)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	open_remark = "buffers not registered";
@@ -136,10 +136,10 @@ static int64_t a_third_into_the_image(const struct io_op *op, unsigned nth)
 	size_t at = 0;
 
 	(void)nth;
-	for (unsigned i = 0; i < op->part_count; i++) {
-		const size_t piece = MIN(op->parts[i].iov_len, bytes - at);
+	for (unsigned i = 0; i < op->range_count; i++) {
+		const size_t piece = MIN(op->ranges[i].iov_len, bytes - at);
 
-		memcpy(image + op->offset + at, op->parts[i].iov_base, piece);
+		memcpy(image + op->offset + at, op->ranges[i].iov_base, piece);
 		at += piece;
 	}
 	ck_assert_uint_eq(at, bytes);
@@ -147,8 +147,8 @@ static int64_t a_third_into_the_image(const struct io_op *op, unsigned nth)
 }
 
 /*
- * Some stretches of the block are lent: at its beginning, in the middle, adjacent ones, and at its
- * end. A short result may end in each of them.
+ * Some stretches of the block are borrowable: at its beginning, in the middle, adjacent ones, and
+ * at its end. A short result may end in each of them.
  */
 TEST(results, a_block_in_parts_goes_on_where_it_stopped)
 {
@@ -158,7 +158,7 @@ TEST(results, a_block_in_parts_goes_on_where_it_stopped)
 		{ .at = 5001, .bytes = 30000 },
 		{ .at = BLOCK - 7, .bytes = 7 },
 	};
-	static uint8_t lent[BLOCK], wanted[BLOCK];
+	static uint8_t borrowable[BLOCK], wanted[BLOCK];
 	struct io_buffer *buffer;
 	size_t total = 0;
 
@@ -168,13 +168,13 @@ TEST(results, a_block_in_parts_goes_on_where_it_stopped)
 	buffer->bytes = BLOCK;
 	for (size_t i = 0; i < BLOCK; i++) {
 		wanted[i] = buffer->data[i] = (uint8_t)(i * 7);
-		lent[i] = (uint8_t)(i * 31 + 1);
+		borrowable[i] = (uint8_t)(i * 31 + 1);
 	}
 	buffer->loan_count = sizeof(loans) / sizeof(*loans);
 	for (unsigned i = 0; i < buffer->loan_count; i++) {
 		buffer->loans[i] = loans[i];
-		buffer->loans[i].from = lent + 1000 * i;
-		memcpy(wanted + loans[i].at, lent + 1000 * i, loans[i].bytes);
+		buffer->loans[i].from = borrowable + 1000 * i;
+		memcpy(wanted + loans[i].at, borrowable + 1000 * i, loans[i].bytes);
 	}
 	ck_assert_msg(!io_queue_submit(queue, buffer, &error), "%s", error.text);
 	ck_assert_int_eq(io_queue_drain(queue, &error), 0);
@@ -443,7 +443,7 @@ TEST(results, an_engine_that_loses_requests_is_found_out)
 
 /* ---- Downgrades ------------------------------------------------------------------------------ */
 
-TEST(life, notes_are_kept_in_order_with_their_codes)
+TEST(life, downgrades_are_kept_in_order_with_their_codes)
 {
 	struct ioshape_report report = { 0 };
 	struct io_downgrades some = { 0 };
@@ -459,7 +459,7 @@ TEST(life, notes_are_kept_in_order_with_their_codes)
 	ck_assert_int_eq(report.downgrades[1].code, IOSHAPE_DOWNGRADE_LOCK);
 }
 
-TEST(life, too_many_notes_are_counted)
+TEST(life, too_many_downgrades_are_counted)
 {
 	struct io_downgrades some = { 0 };
 

@@ -18,7 +18,7 @@ static struct test_case direct_case = { .name = "direct",
 					.setup = scratch_setup,
 					.teardown = scratch_teardown };
 
-TEST(direct_case, direct_io_that_fails_at_use_is_left_with_one_note)
+TEST(direct_case, direct_io_that_fails_at_use_is_left_with_one_downgrade)
 {
 	answer = not_when_direct;
 	begin(false);
@@ -77,7 +77,7 @@ TEST(direct_case, an_invalid_request_stays_invalid_after_direct_io_was_left)
 	end();
 }
 
-TEST(direct_case, a_filesystem_without_direct_io_is_noted_or_refused)
+TEST(direct_case, a_filesystem_without_direct_io_is_recorded_or_refused)
 {
 	fs = (struct fs_info){ 0 };
 	answer = all_of_it;

@@ -18,7 +18,8 @@ static struct test_case tests = { .name = "release",
 
 static int open_file(off_t bytes, bool named)
 {
-	const int fd = base_own(open(scratch_path("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+	const int fd =
+		base_register_fd(open(scratch_path("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
 
 	ck_assert_int_ge(fd, 0);
 	ck_assert_int_eq(ftruncate(fd, bytes), 0);

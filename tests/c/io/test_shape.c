@@ -514,7 +514,7 @@ LOOP_TEST(queues_case, files_with_pauses_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_E
 		memcpy(buffer->data, data + at, buffer->bytes);
 		ck_assert_int_eq(io_queue_submit(queue, buffer, &error), 0);
 	}
-	ck_assert_int_eq(io_queue_settle(queue, 0, &error), 0);
+	ck_assert_int_eq(io_queue_reduce(queue, 0, &error), 0);
 	io_queue_detach(queue);
 	ck_assert(scratch_same(scratch_path("bursts"), data, sizeof(data)));
 	close(fd);

@@ -171,7 +171,7 @@ TEST_IF(ahead, what_is_expected_is_under_way_before_it_is_asked_for, scratch_dir
 	const uint64_t at = 3 * BLOCK + 100;
 
 	begin_scripted();
-	io_stream_expect(stream, queue, at);
+	io_stream_prefetch(stream, queue, at);
 	ck_assert(!io_stream_is_idle(stream));
 	ck_assert_uint_eq(requests, DEPTH - 1);
 	ck_assert_uint_le(asked[0].offset, at);
@@ -182,7 +182,7 @@ TEST_IF(ahead, what_is_expected_is_under_way_before_it_is_asked_for, scratch_dir
 	check_sequence(0);
 	ck_assert_uint_ge(asked_end(requests - 1), at + 8 * BLOCK);
 	io_stream_stop(stream);
-	io_stream_expect(stream, queue, at);
+	io_stream_prefetch(stream, queue, at);
 	get(50 * BLOCK, 4 * BLOCK);
 	close_stream();
 }
@@ -190,11 +190,11 @@ TEST_IF(ahead, what_is_expected_is_under_way_before_it_is_asked_for, scratch_dir
 TEST_IF(ahead, nothing_is_expected_that_is_in_the_page_cache_or_not_there, scratch_direct())
 {
 	begin_scripted();
-	io_stream_expect(stream, queue, STREAM_END);
-	io_stream_expect(stream, queue, UINT64_MAX / 2);
+	io_stream_prefetch(stream, queue, STREAM_END);
+	io_stream_prefetch(stream, queue, UINT64_MAX / 2);
 	ck_assert(io_stream_is_idle(stream));
 	ck_assert(!io_input_get(&input, 0, into, STREAM_END, &error));
-	io_stream_expect(stream, queue, 0);
+	io_stream_prefetch(stream, queue, 0);
 	ck_assert(io_stream_is_idle(stream));
 	ck_assert_uint_eq(requests, 0);
 	close_stream();

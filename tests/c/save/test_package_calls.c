@@ -119,15 +119,15 @@ LOOP_TEST(tests, what_is_expected_comes_as_if_it_had_not_been, 0, 3)
 	struct ioshape_reader_info info = { .size = sizeof(info) };
 
 	ck_assert_int_eq(sample_save(context, scratch_path("file"), &sample, NULL), 0);
-	ck_assert_int_eq(save_reader_expect(NULL, 0), -EINVAL);
+	ck_assert_int_eq(save_reader_prefetch(NULL, 0), -EINVAL);
 	ck_assert_int_eq(ioshape_reader_open(other, scratch_path("file"), NULL, &reader), 0);
 	ck_assert_int_eq(ioshape_reader_get_info(reader, &info), 0);
-	ck_assert_int_eq(save_reader_expect(reader, info.records), -ENOENT);
+	ck_assert_int_eq(save_reader_prefetch(reader, info.records), -ENOENT);
 	for (size_t i = 0; i < sample.count; i++) {
 		scratch_evict(scratch_path("file"));
 		ck_assert_int_eq(ioshape_reader_get_tensor(reader, LARGE, &tensor), 0);
-		ck_assert_int_eq(save_reader_expect(reader, 0), 0);
-		ck_assert_int_eq(save_reader_expect(reader, tensor.record), 0);
+		ck_assert_int_eq(save_reader_prefetch(reader, 0), 0);
+		ck_assert_int_eq(save_reader_prefetch(reader, tensor.record), 0);
 		request.tensor = i;
 		request.bytes = sample.bytes[i];
 		memset(into, 0x99, sample.total_bytes);
@@ -136,14 +136,14 @@ LOOP_TEST(tests, what_is_expected_comes_as_if_it_had_not_been, 0, 3)
 		if (i % 2)
 			continue;
 		/* Another record is loaded first. */
-		ck_assert_int_eq(save_reader_expect(reader, tensor.record), 0);
+		ck_assert_int_eq(save_reader_prefetch(reader, tensor.record), 0);
 		ck_assert_int_eq(ioshape_reader_read(reader, tensor.record, 100, into, 200), 0);
 		ck_assert_mem_eq(into, (uint8_t *)sample.expected[LARGE] + 100, 200);
 		ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 	}
 	/* A reader may be closed while a prefetch is in flight. */
 	scratch_evict(scratch_path("file"));
-	ck_assert_int_eq(save_reader_expect(reader, 0), 0);
+	ck_assert_int_eq(save_reader_prefetch(reader, 0), 0);
 	ioshape_reader_free(reader);
 	ioshape_context_free(other);
 }

@@ -8,16 +8,16 @@
 static struct test_case tests = { .name = "boost" };
 
 /* A job that is neither early nor late. */
-static const struct slots_stake usual = {
+static const struct slots_priority_inputs usual = {
 	.ranks = 4000,
 	.writers = 4000,
 	.bytes = 500000000,
 	.age_ns = 600 * SECOND,
 };
 
-static int32_t boost_of(struct slots_stake stake)
+static int32_t boost_of(struct slots_priority_inputs inputs)
 {
-	return slots_boost_ms(&stake);
+	return slots_boost_ms(&inputs);
 }
 
 /* Compares up to rounding. */
@@ -37,44 +37,45 @@ static void check_ms(int32_t found, int32_t expected)
 TEST(tests, twice_the_cost_is_a_minute)
 {
 	const int32_t before = boost_of(usual);
-	struct slots_stake stake = usual;
+	struct slots_priority_inputs inputs = usual;
 
 	check_ms(before, -12000);
-	stake.age_ns *= 2;
-	check_to_ms(boost_of(stake), before + 60000);
-	stake.bytes *= 4;
-	check_to_ms(boost_of(stake), before - 60000);
-	stake = usual;
+	inputs.age_ns *= 2;
+	check_to_ms(boost_of(inputs), before + 60000);
+	inputs.bytes *= 4;
+	check_to_ms(boost_of(inputs), before - 60000);
+	inputs = usual;
 	/*
 	 * A job of twice the size has twice the failures, each of which costs twice as much, for
 	 * twice the bytes.
 	 */
-	stake.ranks = stake.writers = 8000;
-	check_to_ms(boost_of(stake), before + 60000);
+	inputs.ranks = inputs.writers = 8000;
+	check_to_ms(boost_of(inputs), before + 60000);
 	/* One rank writes for eight. */
-	stake = usual;
-	stake.writers /= 8;
-	stake.bytes *= 8;
-	check_to_ms(boost_of(stake), before);
-	stake.writers = 0; /* all ranks write */
-	check_to_ms(boost_of(stake), before - 180000);
+	inputs = usual;
+	inputs.writers /= 8;
+	inputs.bytes *= 8;
+	check_to_ms(boost_of(inputs), before);
+	inputs.writers = 0; /* all ranks write */
+	check_to_ms(boost_of(inputs), before - 180000);
 }
 
 TEST(tests, a_save_that_holds_training_up_costs_more)
 {
-	struct slots_stake stake = usual;
+	struct slots_priority_inputs inputs = usual;
 
-	stake.bytes *= 8;
-	stake.holds_up = true;
-	check_ms(boost_of(stake), 183000);
-	stake.bytes = 1;
-	ck_assert_int_eq(boost_of(stake), SLOTS_MOST_BOOST_MS);
+	inputs.bytes *= 8;
+	inputs.blocks_training = true;
+	check_ms(boost_of(inputs), 183000);
+	inputs.bytes = 1;
+	ck_assert_int_eq(boost_of(inputs), SLOTS_MOST_BOOST_MS);
 }
 
 TEST(tests, what_is_not_known_or_absurd_is_within_bounds)
 {
-	static const struct slots_stake nothing, most = { UINT32_MAX, 1, 1, UINT64_MAX, true },
-						 least = { 1, UINT32_MAX, UINT64_MAX, 1, false };
+	static const struct slots_priority_inputs nothing,
+		most = { UINT32_MAX, 1, 1, UINT64_MAX, true },
+		least = { 1, UINT32_MAX, UINT64_MAX, 1, false };
 
 	ck_assert_int_eq(slots_boost_ms(&nothing), 0);
 	ck_assert_int_eq(slots_boost_ms(&most), SLOTS_MOST_BOOST_MS);

@@ -268,8 +268,8 @@ TEST(tests, holders_have_places_of_their_own)
 	for (unsigned i = 0; i < 4; i++) {
 		snprintf(id, sizeof(id), "a-%u", i);
 		ck_assert_int_eq(request_slot(id), SLOTS_HOLDING);
-		ck_assert(answer.place >= 1 && answer.place <= 4);
-		seen |= 1u << answer.place;
+		ck_assert(answer.target_group >= 1 && answer.target_group <= 4);
+		seen |= 1u << answer.target_group;
 	}
 	ck_assert_uint_eq(seen, 0x1e);
 	for (unsigned i = 0; i < 4; i++) {
@@ -280,7 +280,7 @@ TEST(tests, holders_have_places_of_their_own)
 	seen = 0;
 	for (unsigned i = 0; i < 4; i++) {
 		request_slot("b-0");
-		seen |= 1u << answer.place;
+		seen |= 1u << answer.target_group;
 		release("b-0");
 	}
 	ck_assert_uint_eq(seen, 0x1e);

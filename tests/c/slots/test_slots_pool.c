@@ -214,7 +214,7 @@ TEST(waiting_case, a_request_that_holds_training_up_says_so)
 
 	slots_release(take(&wanted));
 	ck_assert_int_lt(script_counts().boost_ms, 0);
-	wanted.holds_up = true;
+	wanted.blocks_training = true;
 	slots_release(take(&wanted));
 	ck_assert_int_gt(script_counts().boost_ms, 0);
 	wanted.yields = true;

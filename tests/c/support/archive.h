@@ -65,29 +65,29 @@ static inline void archive_add(struct archive *archive, const char *name, const 
 	uint64_t announced = unknown ? FORMAT_UNKNOWN_BYTES : bytes;
 	struct base_buffer header = { 0 }, tail = { 0 };
 	struct format_entry *entry;
-	struct format_place place;
+	struct format_extent extent;
 
 	ck_assert_uint_lt(archive->count, ARCHIVE_MOST_RECORDS);
 	entry = &archive->entries[archive->count++];
-	ck_assert_int_eq(place_record(archive->cursor, strlen(name), announced, alignment, &place),
-			 0);
+	ck_assert_int_eq(
+		lay_out_record(archive->cursor, strlen(name), announced, alignment, &extent), 0);
 	entry->name = strdup(name);
 	entry->name_bytes = (uint32_t)strlen(name);
 	entry->bytes = bytes;
 	entry->crc32 = data ? base_crc32(0, data, bytes) : archive_crc_of_zeros(bytes);
-	entry->header_offset = place.header_offset;
-	entry->data_offset = place.data_offset;
+	entry->header_offset = extent.header_offset;
+	entry->data_offset = extent.data_offset;
 
-	ck_assert_int_eq(encode_header(&header, name, &place, announced), 0);
-	ck_assert_uint_eq(header.bytes, place.header_bytes);
+	ck_assert_int_eq(encode_header(&header, name, &extent, announced), 0);
+	ck_assert_uint_eq(header.bytes, extent.header_bytes);
 	if (data)
 		ck_assert_int_eq(base_buffer_append(&header, data, bytes), 0);
-	archive_put(archive, place.header_offset, &header);
-	ck_assert_int_eq(encode_descriptor(&tail, entry->crc32, bytes, place.zip64), 0);
-	archive->cursor = place.data_offset + bytes + tail.bytes;
+	archive_put(archive, extent.header_offset, &header);
+	ck_assert_int_eq(encode_descriptor(&tail, entry->crc32, bytes, extent.zip64), 0);
+	archive->cursor = extent.data_offset + bytes + tail.bytes;
 	if (!unknown)
-		ck_assert_uint_eq(archive->cursor, place.end);
-	archive_put(archive, place.data_offset + bytes, &tail);
+		ck_assert_uint_eq(archive->cursor, extent.end);
+	archive_put(archive, extent.data_offset + bytes, &tail);
 }
 
 static inline void archive_finish(struct archive *archive)

@@ -192,7 +192,7 @@ static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight, bool mix
 	}
 	ioshape_slot_get_info(slot, &info);
 	note(held_ns, "got turn=%u fence=%" PRIu64 " by=%s express=%u weight=%u capacity=%u; %s",
-	     turn, info.fence, info.coordinator, info.express, weight, info.capacity, info.note);
+	     turn, info.fence, info.coordinator, info.bypass, weight, info.capacity, info.note);
 	hold(slot, hold_ms);
 	note(now_ns(), "release turn=%u", turn);
 	ioshape_slot_free(slot);

@@ -68,7 +68,7 @@ static void add(struct output *output, const char *name, const char *text, uint6
 {
 	uint64_t announced = unknown ? FORMAT_UNKNOWN_BYTES : bytes;
 	struct base_buffer buffer = { 0 };
-	struct format_place place;
+	struct format_extent extent;
 	struct format_entry *entry;
 
 	output->entries =
@@ -80,15 +80,16 @@ static void add(struct output *output, const char *name, const char *text, uint6
 	entry->header_offset = output->cursor;
 	if (!alignment)
 		alignment = format_default_alignment(announced);
-	must(place_record(output->cursor, entry->name_bytes, announced, alignment, &place), name);
-	must(encode_header(&buffer, entry->name, &place, announced), name);
+	must(lay_out_record(output->cursor, entry->name_bytes, announced, alignment, &extent),
+	     name);
+	must(encode_header(&buffer, entry->name, &extent, announced), name);
 	write_at(output, output->cursor, buffer.data, buffer.bytes);
 	if (text)
-		write_at(output, place.data_offset, text, bytes);
+		write_at(output, extent.data_offset, text, bytes);
 	buffer.bytes = 0;
-	must(encode_descriptor(&buffer, entry->crc32, bytes, place.zip64), name);
-	write_at(output, place.data_offset + bytes, buffer.data, buffer.bytes);
-	output->cursor = place.data_offset + bytes + buffer.bytes;
+	must(encode_descriptor(&buffer, entry->crc32, bytes, extent.zip64), name);
+	write_at(output, extent.data_offset + bytes, buffer.data, buffer.bytes);
+	output->cursor = extent.data_offset + bytes + buffer.bytes;
 	base_buffer_free(&buffer);
 }
 

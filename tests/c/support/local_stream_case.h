@@ -36,10 +36,10 @@ static inline void end(void)
 static inline struct sockaddr_un find_socket(void)
 {
 	struct sockaddr_un at = { .sun_family = AF_UNIX };
-	char place[STORE_PLACE_BYTES];
+	char folder[STORE_FOLDER_BYTES];
 
-	STREAM_MUST(!store_find_place(place, NULL, NULL));
-	STREAM_MUST(snprintf(at.sun_path, sizeof(at.sun_path), "%s/stream-%s", place, address) <
+	STREAM_MUST(!store_find_folder(folder, NULL, NULL));
+	STREAM_MUST(snprintf(at.sun_path, sizeof(at.sun_path), "%s/stream-%s", folder, address) <
 		    (int)sizeof(at.sun_path));
 	return at;
 }

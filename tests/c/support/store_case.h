@@ -91,8 +91,8 @@ static inline struct store *store_case_open(const struct store_case *stores, uin
 	return store;
 }
 
-static inline void store_case_post(struct store *store, const char *scope, const char *name,
-				   const void *note, size_t bytes)
+static inline void store_case_put(struct store *store, const char *scope, const char *name,
+				  const void *note, size_t bytes)
 {
 	struct base_error error = { 0 };
 
@@ -145,14 +145,14 @@ static inline int store_case_count(void *user, uint32_t rank, const struct base_
 	return 0;
 }
 
-static inline void store_case_post_own(struct store *store, const char *scope, const char *prefix,
-				       uint32_t rank)
+static inline void store_case_put_own(struct store *store, const char *scope, const char *prefix,
+				      uint32_t rank)
 {
 	char name[STORE_NAME_BYTES], text[32];
 
 	snprintf(name, sizeof(name), "%s-%u", prefix, rank);
 	snprintf(text, sizeof(text), "note of %u", rank);
-	store_case_post(store, scope, name, text, strlen(text));
+	store_case_put(store, scope, name, text, strlen(text));
 }
 
 /* Waits until the messages of `count` ranks have been collected, each once. */

@@ -104,11 +104,11 @@ static inline const char *there(const char *name)
 
 static inline char *place_of(const char *name)
 {
-	char *place;
+	char *copy_path;
 
-	ck_assert_msg(!ioshape_tier_place(tier, there(name), LARGE, &place), "%s",
+	ck_assert_msg(!ioshape_tier_path(tier, there(name), LARGE, &copy_path), "%s",
 		      ioshape_last_error()->sentence);
-	return place;
+	return copy_path;
 }
 
 static inline void keep(const char *name)
@@ -126,12 +126,12 @@ static inline void must_hold(const char *path, const struct sample *what)
 
 static inline bool has_copy(const char *name)
 {
-	char *place = NULL;
-	const int ret = ioshape_tier_find(tier, there(name), &place);
+	char *copy_path = NULL;
+	const int ret = ioshape_tier_find(tier, there(name), &copy_path);
 
 	ck_assert(!ret || ret == -ENOENT);
-	ck_assert(!ret == (place != NULL));
-	free(place);
+	ck_assert(!ret == (copy_path != NULL));
+	free(copy_path);
 	return !ret;
 }
 

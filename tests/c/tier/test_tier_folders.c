@@ -40,12 +40,12 @@ static void cut_name(char *path)
 
 static void save_on_tier(uint64_t step, const struct sample *what)
 {
-	char *place = place_of(step_name(step));
+	char *copy_path = place_of(step_name(step));
 
-	cut_name(place);
-	save_checkpoint(place, step, what);
+	cut_name(copy_path);
+	save_checkpoint(copy_path, step, what);
 	keep(step_name(step));
-	free(place);
+	free(copy_path);
 }
 
 static const char *in(const char *folder, const char *name)
@@ -95,8 +95,8 @@ TEST(tests, a_checkpoint_is_copied_with_its_times_and_modes)
 	ck_assert_uint_eq(copies->directory, 1);
 	bytes = copies->bytes;
 	ck_assert_uint_gt(bytes, LARGE);
-	ck_assert_int_eq(chmod(in(copies->place, SHARD), 0600), 0);
-	ck_assert_int_eq(stat(copies->place, &here), 0);
+	ck_assert_int_eq(chmod(in(copies->copy_path, SHARD), 0600), 0);
+	ck_assert_int_eq(stat(copies->copy_path, &here), 0);
 	free(copies);
 	ck_assert_int_eq(drain(), 0);
 	ck_assert_uint_eq(told.bytes, bytes);
@@ -127,11 +127,11 @@ TEST(tests, it_takes_the_place_of_an_older_one)
 /* The process died between the save and the keep. */
 TEST(tests, one_that_was_never_kept_is_no_hindrance)
 {
-	char *place = place_of(step_name(1));
+	char *copy_path = place_of(step_name(1));
 
-	cut_name(place);
-	save_checkpoint(place, 1, &other);
-	free(place);
+	cut_name(copy_path);
+	save_checkpoint(copy_path, 1, &other);
+	free(copy_path);
 	save_on_tier(1, &sample);
 	ck_assert_uint_eq(waiting(NULL), 1);
 	ck_assert_int_eq(drain(), 0);
@@ -179,43 +179,43 @@ TEST(tests, a_file_and_a_directory_do_not_replace_each_other)
 
 TEST(tests, one_with_a_damaged_file_does_not_appear)
 {
-	char *place = place_of(step_name(1));
+	char *copy_path = place_of(step_name(1));
 
 	save_on_tier(1, &sample);
-	flip(in(place, SHARD), LARGE / 2);
+	flip(in(copy_path, SHARD), LARGE / 2);
 	ck_assert_int_eq(drain(), IOSHAPE_E_DAMAGED);
 	ck_assert_uint_eq(scratch_entries(there("run")), 0);
 	ck_assert_uint_eq(waiting(NULL), 1);
-	free(place);
+	free(copy_path);
 }
 
 TEST(tests, one_that_is_not_complete_does_not_appear)
 {
-	char *place = place_of(step_name(1));
+	char *copy_path = place_of(step_name(1));
 
 	save_on_tier(1, &sample);
-	ck_assert_int_eq(unlink(in(place, "manifest.json")), 0);
+	ck_assert_int_eq(unlink(in(copy_path, "manifest.json")), 0);
 	ck_assert_int_eq(drain(), IOSHAPE_E_DAMAGED);
 	ck_assert_ptr_nonnull(strstr(told.why, "no manifest"));
 	ck_assert_uint_eq(waiting(NULL), 1);
 	save_on_tier(2, &sample);
-	free(place);
-	place = place_of(step_name(2));
-	ck_assert_int_eq(unlink(in(place, SHARD)), 0);
+	free(copy_path);
+	copy_path = place_of(step_name(2));
+	ck_assert_int_eq(unlink(in(copy_path, SHARD)), 0);
 	ck_assert_int_eq(drain(), IOSHAPE_E_DAMAGED);
 	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_FAILED], 2);
 	ck_assert_uint_eq(scratch_entries(scratch_path("there")), 0);
-	free(place);
+	free(copy_path);
 }
 
 TEST(tests, a_directory_that_is_no_checkpoint_is_not_kept)
 {
-	char *place = place_of("run");
+	char *copy_path = place_of("run");
 
-	ck_assert_int_eq(mkdir(place, 0777), 0);
+	ck_assert_int_eq(mkdir(copy_path, 0777), 0);
 	ck_assert_int_eq(ioshape_tier_keep(tier, there("run"), NULL), -EINVAL);
 	ck_assert_uint_eq(waiting(NULL), 0);
-	free(place);
+	free(copy_path);
 }
 
 static int stop_in_the_middle(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
@@ -271,14 +271,14 @@ TEST(tests, drained_checkpoints_make_room)
 static void keep_checkpoint(uint64_t step, uint32_t keep_last, const struct sample *what)
 {
 	struct ioshape_tier_keep_options options = IOSHAPE_TIER_KEEP_OPTIONS_INIT;
-	char *place = place_of(step_name(step));
+	char *copy_path = place_of(step_name(step));
 
 	options.keep_last = keep_last;
 	options.keep_every = 10;
-	cut_name(place);
-	save_checkpoint(place, step, what);
+	cut_name(copy_path);
+	save_checkpoint(copy_path, step, what);
 	ck_assert_int_eq(ioshape_tier_keep(tier, there(step_name(step)), &options), 0);
-	free(place);
+	free(copy_path);
 }
 
 static void must_be_there(const uint64_t *steps, size_t count)
@@ -315,12 +315,12 @@ TEST(tests, of_checkpoints_so_many_stay_at_the_destination)
 TEST(tests, a_checkpoint_that_is_open_stays)
 {
 	struct ioshape_checkpoint *open_there, *open_here;
-	char *place = place_of(step_name(1));
+	char *copy_path = place_of(step_name(1));
 
 	keep_checkpoint(1, 0, &sample);
 	ck_assert_int_eq(drain(), 0);
-	cut_name(place);
-	ck_assert_int_eq(ioshape_checkpoint_open(context, place, 1, &open_here), 0);
+	cut_name(copy_path);
+	ck_assert_int_eq(ioshape_checkpoint_open(context, copy_path, 1, &open_here), 0);
 	ioshape_tier_free(tier);
 	tier = open_tier(LARGE + LARGE / 2, 0);
 	free(place_of("x"));
@@ -340,5 +340,5 @@ TEST(tests, a_checkpoint_that_is_open_stays)
 	ck_assert_int_eq(ioshape_checkpoint_verify(open_there, NULL, NULL), 0);
 	ioshape_checkpoint_free(open_there);
 	ck_assert_uint_eq(scratch_entries(there("run")), 1);
-	free(place);
+	free(copy_path);
 }

@@ -151,7 +151,7 @@ def test_memory_is_no_place_for_checkpoints(tmp_path: Path) -> None:
     assert found["storage"]["family"] == "tmpfs"
     assert found["findings"]["in-memory"]["severity"] == "serious"
     # The mount is too small, too.
-    assert found["findings"]["no-room"]["severity"] == "serious"
+    assert found["findings"]["no-space"]["severity"] == "serious"
     shown = call(tmp_path, "--for", "1M", prefix=prefix)
     assert shown.returncode == EXIT_SERIOUS
     assert "serious: " in shown.stdout
@@ -265,7 +265,7 @@ def test_the_tier_is_looked_at_and_left_alone(tmp_path: Path) -> None:
         saves.save("drained")
         saves.tier.drain()
         saves.save("waits", b"1234")
-        place = next(one.place for one in saves.copies() if one.is_waiting)
+        place = next(one.copy_path for one in saves.copies() if one.is_waiting)
         os.utime(place, (0, 0))
         found = probed(fast)  # the path is the tier itself
     tier = found["tier"]
@@ -346,11 +346,11 @@ def test_a_password_that_others_can_read_is_named_and_not_shown(tmp_path: Path) 
         found = probed(tmp_path, **given)
         finding = found["findings"]["password-readable"]
         file.chmod(0o440)
-        mended = probed(tmp_path, **given)
+        fixed = probed(tmp_path, **given)
     assert not found["coordination"]["error"]
     assert "all users" in finding["sentence"]
-    assert "password-readable" not in mended["findings"]
-    assert SECRET not in json.dumps([found, mended])
+    assert "password-readable" not in fixed["findings"]
+    assert SECRET not in json.dumps([found, fixed])
 
 
 def test_a_setting_that_cannot_be_used_is_told_first(tmp_path: Path) -> None:

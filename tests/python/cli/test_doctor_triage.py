@@ -173,10 +173,10 @@ TRIAGE: list[tuple[Facts, str]] = [
     # facts; id and severity of the only finding, and words of its remedy
     (lustre(free_bytes=112 * TIB // 10), "full warning remove old files"),
     (lustre(free_bytes=32 * TIB // 10), "full serious remove old files"),
-    (lustre(free_bytes=3 * GIB), "no-room serious IOSHAPE_FULL=skip"),
+    (lustre(free_bytes=3 * GIB), "no-space serious IOSHAPE_FULL=skip"),
     (
         lustre(ranks=256, for_bytes=8 * GIB, free_bytes=2 * TIB - 1),
-        "no-room serious IOSHAPE_FULL=skip",
+        "no-space serious IOSHAPE_FULL=skip",
     ),
     (
         local(
@@ -193,7 +193,7 @@ TRIAGE: list[tuple[Facts, str]] = [
         local(
             ranks=8, local_ranks=8, for_bytes=8 * GIB, free_bytes=63 * GIB, total_bytes=100 * GIB
         ),
-        "no-room serious IOSHAPE_FULL=skip",
+        "no-space serious IOSHAPE_FULL=skip",
     ),
     (local(free_bytes=4 * GIB), "full serious remove old files"),
     (lustre(inodes=10**6, inodes_free=40000), "few-inodes warning small files"),

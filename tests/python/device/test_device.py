@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves and loads of tensors on a GPU, which pass through pinned memory.
 
-The device is simulated (played_device.py): its memory is the CPU's, and it makes each copy as late
-as it may. Only the calls of torch in ioshape/_device/stream.py are replaced; the other code is that
-of a real device. Tests marked `gpu` need a real one: tests/run.sh gpu.
+The device is simulated (simulated_device.py): its memory is the CPU's, and it makes each copy as
+late as it may. Only the calls of torch in ioshape/_device/stream.py are replaced; the other code is
+that of a real device. Tests marked `gpu` need a real one: tests/run.sh gpu.
 """
 
 import gc
@@ -25,9 +25,9 @@ from ioshape._device import stream as _stream
 from ioshape._native import ffi
 from ioshape._save import pickling
 from ioshape.safetensors import load_file, save_file
-from played_device import PlayedDevice
 from records import flip, names_in, offset_of
 from same import assert_same, describe
+from simulated_device import SimulatedDevice
 from stock import SURROUNDINGS, attempt, stock
 
 MIB = 1 << 20
@@ -57,7 +57,7 @@ class Remote:
         raise AssertionError("nobody can read the memory of a device")
 
 
-class Remotes(PlayedDevice):
+class Remotes(SimulatedDevice):
     """A simulated device that claims to hold all saved storages."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Remotes(PlayedDevice):
 
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Remotes:
-    played = Remotes()
+    simulated = Remotes()
     collect, bytes_of = pickling.collect, _stream.bytes_of
 
     def collect_remote(*arguments: Any) -> Any:
@@ -86,16 +86,16 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Remotes:
     monkeypatch.setattr(pickling, "_on_device", lambda _storage: True)
     monkeypatch.setattr(pickling, "collect", collect_remote)
     monkeypatch.setattr(_outgoing, "bytes_of", lambda remote: bytes_of(remote.storage))
-    monkeypatch.setattr(_outgoing, "open_stream", played.open)
-    return played
+    monkeypatch.setattr(_outgoing, "open_stream", simulated.open)
+    return simulated
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> PlayedDevice:
+def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """Redirect loads to the CPU to a simulated device."""
-    played = PlayedDevice()
-    monkeypatch.setattr(_incoming, "open_stream", played.open)
-    return played
+    simulated = SimulatedDevice()
+    monkeypatch.setattr(_incoming, "open_stream", simulated.open)
+    return simulated
 
 
 @pytest.fixture
@@ -307,8 +307,8 @@ def test_storages_are_fetched_in_whatever_order_they_are_asked_for(
     order: list[int], piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_stream, "PIECE_BYTES", piece_bytes)
-    played = PlayedDevice()
-    monkeypatch.setattr(_outgoing, "open_stream", played.open)
+    simulated = SimulatedDevice()
+    monkeypatch.setattr(_outgoing, "open_stream", simulated.open)
     values = [zoo.filled(torch.uint8, n_bytes) for n_bytes in (700, 33, 4000, 64)]
     couriers, notes = _outgoing.couriers_for(
         [_outgoing.Fetched("", one.untyped_storage(), False) for one in values]
@@ -386,9 +386,9 @@ def test_what_is_saved_while_pickling_is_not_mixed_up(
 
 
 def test_a_device_storage_is_let_go_when_it_has_been_fetched() -> None:
-    played = PlayedDevice()
+    simulated = SimulatedDevice()
     storages = [torch.ones(100).untyped_storage(), torch.ones(50).untyped_storage()]
-    stream = played.open(None)
+    stream = simulated.open(None)
     outgoing = _outgoing.Outgoing(storages, stream, _stream.buffers_of(stream, 600))
     into = bytearray(400)
     outgoing.fetch(0, 0, ffi.from_buffer(into), 400)
@@ -399,7 +399,7 @@ def test_a_device_storage_is_let_go_when_it_has_been_fetched() -> None:
     gone = weakref.ref(outgoing)
     gc.disable()
     try:
-        assert not played.pinned_bytes
+        assert not simulated.pinned_bytes
         courier = _outgoing.Courier(outgoing, 0)
         handle = ffi.new_handle(courier)
         del courier, outgoing, handle
@@ -467,7 +467,7 @@ def storage_bytes(value: dict[str, Any]) -> int:
 def test_a_device_gets_what_torch_would_load(
     piece_bytes: int,
     write: Any,
-    played: PlayedDevice,
+    simulated: SimulatedDevice,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -475,14 +475,14 @@ def test_a_device_gets_what_torch_would_load(
     value = large()
     write(value, tmp_path / "model.pt")
     for where in (None, "cpu", {"cpu": "cpu"}, torch.device("cpu")):
-        played.copied.clear()
+        simulated.copied.clear()
         found = ioshape.load(tmp_path / "model.pt", map_location=where)
         assert_same(found, value)
         assert found["view"].untyped_storage().data_ptr() == found["base"].data_ptr()
         # Each byte is copied once, and none through unpinned memory.
-        assert sum(played.copied) == storage_bytes(value)
-        assert played.is_idle
-    assert played.most_pinned_bytes <= _stream.BUFFERS * piece_bytes
+        assert sum(simulated.copied) == storage_bytes(value)
+        assert simulated.is_idle
+    assert simulated.most_pinned_bytes <= _stream.BUFFERS * piece_bytes
 
 
 @WRITERS
@@ -490,7 +490,7 @@ def test_a_device_gets_what_torch_would_load(
 def test_tensors_on_a_device_are_filled(
     piece_bytes: int,
     write: Any,
-    played: PlayedDevice,
+    simulated: SimulatedDevice,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -501,30 +501,30 @@ def test_tensors_on_a_device_are_filled(
     target = emptied(value)
     versions = {name: one._version for name, one in target.items() if name != "step"}
     # The device's stream still has to zero this tensor. The load must come after that.
-    played.asked.append(target["base"].data.zero_)
+    simulated.asked.append(target["base"].data.zero_)
     found = ioshape.load(tmp_path / "model.pt", into=target)
-    played.run_caller()
+    simulated.run_caller()
     assert_same(found, value)
     assert all(found[name] is target[name] for name in versions)
     assert all(target[name]._version > version for name, version in versions.items())
-    assert sum(played.copied) == storage_bytes(value)
-    assert played.is_idle
+    assert sum(simulated.copied) == storage_bytes(value)
+    assert simulated.is_idle
 
 
 @WRITERS
 def test_a_view_on_a_device_is_filled_by_way_of_the_cpu(
-    write: Any, played: PlayedDevice, tmp_path: Path
+    write: Any, simulated: SimulatedDevice, tmp_path: Path
 ) -> None:
     value = large()
     write(value, tmp_path / "model.pt")
     assert_same(ioshape.load(tmp_path / "model.pt", into=emptied(value)), value)
-    assert played.is_idle
+    assert simulated.is_idle
 
 
 @WRITERS
 @pytest.mark.parametrize("into", [False, True])
 def test_damage_is_found_on_the_way_to_a_device(
-    into: bool, write: Any, played: PlayedDevice, tmp_path: Path
+    into: bool, write: Any, simulated: SimulatedDevice, tmp_path: Path
 ) -> None:
     """Check a file of torch.save, too: it has one checksum for a whole storage."""
     value = {"first": zoo.filled(torch.float32, MIB), "second": zoo.filled(torch.uint8, 40 * MIB)}
@@ -537,53 +537,57 @@ def test_damage_is_found_on_the_way_to_a_device(
     assert raised.value.record == "data/1"
     if into:
         assert raised.value.changed == ("first", "second")
-    assert played.is_idle  # no copy to the target is left in flight
+    assert simulated.is_idle  # no copy to the target is left in flight
     assert_same(ioshape.load(path, verify=False)["first"], value["first"])
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["asked", "done"])
 @pytest.mark.parametrize("fails_at", [0, 17 * MIB])
 def test_a_device_that_fails_fails_the_load(
-    fails_at: int, late: bool, played: PlayedDevice, tmp_path: Path
+    fails_at: int, late: bool, simulated: SimulatedDevice, tmp_path: Path
 ) -> None:
     value = [zoo.filled(torch.uint8, 40 * MIB)]
     ioshape.save(value, tmp_path / "model.pt")
-    played.fails_at, played.fails_late = fails_at, late
+    simulated.fails_at, simulated.fails_late = fails_at, late
     with pytest.raises(torch.AcceleratorError, match="the device is gone"):
         ioshape.load(tmp_path / "model.pt", into=[torch.zeros_like(value[0])])
-    played.fails_at = None  # the failure has left nothing behind
+    simulated.fails_at = None  # the failure has left nothing behind
     assert_same(ioshape.load(tmp_path / "model.pt"), value)
 
 
 def test_without_pinned_memory_torch_brings_it_to_the_device(
-    played: PlayedDevice, tmp_path: Path
+    simulated: SimulatedDevice, tmp_path: Path
 ) -> None:
     value = large()
     ioshape.save(value, tmp_path / "model.pt")
-    played.can_pin = False
+    simulated.can_pin = False
     assert_same(ioshape.load(tmp_path / "model.pt"), value)
     assert_same(ioshape.load(tmp_path / "model.pt", into=emptied(value)), value)
-    assert not played.copied
+    assert not simulated.copied
 
 
-def test_a_part_of_a_file_goes_to_a_device(played: PlayedDevice, tmp_path: Path) -> None:
+def test_a_part_of_a_file_goes_to_a_device(simulated: SimulatedDevice, tmp_path: Path) -> None:
     value = large()
     ioshape.save(value, tmp_path / "model.pt")
     found = ioshape.load(tmp_path / "model.pt", only=["last", "step"])
     assert_same(found, {"last": value["last"], "step": 7})
-    assert sum(played.copied) == value["last"].nbytes
+    assert sum(simulated.copied) == value["last"].nbytes
 
 
-def test_one_tensor_under_two_names_goes_to_a_device(played: PlayedDevice, tmp_path: Path) -> None:
+def test_one_tensor_under_two_names_goes_to_a_device(
+    simulated: SimulatedDevice, tmp_path: Path
+) -> None:
     tensor = zoo.filled(torch.float32, 90_000)
     ioshape.save({"a": tensor, "b": tensor}, tmp_path / "model.pt")
     found = ioshape.load(tmp_path / "model.pt")
     assert found["a"] is found["b"]
     assert torch.equal(found["a"], tensor)
-    assert played.copied == [tensor.nbytes]
+    assert simulated.copied == [tensor.nbytes]
 
 
-def test_conjugates_stay_what_they_are_on_a_device(played: PlayedDevice, tmp_path: Path) -> None:
+def test_conjugates_stay_what_they_are_on_a_device(
+    simulated: SimulatedDevice, tmp_path: Path
+) -> None:
     base = torch.view_as_complex(zoo.filled(torch.float32, 90_000, 2))
     value = {
         "conj": base.conj(),
@@ -598,12 +602,12 @@ def test_conjugates_stay_what_they_are_on_a_device(played: PlayedDevice, tmp_pat
     assert type(found["weight"]) is torch.nn.Parameter
     for name in value:
         assert torch.equal(found[name].resolve_conj(), expected[name].resolve_conj())
-    assert played.copied
+    assert simulated.copied
 
 
 @pytest.mark.parametrize("checksums", [False, True])
 def test_a_safetensors_file_goes_to_a_device(
-    checksums: bool, played: PlayedDevice, tmp_path: Path
+    checksums: bool, simulated: SimulatedDevice, tmp_path: Path
 ) -> None:
     value = {
         "a": zoo.filled(torch.float32, 300, 1031),
@@ -614,18 +618,18 @@ def test_a_safetensors_file_goes_to_a_device(
     save_file(value, tmp_path / "model.safetensors", checksums=checksums)
     found = load_file(tmp_path / "model.safetensors")  # load_file() returns the order of the file
     assert_same({name: found[name] for name in value}, value)
-    assert sum(played.copied) == sum(one.nbytes for one in value.values())
+    assert sum(simulated.copied) == sum(one.nbytes for one in value.values())
     target = torch.zeros_like(value["c"])
     found = load_file(tmp_path / "model.safetensors", into={"c": target})
     assert found["c"] is target
     assert_same({name: found[name] for name in value}, value)
-    assert played.is_idle
+    assert simulated.is_idle
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_checkpoint_of_dcp_goes_to_a_device(
-    ours: bool, played: PlayedDevice, tmp_path: Path
+    ours: bool, simulated: SimulatedDevice, tmp_path: Path
 ) -> None:
     value: Any = {"large": zoo.filled(torch.float32, 5, MIB), "small": torch.ones(3), "step": 7}
     folder = tmp_path / "a"
@@ -636,13 +640,13 @@ def test_a_checkpoint_of_dcp_goes_to_a_device(
     dcp.load(loaded, storage_reader=ioshape.dcp.Reader(folder), no_dist=True)
     assert_same(loaded, value)
     assert loaded["large"] is target
-    assert sum(played.copied) == value["large"].nbytes
+    assert sum(simulated.copied) == value["large"].nbytes
     (file,) = folder.glob("*.distcp")
     place = file.read_bytes().find(bytes(value["large"].untyped_storage()[:4096]))
     flip(file, place + 19 * MIB)
     with pytest.raises(dcp.CheckpointException, match="'large'"):
         dcp.load(loaded, storage_reader=ioshape.dcp.Reader(folder), no_dist=True)
-    assert played.is_idle
+    assert simulated.is_idle
 
 
 # ---- With a real GPU -----------------------------------------------------------------------------

@@ -353,7 +353,7 @@ if rank == 1:
     pickling._probed = "a torch of next year"
 report = ioshape.save_group(object_of(rank, 1, 1_000_000), arguments[0], 1)
 found = ioshape.load_group(arguments[0], weights_only=True)
-say("done", right=is_right(found, rank, 1, 1_000_000), notes=report.downgrades)
+say("done", right=is_right(found, rank, 1, 1_000_000), downgrades=report.downgrades)
 """,
         folder,
     )

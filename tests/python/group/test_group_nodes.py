@@ -164,7 +164,7 @@ def test_a_node_whose_cable_is_cut(tmp_path: Path, network: Networks) -> None:
         try:
             said = job.end()
         finally:
-            network.mend(1)
+            network.reconnect(1)
     # The ranks of the disconnected node blame rank 0, which they cannot reach, or their leader,
     # rank 2.
     for lines in (said[2], said[3]):

@@ -248,7 +248,7 @@ import threading
 
 import ioshape
 
-ioshape._PATIENCE_S = 0.01
+ioshape._MOST_WAIT_S = 0.01
 forked, importing = threading.Event(), threading.Event()
 
 

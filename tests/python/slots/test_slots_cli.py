@@ -183,7 +183,7 @@ def test_status_has_who_holds_and_who_waits(address: str, busy: tuple[Writer, Wr
     assert found["grants"] == (1 if grants else 0)
     (holds,), (waits,) = found["holders"], found["waiters"]
     assert (holds["job"], holds["rank"], holds["node"]) == ("4711", 7, node())
-    assert (holds["weight"], holds["bytes"], holds["express"]) == (1, 1 << 30, False)
+    assert (holds["weight"], holds["bytes"], holds["bypass"]) == (1, 1 << 30, False)
     assert holds["fence"] > 0
     assert (holds["pid"], waits["pid"]) == (
         (0, 0) if grants else (holder.process.pid, busy[1].process.pid)
@@ -260,14 +260,14 @@ def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
     at = ("--coordinator", address)
     succeed("slots", "set", POOL, "--capacity", "7", *at)
     succeed("slots", "set", POOL, "--rate", "2G", "--small", "1M", *at)
-    succeed("slots", "set", POOL, "--job-rate", "500M", "--express", "3", *at)
+    succeed("slots", "set", POOL, "--job-rate", "500M", "--bypass", "3", *at)
     found = state(address)
     names = (
         "capacity",
         "pool_bytes_per_s",
         "job_bytes_per_s",
         "small_bytes",
-        "express",
+        "bypass",
         "capacity_by",
     )
     assert [found[name] for name in names] == [7, 2 << 30, 500 << 20, 1 << 20, 3, "operator"]

@@ -85,7 +85,7 @@ def test_what_is_not_carried_is_said(saves: Saver) -> None:
     saves.save("twice")
     twice = saves.save("twice", b"again")
     gone = saves.save("gone")
-    Path(next(one.place for one in saves.copies() if one.path == str(gone))).unlink()
+    Path(next(one.copy_path for one in saves.copies() if one.path == str(gone))).unlink()
     found = [(one["path"], one["result"], one["bytes"]) for one in drained(saves.fast)]
     assert found == [
         (str(newer), "newer", 0),
@@ -120,7 +120,7 @@ def test_what_fails_stays_and_the_others_are_carried(saves: Saver) -> None:
 def test_what_can_never_be_drained_is_forgotten(saves: Saver) -> None:
     (saves.slow / "run").mkdir()
     path, other = saves.save("run/a.pt"), saves.save("b.pt")
-    place = Path(saves.copies()[0].place)
+    place = Path(saves.copies()[0].copy_path)
     (saves.slow / "run").rmdir()
     assert call("drain", saves.fast).returncode == 1
     assert succeed(call("drain", saves.fast, "--forget", path)).startswith(
@@ -458,7 +458,7 @@ def test_ls_tells_what_waits(saves: Saver) -> None:
         (str(folder), "waits"),
         (str(old), "drained"),
     ]
-    assert Path(found["copies"][0]["place"], "manifest.json").exists()
+    assert Path(found["copies"][0]["copy_path"], "manifest.json").exists()
 
 
 def test_ls_tells_what_is_drained_now(saves: Saver) -> None:

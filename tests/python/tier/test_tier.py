@@ -19,7 +19,7 @@ from checkpoints import Gate, checkpoint, names_in, number_in, wait_until
 from mounts import small_disk
 from processes import SLOTS, run_interpreter, run_program, started_program
 from striped import INSTANT, striped
-from tiers import place_of, undrained
+from tiers import canonical, undrained
 
 MIB = 1 << 20
 
@@ -57,7 +57,7 @@ def test_a_save_returns_when_it_is_durable_on_the_tier(fast: Path, slow: Path) -
     path = slow / "model.pt"
     with undrained(fast):
         report = ioshape.save(checkpoint(1), path, tier=fast)
-        assert number_in(place_of(fast, path)) == 1
+        assert number_in(canonical(fast, path)) == 1
         assert names_in(slow) == []
     assert (report.path, report.tier, report.drain_s) == (str(path), str(fast), 0.0)
     assert codes(report) == []
@@ -129,7 +129,7 @@ def test_who_gives_up_a_save_on_its_way_from_the_tier_keeps_it_there(
         handle = ioshape.save_async(
             checkpoint(1), slow / "model.pt", tier=fast, durable="destination"
         )
-        wait_until(place_of(fast, slow / "model.pt").exists, "it is saved")
+        wait_until(canonical(fast, slow / "model.pt").exists, "it is saved")
         assert not handle.cancel()  # too late: it is saved on the tier
         assert handle.done()
     assert handle.wait_drained()
@@ -155,7 +155,7 @@ def test_a_later_save_directly_is_not_replaced_by_an_earlier_one_on_the_tier(
     assert codes(earlier.result()) == ["overtaken"]
     assert earlier.wait_drained()
     assert earlier.drained()
-    assert not place_of(fast, path).exists()
+    assert not canonical(fast, path).exists()
     assert number_of(ioshape.load(path, tier=fast)) == 2
     ioshape.save(checkpoint(3), slow / "other.pt", tier=fast, durable="destination")
     assert number_in(path) == 2
@@ -186,7 +186,7 @@ def test_of_three_that_take_turns_the_last_stays(fast: Path, slow: Path) -> None
         gate.open()
         assert first.wait()
         assert last.wait()
-        assert number_in(place_of(fast, path)) == 3
+        assert number_in(canonical(fast, path)) == 3
     assert last.wait_drained()
     assert number_in(path) == 3
 
@@ -524,7 +524,7 @@ def test_the_end_of_the_process_does_not_wait_for_what_cannot_be_drained(
     """
     )
     with undrained(fast) as lock, started_program(tmp_path, saves) as program:
-        wait_until(place_of(fast, slow / "a.pt").exists, "it is saved")
+        wait_until(canonical(fast, slow / "a.pt").exists, "it is saved")
         slow.rmdir()
         slow.touch()  # the destination's directory is a file now
         lock.close()
@@ -623,7 +623,7 @@ def test_a_damaged_copy_is_passed_over_and_named(
     ioshape.save(checkpoint(1), path)
     with undrained(fast):
         ioshape.save(checkpoint(2), path, tier=fast)
-        place = place_of(fast, path)
+        place = canonical(fast, path)
         damage(place)
         if "into" in options:
             options = {"into": {"number": 0, "data": torch.zeros(MIB, dtype=torch.uint8)}}
@@ -645,7 +645,7 @@ def test_a_damaged_copy_without_a_destination_is_what_the_load_fails_with(
     path = slow / "model.pt"
     with undrained(fast):
         ioshape.save(checkpoint(1), path, tier=fast)
-        damage(place_of(fast, path))
+        damage(canonical(fast, path))
         with pytest.raises(ioshape.DamagedError, match="ioshape-"):
             ioshape.load(path, tier=fast)
 
@@ -655,7 +655,7 @@ def test_a_damaged_copy_is_not_carried_and_said(fast: Path, slow: Path) -> None:
     with undrained(fast):
         handle = ioshape.save_async(checkpoint(1), path, tier=fast)
         handle.wait()
-        damage(place_of(fast, path))
+        damage(canonical(fast, path))
     with pytest.raises(ioshape.DamagedError):
         handle.wait_drained()
     assert not path.exists()
@@ -668,7 +668,7 @@ def test_the_newest_is_found_wherever_it_lies(fast: Path, slow: Path) -> None:
             ioshape.save(checkpoint(number), slow / f"step-{number}.pt", tier=tier)
         pattern = os.path.relpath(slow / "step-*.pt")
         assert number_of(ioshape.load_latest(pattern, tier=fast)) == 3
-        place_of(fast, slow / "step-3.pt").unlink()
+        canonical(fast, slow / "step-3.pt").unlink()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert number_of(ioshape.load_latest(pattern, tier=fast)) == 2
@@ -698,7 +698,7 @@ assert torch.load("slow/model.pt")["step"] == 1
     """
     run_program(tmp_path, runs)
     assert torch.load(slow / "model.pt")["step"] == 1
-    assert place_of(fast, slow / "model.pt").exists()
+    assert canonical(fast, slow / "model.pt").exists()
 
 
 def test_threads_that_ask_at_the_same_time_keep_a_save_once(fast: Path, slow: Path) -> None:

@@ -14,7 +14,7 @@ from checkpoints import wait_until
 from nodes import TIMEOUT_S, run_ranks
 from processes import environment
 from records import flip
-from tiers import place_of, undrained
+from tiers import canonical, undrained
 
 BEGIN = "from group_program import *\nimport warnings\n"
 
@@ -125,7 +125,7 @@ def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
     assert done.stdout.count('"ended"') == 2
     assert steps_in(runs) == [3, 8]
     # Retention on the tier follows the tier's own settings.
-    assert steps_in(place_of(fast, runs)) == [2, 3, 4, 5, 8]
+    assert steps_in(canonical(fast, runs)) == [2, 3, 4, 5, 8]
     for one in ioshape.checkpoints(runs):
         one.verify()
 
@@ -133,7 +133,7 @@ def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
 def test_before_the_drain_a_checkpoint_is_found_on_the_tier_alone(
     tmp_path: Path, fast: Path, runs: Path
 ) -> None:
-    near = place_of(fast, runs)
+    near = canonical(fast, runs)
     settings = {"IOSHAPE_TIER": str(fast), "LEAVE_UNDRAINED": "1"}
     with undrained(fast):
         said = run_ranks(tmp_path, SAVE, runs, 1, 2, **settings)
@@ -192,7 +192,7 @@ def test_a_damaged_copy_is_passed_over_for_what_it_was_drained_to(
     fast: Path, runs: Path, damaged: str, options: dict[str, Any]
 ) -> None:
     ioshape.save_group_async({"step": 1}, runs, 1, tier=fast).wait_drained()
-    near = checkpoint(place_of(fast, runs), 1)
+    near = checkpoint(canonical(fast, runs), 1)
     (file,) = near.glob(damaged)
     flip(file, file.stat().st_size // 2)
     with pytest.warns(ioshape.FallbackWarning) as caught:

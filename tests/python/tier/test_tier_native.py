@@ -25,7 +25,7 @@ def tier(tmp_path: Path) -> Iterator[Tier]:
 
 def save(tier: Tier, path: Path, text: str = "saved") -> Path:
     """Save a file to the tier and return the path of the copy."""
-    place = Path(tier.place(str(path), len(text)))
+    place = Path(tier.path_for(str(path), len(text)))
     with ioshape.open(place, "wb") as file:
         file.write(text.encode())
     tier.keep(str(path))
@@ -135,7 +135,7 @@ def test_mistakes_are_said(tier: Tier, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="was not saved on the tier"):
         tier.keep(str(tmp_path / "slow" / "a"))
     with pytest.raises(FileNotFoundError, match="is a URL"):
-        tier.place("s3://bucket/a", 0)
+        tier.path_for("s3://bucket/a", 0)
     tier.close()
     tier.close()
     with pytest.raises(ValueError, match="it is closed"):

@@ -19,7 +19,7 @@ from command import call, fail
 from ioshape._remote.listing import LISTING
 from nodes import Networks, NotPermitted, networks, run_ranks
 from processes import TIMEOUT_S, environment
-from tiers import place_of, undrained, undrained_all
+from tiers import canonical, undrained, undrained_all
 
 BEGIN = "from group_program import *\nimport warnings\nset_up_distributed()\n"
 
@@ -84,7 +84,7 @@ class Nodes:
 
     def place(self, node: int, step: int) -> Path:
         """Return the path of a checkpoint on the tier of a node."""
-        return place_of(self.tiers[node], self.runs / f"step-{step:010}")
+        return canonical(self.tiers[node], self.runs / f"step-{step:010}")
 
     def lose(self, *nodes: int) -> None:
         """Replace nodes by others whose tiers are empty."""
@@ -275,7 +275,7 @@ def test_a_checkpoint_of_several_nodes_is_uploaded_when_all_of_it_is_there(tmp_p
 
         assert upload(0) == ["waits"]
         assert store.objects() == []
-        part = place_of(job.tiers[0], job.runs) / "step-0000000001"
+        part = canonical(job.tiers[0], job.runs) / "step-0000000001"
         refused = call("upload", part, f"{url}/", env=store.variables)
         assert "is on the tier of another node" in fail(refused)
         assert upload(1) == ["drained", "uploaded"]

@@ -286,7 +286,7 @@ class Network:
         """Take the link down."""
         _must(*self.server, "ip", "link", "set", "chaos0", "down")
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         """Take the link up again."""
         _must(*self.server, "ip", "link", "set", "chaos0", "up")
 

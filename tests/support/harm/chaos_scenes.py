@@ -387,7 +387,7 @@ def link_is_cut(seed: int, rounds: int) -> Verdict:
             here.pause(1.0)
             network.cut()
             time.sleep(here.random.choice((0.1, 0.5, 1.0, 1.5, 3.0, 3.0)) * SHORT_LEASE_MS / 1000)
-            network.mend()
+            network.reconnect()
             here.harm.counts["partitions"] += 1
         return here.finish()
 

@@ -157,7 +157,7 @@ def with_pickle(pickled: bytes) -> bytes:
     return whole[:at] + b"\xff" + whole[at + 1 :]
 
 
-def sound() -> bytes:
+def valid() -> bytes:
     """Return a valid torch file."""
     return _archive(("data.pkl", b"\x80\2}."), ("data/0", bytes(4)), ("version", b"3\n"))
 
@@ -188,7 +188,7 @@ def _patched(whole: bytes, offset_from_end: int, data: bytes) -> bytes:
 
 
 def _archives() -> dict[str, bytes]:
-    whole = sound()
+    whole = valid()
     records, directory = _directory(whole)
     inflating = _archive(("data.pkl", bytes(32 << 20)), compression=zipfile.ZIP_DEFLATED)
     deflated, its_directory = _directory(inflating)

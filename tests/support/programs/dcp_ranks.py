@@ -121,7 +121,7 @@ def _save_changed(path: Path, *, changes: bool) -> list[int]:
         begin.wait(60)
         copying._copy_rest()
 
-    staging._Later._copy_at_leisure = copy_later  # type: ignore[method-assign, assignment]
+    staging._Later._copy_in_background = copy_later  # type: ignore[method-assign, assignment]
     tensor = torch.ones(1 << 19)
     writer = ioshape.dcp.Writer(path, lazy=True)
     response: Any = dcp.async_save({"large": tensor}, storage_writer=writer)

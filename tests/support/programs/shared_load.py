@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from ioshape._device import incoming
 from ioshape._load import reader, together
-from played_device import PlayedDevice
+from simulated_device import SimulatedDevice
 
 PIECE = 16 << 20
 # time-out between ranks whose devices exchange data
@@ -69,13 +69,13 @@ def zeroed() -> dict[str, Any]:
     return target
 
 
-def play_device(rank: int, *, is_connected: bool = True) -> PlayedDevice:
+def simulate_device(rank: int, *, is_connected: bool = True) -> SimulatedDevice:
     """Simulate a device whose memory is the CPU's. It broadcasts to those of the other ranks."""
-    played = PlayedDevice(rank)
-    played.group, played.rank = dist.new_group(backend="gloo", timeout=PATIENCE), rank
-    INCOMING.open_stream = played.open
+    simulated = SimulatedDevice(rank)
+    simulated.group, simulated.rank = dist.new_group(backend="gloo", timeout=PATIENCE), rank
+    INCOMING.open_stream = simulated.open
     INCOMING.ranks_exchange = lambda _device: is_connected
-    return played
+    return simulated
 
 
 # ---- Scenes --------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def load_with_an_end(folder: Path, rank: int, _size: int) -> Any:
 def load_with_a_death(folder: Path, rank: int, _size: int) -> Any:
     """Kill rank 2 at its first piece. The remaining ranks cannot meet at the end."""
 
-    together._PATIENCE_S = 5.0
+    together._MOST_WAIT_S = 5.0
 
     read_file = READER.read_file
 
@@ -161,50 +161,57 @@ def load_with_a_death(folder: Path, rank: int, _size: int) -> Any:
 
 def load_to_devices(folder: Path, rank: int, size: int) -> Any:
     """Run load_new and load_into. Each byte passes this rank's pinned memory at most once."""
-    played = play_device(rank)
+    simulated = simulate_device(rank)
     first = load_new(folder, rank, size)
     second = load_into(folder, rank, size)
-    return first[0] and second[0] and played.is_idle, second[1], first[2], played.most_pinned_bytes
+    return (
+        first[0] and second[0] and simulated.is_idle,
+        second[1],
+        first[2],
+        simulated.most_pinned_bytes,
+    )
 
 
 def load_damaged_to_devices(folder: Path, rank: int, _size: int) -> Any:
-    played = play_device(rank)
+    simulated = simulate_device(rank)
     target = zeroed()
     try:
         ioshape.load(folder / "x.pt", into=target, shared=True)
     except ioshape.DamagedError as error:
-        return error.record, set(error.changed) <= {"large"}, played.is_idle
+        return error.record, set(error.changed) <= {"large"}, simulated.is_idle
     return None
 
 
 def load_with_one_device_apart(folder: Path, rank: int, _size: int) -> Any:
     """Let the device of rank 1 be unconnected to the others."""
-    played = play_device(rank, is_connected=rank != 1)
+    simulated = simulate_device(rank, is_connected=rank != 1)
     counted = Counted()
-    return is_right(ioshape.load(folder / "x.pt", shared=True)), counted.n_bytes, played.is_idle
+    return is_right(ioshape.load(folder / "x.pt", shared=True)), counted.n_bytes, simulated.is_idle
 
 
 def load_to_devices_with_an_end(folder: Path, rank: int, size: int) -> Any:
-    played = play_device(rank)
-    return load_with_an_end(folder, rank, size), played.is_idle
+    simulated = simulate_device(rank)
+    return load_with_an_end(folder, rank, size), simulated.is_idle
 
 
 def load_to_devices_with_a_failure(folder: Path, rank: int, _size: int) -> Any:
     """Let the progress callback of rank 1 raise an exception."""
-    played = play_device(rank)
+    simulated = simulate_device(rank)
 
     def told(_now: Any) -> None:
         if rank == 1:
             raise KeyError("enough")
 
     try:
-        return is_right(ioshape.load(folder / "x.pt", shared=True, progress=told)), played.is_idle
+        return is_right(
+            ioshape.load(folder / "x.pt", shared=True, progress=told)
+        ), simulated.is_idle
     except KeyError as error:
-        return error.args[0], played.is_idle
+        return error.args[0], simulated.is_idle
 
 
 def load_to_devices_with_a_death(folder: Path, rank: int, size: int) -> Any:
-    play_device(rank)
+    simulate_device(rank)
     return load_with_a_death(folder, rank, size)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ioshape._integrations.dcp.shares import Share
 
 # Seconds to wait for another process that puts a checkpoint in place at this path: a few renames.
-_PATIENCE_S = 120.0
+_MOST_WAIT_S = 120.0
 
 _log = logger()
 
@@ -66,7 +66,7 @@ class Attempt:
 
     @property
     def relative_folder(self) -> str:
-        """The hidden directory relative to the checkpoint, as Place has it."""
+        """The hidden directory relative to the checkpoint, as Assignment has it."""
         return os.path.relpath(self.folder, self.path)
 
     @property
@@ -185,7 +185,7 @@ def _locked(folder: str) -> Iterator[None]:
 
 
 def _lock(fd: int, folder: str) -> None:
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + _MOST_WAIT_S
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,7 +195,7 @@ def _lock(fd: int, folder: str) -> None:
                 raise failure(
                     -errno.ETIMEDOUT,
                     f'cannot commit "{folder}": another process has been committing it for more '
-                    f"than {_PATIENCE_S:.0f} s",
+                    f"than {_MOST_WAIT_S:.0f} s",
                     folder,
                     "save",
                     remedy="let only one job at a time save to a path",
@@ -205,7 +205,7 @@ def _lock(fd: int, folder: str) -> None:
             return  # the filesystem cannot lock directories
 
 
-class Place(NamedTuple):
+class Assignment(NamedTuple):
     """The location of a rank's files."""
 
     #: the hidden directory, relative to the checkpoint: ranks may see that under different paths
@@ -214,10 +214,10 @@ class Place(NamedTuple):
     share: Share | None
 
 
-def arrived(told: dict[str, Place], path: str, planned: Any) -> Place:
-    """Return the Place that rank 0 sent to this rank, with the folder's absolute path."""
-    place = told.pop(os.path.realpath(path), None) or getattr(planned, "place", None)
-    if place is None:
+def arrived(told: dict[str, Assignment], path: str, planned: Any) -> Assignment:
+    """Return the Assignment that rank 0 sent to this rank, with the folder's absolute path."""
+    assignment = told.pop(os.path.realpath(path), None) or getattr(planned, "assignment", None)
+    if assignment is None:
         raise RuntimeError(f"rank 0 did not report the folder for the files of {path}")
-    folder = os.path.join(os.path.realpath(path), place.folder)  # noqa: PTH118
-    return Place(os.path.normpath(folder), place.share)
+    folder = os.path.join(os.path.realpath(path), assignment.folder)  # noqa: PTH118
+    return Assignment(os.path.normpath(folder), assignment.share)

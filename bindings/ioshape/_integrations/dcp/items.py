@@ -73,6 +73,6 @@ def write_items(
         begin = file.tell()
         write(file)
         n_bytes = file.tell() - begin
-        place = filesystem._StorageInfo(name, begin, n_bytes)
-        written.append(WriteResult(index=item.index, size_in_bytes=n_bytes, storage_data=place))
+        info = filesystem._StorageInfo(name, begin, n_bytes)
+        written.append(WriteResult(index=item.index, size_in_bytes=n_bytes, storage_data=info))
     return written

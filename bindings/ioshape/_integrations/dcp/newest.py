@@ -18,7 +18,7 @@ from ioshape._core.errors import (
     no_usable,
     warn_passed_over,
 )
-from ioshape._group import dcp_series as series
+from ioshape._group import dcp_families as families
 from ioshape._group.kinds import refuse_others
 from ioshape._integrations.dcp.reader import Reader
 
@@ -78,7 +78,7 @@ def _candidates(directory: str, group: Any, *, no_dist: bool) -> list[Candidate]
     """Return the candidates as rank 0 sees them, because a checkpoint may appear meanwhile."""
 
     def look() -> list[Candidate]:
-        found = series.newest_first(directory)
+        found = families.newest_first(directory)
         return [(path, one if isinstance(one, StorageError) else None) for path, one in found]
 
     if no_dist or not dist.is_available() or not dist.is_initialized():

@@ -105,7 +105,7 @@ class _Alone(frozenset[tuple[str, int]]):
 class Reader(filesystem.FileSystemReader):
     """A reader of checkpoints for dcp.load() that verifies what it reads.
 
-    It takes the place of FileSystemReader and reads the same files. It reads only what this rank
+    It replaces FileSystemReader and reads the same files. It reads only what this rank
     needs, in the order of the files, directly into the tensors of the state dict. It compares the
     checksums of whole tensors. In files that ioshape has written, it also compares those of each
     MiB of a part. `.metadata` is untrusted input: it can name only types that describe a
@@ -150,15 +150,15 @@ class Reader(filesystem.FileSystemReader):
         plans = super().prepare_global_plan(plans)
         if len(plans) == 1:  # without collectives, all ranks may read the same bytes
             return plans
-        places = [{self._place(item) for item in plan.items} for plan in plans]
-        readers = collections.Counter(itertools.chain.from_iterable(places))
-        alone = [_Alone(one for one in its if readers[one] == 1) for its in places]
+        positions = [{self._position(item) for item in plan.items} for plan in plans]
+        readers = collections.Counter(itertools.chain.from_iterable(positions))
+        alone = [_Alone(one for one in its if readers[one] == 1) for its in positions]
         return [
             dataclasses.replace(plan, storage_data=its)
             for plan, its in zip(plans, alone, strict=True)
         ]
 
-    def _place(self, item: ReadItem) -> tuple[str, int]:
+    def _position(self, item: ReadItem) -> tuple[str, int]:
         info = self.storage_data[item.storage_index]
         return info.relative_path, info.offset
 
@@ -179,9 +179,9 @@ class Reader(filesystem.FileSystemReader):
         left = []
         # A planner may have replaced the plan by one without that information.
         alone = plan.storage_data if isinstance(plan.storage_data, _Alone) else _Alone()
-        items = sorted(plan.items, key=self._place)
-        for place, requests in itertools.groupby(items, key=self._place):
-            left += self._read(list(requests), planner, place in alone)
+        items = sorted(plan.items, key=self._position)
+        for position, requests in itertools.groupby(items, key=self._position):
+            left += self._read(list(requests), planner, position in alone)
         if left:
             return super().read_data(LoadPlan(left), planner)
         done: Future[None] = Future()

@@ -93,7 +93,7 @@ _MOST_THREADS = 4
 _PARALLEL_BYTES = 32 << 20
 _SLICE_BYTES = 8 << 20
 # A step that waits may have to wait for a slice whose thread is not running, so slices are small.
-_LEISURE_SLICE_BYTES = 1 << 20
+_BACKGROUND_SLICE_BYTES = 1 << 20
 _LONGEST_REST_S = 0.01
 
 
@@ -167,7 +167,7 @@ class _Later(_Copying):
         path: str,
         tell_failure: Callable[[Exception], object],
     ) -> None:
-        super().__init__(pairs, _LEISURE_SLICE_BYTES)
+        super().__init__(pairs, _BACKGROUND_SLICE_BYTES)
         self._path = path
         self._tell_failure = tell_failure
         self._owner = os.getpid()
@@ -186,14 +186,14 @@ class _Later(_Copying):
         if not self._slices:
             self._end()
             return future
-        helper = threading.Thread(target=self._copy_at_leisure, name="ioshape", daemon=True)
+        helper = threading.Thread(target=self._copy_in_background, name="ioshape", daemon=True)
         try:
             helper.start()
         except RuntimeError:  # no more threads are possible
             self.copy()
         return future
 
-    def _copy_at_leisure(self) -> None:
+    def _copy_in_background(self) -> None:
         # The thread's priority is not lowered: with the GIL it would block the interpreter for
         # longer.
         while True:
@@ -323,11 +323,11 @@ if hasattr(StateDictStager, "_stage_untyped_storage"):
         copied = stager.stage(state_dict)
         now, steady = stager.take()
         _Copying(now, _SLICE_BYTES).copy()
-        places = {source.data_ptr() for _, source in steady}
+        addresses = {source.data_ptr() for _, source in steady}
         tensors = [
             tensor
             for tensor in lazily.tensors_in(state_dict)
-            if tensor.untyped_storage().data_ptr() in places and not tensor.is_inference()
+            if tensor.untyped_storage().data_ptr() in addresses and not tensor.is_inference()
         ]
         later = _Later(steady, tensors, path, tell_failure)
         future = later.start(copied)

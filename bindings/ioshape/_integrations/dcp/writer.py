@@ -15,8 +15,8 @@ from torch.futures import Future
 
 from ioshape._core.config import is_durable
 from ioshape._core.log import logger
-from ioshape._group import dcp_series as series
-from ioshape._integrations.dcp.attempt import Attempt, Place, arrived
+from ioshape._group import dcp_families as families
+from ioshape._integrations.dcp.attempt import Assignment, Attempt, arrived
 from ioshape._integrations.dcp.files import Files
 from ioshape._integrations.dcp.items import write_items
 from ioshape._integrations.dcp.shares import own_node, shares_of, tensor_bytes
@@ -34,35 +34,36 @@ if TYPE_CHECKING:
 
 _log = logger()
 
-# Places that rank 0 has sent to this process for saves in progress, by the checkpoint's path.
-_told: dict[str, Place] = {}
+# Assignments that rank 0 has sent to this process for saves in progress, by the checkpoint's path.
+_told: dict[str, Assignment] = {}
 
 
 class _Prefix(filesystem._StoragePrefix):
-    """The storage data that rank 0 sends to a rank with its plan, including the Place of its files.
+    """The storage data that rank 0 sends to a rank with its plan, including the Assignment of its
+    files.
 
-    The Place is stored on arrival. A planner that caches plans would otherwise use the storage data
-    of the last save, with an outdated Place.
+    The Assignment is stored on arrival. A planner that caches plans would otherwise use the storage
+    data of the last save, with an outdated Assignment.
     """
 
-    def __init__(self, prefix: str, path: str, place: Place) -> None:
+    def __init__(self, prefix: str, path: str, assignment: Assignment) -> None:
         super().__init__(prefix)
         self.path = path
-        self.place = place
+        self.assignment = assignment
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self.prefix, self.path, self.place)
+        return _arrive, (self.prefix, self.path, self.assignment)
 
 
-def _arrive(prefix: str, path: str, place: Place) -> _Prefix:
-    _told[path] = place
-    return _Prefix(prefix, path, place)
+def _arrive(prefix: str, path: str, assignment: Assignment) -> _Prefix:
+    _told[path] = assignment
+    return _Prefix(prefix, path, assignment)
 
 
 class Writer(filesystem.FileSystemWriter):
     """A writer of checkpoints for dcp.save() and dcp.async_save(): durable and atomic.
 
-    It takes the place of FileSystemWriter, with its arguments and its file format. All files of a
+    It replaces FileSystemWriter, with its arguments and its file format. All files of a
     checkpoint are on stable storage before the checkpoint appears at its path. If a rank dies
     meanwhile, the old checkpoint stays as it was. While a checkpoint is replaced, the path always
     has either the old or the new one. Each rank writes one file. If the setting `mode` is "node" or
@@ -186,7 +187,7 @@ class Writer(filesystem.FileSystemWriter):
             plans: The plans of the ranks.
 
         Returns:
-            The plans with the place of each rank's files.
+            The plans with the folder of each rank's files.
 
         Raises:
             StorageError: The directory could not be created.
@@ -196,12 +197,12 @@ class Writer(filesystem.FileSystemWriter):
         attempt = Attempt(str(self.path), durable=self._files.durable, rank=rank)
         self._attempt = attempt
         shares = shares_of(plans) if self._may_share() else [None] * len(plans)
-        places = [Place(attempt.relative_folder, share) for share in shares]
-        _told[attempt.path] = next(iter(places), Place(attempt.relative_folder, None))
+        assignments = [Assignment(attempt.relative_folder, share) for share in shares]
+        _told[attempt.path] = next(iter(assignments), Assignment(attempt.relative_folder, None))
 
         def told(number: int, plan: SavePlan) -> SavePlan:
             prefix = f"__{number if rank is None else rank}_"
-            data = _Prefix(prefix, attempt.path, places[number])
+            data = _Prefix(prefix, attempt.path, assignments[number])
             return dataclasses.replace(plan, storage_data=data)
 
         return [told(number, plan) for number, plan in enumerate(plans)]
@@ -219,9 +220,9 @@ class Writer(filesystem.FileSystemWriter):
         Raises:
             StorageError: A file could not be written.
         """
-        place = arrived(_told, str(self.path), plan.storage_data)
-        self._files.folder = place.folder
-        self._share = place.share if self._may_share() else None
+        assignment = arrived(_told, str(self.path), plan.storage_data)
+        self._files.folder = assignment.folder
+        self._share = assignment.share if self._may_share() else None
         self._files.reports = []
         self._files.failure = None
         is_one_file = self.single_file_per_rank and self.thread_count == 1
@@ -310,12 +311,12 @@ class Writer(filesystem.FileSystemWriter):
         metadata.storage_meta = self.storage_meta()
         attempt, self._attempt = self._attempt, None
         attempt.commit(metadata)
-        prefix = series.prefix_of(attempt.path)
+        prefix = families.prefix_of(attempt.path)
         if self._keep_last is not None and prefix is not None:
             self._remove_older(os.path.dirname(attempt.path), prefix, self._keep_last)  # noqa: PTH120
 
     def _remove_older(self, directory: str, prefix: str, keep_last: int) -> None:
         try:
-            series.remove(directory, keep_last=keep_last, prefix=prefix)
+            families.remove(directory, keep_last=keep_last, prefix=prefix)
         except OSError as error:  # the save itself has succeeded
             _log.warning("older checkpoints in %s were not removed: %s", directory, error)

@@ -10,11 +10,11 @@ import torch
 from torch import distributed
 
 # A rank waits for the slowest rank's files. Storage may take much longer than a training step.
-_PATIENCE = timedelta(hours=24)
+_TIMEOUT = timedelta(hours=24)
 
 
 class Ranks:
-    """A gloo group for these messages only. All ranks create it at one place in their program.
+    """A gloo group for these messages only. All ranks create it at one point in their program.
 
     The group of the training may use NCCL, which stops the job when a checkpoint is slow. The
     collectives of a group must also come in one order on all ranks, which a background thread
@@ -25,7 +25,7 @@ class Ranks:
         self.rank = distributed.get_rank() if distributed.is_initialized() else 0
         group = None
         if distributed.is_initialized() and distributed.get_world_size() > 1:
-            group = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+            group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
         self._group = group
 
     def all_agree(self, mine: bool) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ioshape._save.handle import SaveHandle
 
 # Seconds that a rank waits for another one: torch's default timeout of a barrier.
-_PATIENCE_S = 1800.0
+_MOST_WAIT_S = 1800.0
 _HEARERS_S = 5.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.001, 0.02
 _FAILED = "!"
@@ -60,9 +60,9 @@ def redirected(path: Any) -> Any:
     """
     if isinstance(path, (str, os.PathLike)):
         given = os.fspath(path)
-        for place, whole in _filling.items():
-            if given == place or given.startswith(place + os.sep):
-                return whole.folder + given[len(place) :]
+        for destination, whole in _filling.items():
+            if given == destination or given.startswith(destination + os.sep):
+                return whole.folder + given[len(destination) :]
     return path
 
 
@@ -88,11 +88,11 @@ class _Ranks:
 
     def ask(self, what: str) -> str:
         """Wait for a message, and return it."""
-        end, pause = time.monotonic() + _PATIENCE_S, _LEAST_PAUSE_S
+        end, pause = time.monotonic() + _MOST_WAIT_S, _LEAST_PAUSE_S
         # The store's wait() would block all other threads that use the store.
         while not self._store.check([what]):
             if time.monotonic() > end:
-                raise TimeoutError(f"no message {what!r} within {_PATIENCE_S:.0f} s")
+                raise TimeoutError(f"no message {what!r} within {_MOST_WAIT_S:.0f} s")
             time.sleep(pause)
             pause = min(2 * pause, _MOST_PAUSE_S)
         value: str = self._store.get(what).decode()
@@ -179,12 +179,12 @@ class Whole:
     def finish(self) -> None:
         """Put the directory in place when all ranks have written their part."""
         self.stop_filling()
-        inside = under_way.place_of(os.path.join(self.folder, ""))  # noqa: PTH118
+        inside = under_way.canonical(os.path.join(self.folder, ""))  # noqa: PTH118
         for handle in under_way.all_under_way():
-            if handle._place.startswith(inside):
+            if handle._canonical_path.startswith(inside):
                 handle.wait()
         if self._directory is not None:
-            self._put_in_place(self._directory)
+            self._commit(self._directory)
             return
         assert self._ranks is not None
         if self._durable:
@@ -194,7 +194,7 @@ class Whole:
         self._listen("end")
         self._ranks.hear()
 
-    def _put_in_place(self, directory: NewDirectory) -> None:
+    def _commit(self, directory: NewDirectory) -> None:
         with directory:
             for rank in range(1, self._ranks.size if self._ranks is not None else 1):
                 self._listen(str(rank), rank)

@@ -81,16 +81,16 @@ class File:
     def _read(
         self, entries: list[Entry], given: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        places = [self._place(entry, given.get(entry.name)) for entry in entries]
-        self._bring(entries, places)
+        targets = [self._target_of(entry, given.get(entry.name)) for entry in entries]
+        self._bring(entries, targets)
         return {
-            entry.name: _put(place, given[entry.name])
+            entry.name: _put(target, given[entry.name])
             if entry.name in given
-            else place.to(self.device)
-            for entry, place in zip(entries, places, strict=True)
+            else target.to(self.device)
+            for entry, target in zip(entries, targets, strict=True)
         }
 
-    def _place(self, entry: Entry, given: torch.Tensor | None) -> torch.Tensor:
+    def _target_of(self, entry: Entry, given: torch.Tensor | None) -> torch.Tensor:
         """Return the tensor into which an entry is read."""
         if given is not None and given.device.type == "cpu" and given.is_contiguous():
             return given

@@ -257,7 +257,7 @@ static void serve(struct target *target, uint64_t at_ns)
 
 static void enqueue(struct io *io)
 {
-	for (unsigned int i = 0; i < io->part_count; i++) {
+	for (unsigned int i = 0; i < io->range_count; i++) {
 		struct part *part = &io->parts[i];
 		struct target *target = &targets[part->piece.target];
 
@@ -355,7 +355,7 @@ static struct io *new_io(struct node *node, uint64_t offset, uint32_t bytes,
 	io->bytes = bytes;
 	io->sequence = model_sequence();
 	io->arrived_ns = now_ns();
-	io->part_count = io->parts_left = count;
+	io->range_count = io->parts_left = count;
 	for (unsigned int i = 0; i < count; i++) {
 		io->parts[i].io = io;
 		io->parts[i].piece = pieces[i];

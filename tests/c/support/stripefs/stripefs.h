@@ -290,7 +290,7 @@ struct io {
 	uint32_t bytes;
 	int error;
 	uint64_t sequence, arrived_ns;
-	unsigned int part_count, parts_left;
+	unsigned int range_count, parts_left;
 	struct part parts[];
 };
 

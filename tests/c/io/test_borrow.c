@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files written from lent memory: the bytes are right, and the memory is released in time. */
+/* Files written from borrowed memory: the bytes are right, and the memory is released in time. */
 #define _GNU_SOURCE
 #include "io/queue.h"
 #include "support/check_main.h"
@@ -19,9 +19,9 @@
 #define PIECES 30u
 
 static struct {
-	uint8_t *chunks[CHUNKS]; /* lent memory */
+	uint8_t *chunks[CHUNKS]; /* memory that it may borrow */
 	uint64_t ends[CHUNKS];   /* offset in the file up to which each chunk was used */
-	uint8_t *own;            /* memory that is not lent */
+	uint8_t *own;            /* memory that is not borrowable */
 	uint8_t *wanted;         /* expected contents of the file */
 	uint64_t seed;
 	uint32_t crc;  /* of the pieces that were put with a checksum */
@@ -91,27 +91,27 @@ static void put(const uint8_t *data, size_t bytes)
 }
 
 /*
- * Lends a chunk and writes it in pieces, like records. Its pages are aligned like those of the
- * file, except for `shift` bytes.
+ * Lets the writer borrow a chunk and writes it in pieces, like records. Its pages are aligned like
+ * those of the file, except for `shift` bytes.
  */
-static void put_lent(unsigned chunk, size_t shift)
+static void put_borrowed(unsigned chunk, size_t shift)
 {
 	struct io_writer *writer = test.write.writer;
 	const size_t bytes = 1 + test_random_below(&test.seed, MOST - 1);
 	uint8_t *data;
 
-	must(io_writer_settle(writer, test.ends[chunk], &test.write.error));
-	ck_assert_uint_ge(io_writer_settled(writer), test.ends[chunk]);
+	must(io_writer_wait_written(writer, test.ends[chunk], &test.write.error));
+	ck_assert_uint_ge(io_writer_written(writer), test.ends[chunk]);
 	data = test.chunks[chunk] + (io_writer_offset(writer) + shift) % PAGE;
 	fill(data, bytes);
-	io_writer_lend(writer, test.chunks[chunk], CHUNK);
+	io_writer_borrow(writer, test.chunks[chunk], CHUNK);
 	for (size_t done = 0, piece; done < bytes; done += piece) {
 		piece = MIN(bytes - done, 256 * KIB);
 		put(data + done, piece);
 	}
-	io_writer_lend(writer, NULL, 0);
+	io_writer_borrow(writer, NULL, 0);
 	test.ends[chunk] = io_writer_offset(writer);
-	test.borrowed |= io_writer_settled(writer) < test.ends[chunk];
+	test.borrowed |= io_writer_written(writer) < test.ends[chunk];
 }
 
 static void put_own(size_t most)
@@ -131,7 +131,7 @@ static void put_made(size_t most)
 	uint8_t *to;
 
 	for (size_t piece; left; left -= piece) {
-		must(io_writer_room(test.write.writer, &to, &room, &test.write.error));
+		must(io_writer_space(test.write.writer, &to, &room, &test.write.error));
 		ck_assert_uint_gt(room, 0);
 		piece = MIN(left, room);
 		fill(to, piece);
@@ -154,7 +154,7 @@ static void compare(uint64_t bytes)
 static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_URING_ASYNC,
 					       IOSHAPE_ENGINE_THREADS, IOSHAPE_ENGINE_BUFFERED };
 
-LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
+LOOP_TEST(tests, a_file_from_borrowed_memory_has_the_bytes_that_were_put, 0, 8)
 {
 	uint64_t bytes;
 
@@ -175,10 +175,10 @@ LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
 			break;
 		case 3:
 			/* Unaligned, so direct I/O cannot use the memory. */
-			put_lent(i % CHUNKS, 1 + test_random_below(&test.seed, PAGE - 1));
+			put_borrowed(i % CHUNKS, 1 + test_random_below(&test.seed, PAGE - 1));
 			break;
 		default:
-			put_lent(i % CHUNKS, 0);
+			put_borrowed(i % CHUNKS, 0);
 		}
 	}
 	ck_assert(test.borrowed);
@@ -202,15 +202,16 @@ static void open_and_start(enum ioshape_direct direct)
 	put(test.own, CHUNK);
 }
 
-/* Lends a whole chunk but its first `shift` bytes. Returns whether any of it was borrowed. */
+/* Lets the writer borrow a whole chunk but its first `shift` bytes. Returns whether any of it was
+ * borrowed. */
 static bool is_borrowed(size_t shift)
 {
 	struct io_writer *writer = test.write.writer;
 
 	fill(test.chunks[0] + shift, CHUNK - PAGE);
-	io_writer_lend(writer, test.chunks[0], CHUNK);
+	io_writer_borrow(writer, test.chunks[0], CHUNK);
 	put(test.chunks[0] + shift, CHUNK - PAGE);
-	return io_writer_settled(writer) < io_writer_offset(writer);
+	return io_writer_written(writer) < io_writer_offset(writer);
 }
 
 static void end_and_compare(void)
@@ -252,20 +253,21 @@ LOOP_TEST(tests, direct_io_borrows_memory_with_the_alignment_of_the_device, 0, 3
 	end_and_compare();
 }
 
-/* After io_writer_settle(), a failed file no longer uses lent memory. */
-TEST(tests, a_file_that_failed_lends_nothing)
+/* After io_writer_wait_written(), a failed file no longer uses memory that it may borrow. */
+TEST(tests, a_file_that_failed_borrows_nothing)
 {
 	uint8_t *to;
 	size_t room;
 
 	must(file_write_open(&test.write, scratch_path("file")));
 	for (unsigned i = 0; i < CHUNKS; i++)
-		put_lent(i, 0);
+		put_borrowed(i, 0);
 	ck_assert(test.borrowed);
 	io_writer_fail(test.write.writer);
-	ck_assert_int_eq(io_writer_settle(test.write.writer, UINT64_MAX, &test.write.error), -EIO);
-	ck_assert_uint_eq(io_writer_settled(test.write.writer),
+	ck_assert_int_eq(io_writer_wait_written(test.write.writer, UINT64_MAX, &test.write.error),
+			 -EIO);
+	ck_assert_uint_eq(io_writer_written(test.write.writer),
 			  io_writer_offset(test.write.writer));
-	ck_assert_int_eq(io_writer_room(test.write.writer, &to, &room, &test.write.error), -EIO);
+	ck_assert_int_eq(io_writer_space(test.write.writer, &to, &room, &test.write.error), -EIO);
 	file_write_close(&test.write);
 }

@@ -114,8 +114,8 @@ def look(path: str) -> Member:
     """
     ends: dict[str, int] = {}
     for item in items(path, "load"):
-        for part in item.parts:
-            ends[part.file] = max(ends.get(part.file, 0), part.offset + part.n_bytes)
+        for chunk in item.chunks:
+            ends[chunk.file] = max(ends.get(chunk.file, 0), chunk.offset + chunk.n_bytes)
     n_bytes = sum(_file_bytes(path, name, end) for name, end in ends.items())
     ranks = {match[1] for match in map(DATA.fullmatch, ends) if match}
     return Member(

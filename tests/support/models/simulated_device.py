@@ -31,7 +31,7 @@ class Event:
 
 
 class Stream:
-    def __init__(self, device: PlayedDevice) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         self.device = device
         self.queue: deque[Callable[[], None]] = deque()
         self.begun = 0  # number of operations taken from the queue so far
@@ -94,7 +94,7 @@ def _place(memory: torch.Tensor) -> int:
     return memory.untyped_storage().data_ptr()
 
 
-class PlayedDevice:
+class SimulatedDevice:
     """A simulated device. Its `open` replaces ioshape's open_stream()."""
 
     def __init__(self, seed: int = 0) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _new_storage: Any = torch.UntypedStorage
 
 
-class Places:
+class Placement:
     """Destinations of storages, by the rules of torch's map_location."""
 
     def __init__(self, map_location: Any, file: UnreadFile) -> None:
@@ -36,7 +36,7 @@ class Places:
         self._tags: dict[int, str] = {}
         self._devices: dict[Any, torch.device] = {}
 
-    def note(self, storage: Any, tag: str) -> Any:
+    def defer(self, storage: Any, tag: str) -> Any:
         """Record the tag of a storage and leave it in place. torch.load gets this as map_location.
 
         Raises:
@@ -47,8 +47,8 @@ class Places:
         self._tags[storage._cdata] = tag
         return storage
 
-    def note_known(self, storage: Any, tag: str) -> Any:
-        """Record the tag of a storage as note() does, if bring() can move it to its device.
+    def defer_known(self, storage: Any, tag: str) -> Any:
+        """Record the tag of a storage as defer() does, if bring() can move it to its device.
 
         Raises:
             Exception: torch must place the storage itself, or raise the right error.
@@ -56,7 +56,7 @@ class Places:
         device = self._device_for(tag)
         if device.type != "cpu" and not self._incoming.takes(device):
             raise TypeError(f"ioshape does not move tensors to {device}")
-        return self.note(storage, tag)
+        return self.defer(storage, tag)
 
     def _location(self, tag: str) -> Any:
         if isinstance(self._asked, Mapping):
@@ -69,16 +69,16 @@ class Places:
         if location not in self._devices:
             # torch's own function knows registered types of devices, and "the current device".
             empty = _new_storage(0, device="cpu")
-            placed: Any = _default(empty, location)
-            self._devices[location] = placed.device
+            moved_storage: Any = _default(empty, location)
+            self._devices[location] = moved_storage.device
         return self._devices[location]
 
-    def _place(self, storage: torch.UntypedStorage) -> Any:
+    def _move(self, storage: torch.UntypedStorage) -> Any:
         """Place a storage whose bytes have been read, as torch does."""
         tag = self._tags.get(storage._cdata, "cpu")
         if callable(self._asked):
-            placed = self._asked(storage, tag)
-            return placed if placed is not None else _default(storage, tag)
+            moved_storage = self._asked(storage, tag)
+            return moved_storage if moved_storage is not None else _default(storage, tag)
         if self._device_for(tag) == storage.device:
             return storage
         return _default(storage, self._location(tag))
@@ -113,7 +113,7 @@ class Places:
         self._file.bring(here, self._incoming)
         for key, storage in storages.items():
             if key not in moved:
-                moved[key] = self._place(storage)
+                moved[key] = self._move(storage)
         for tensor in listed:
             key = tensor.untyped_storage()._cdata
             if moved[key] is not storages[key]:
@@ -151,10 +151,10 @@ def load_at_once(
     if callable(map_location):
         return None  # the function may look at the bytes
     file = UnreadFile(reader, progress, together=together)
-    places = Places(map_location, file)
+    placement = Placement(map_location, file)
     with failures_of(file, part):
-        found = unread_object(file, places.note_known)
+        found = unread_object(file, placement.defer_known)
         if found is None:
             return None
-        places.bring(found[1])
+        placement.bring(found[1])
     return found[:1]
