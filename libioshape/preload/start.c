@@ -3,10 +3,10 @@
  * Starting a holder from any thread of an unknown program, which must not notice it:
  *
  * - A child that shares the program's memory, as after vfork(), creates the mailbox and maps it.
- * The child has descriptors of its own, so the program has none of ours at any time, and a program
- *   without free descriptors does not matter.
+ *   The child has descriptors of its own, so the program has none of ours at any time, and a
+ *   program without free descriptors does not matter.
  * - That child starts the holder and ends, so the program has no child to wait for. Its end sends
- * no signal.
+ *   no signal.
  * - The holder leaves the folder of the program and closes its descriptors. It blocks all signals,
  *   so that those of a terminal do not end it.
  */
