@@ -41,6 +41,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   preload  programs that know nothing of ioshape, with the preload library and without: a storm of cp and
          numpy while a neighbour reads small files, a build, small writes, and the table of programs
          that must not notice it. --size and --dir have no say in the storm. Takes root (about 10 minutes)
+  examine  what examining tensors costs saves; comparing two files exactly; published bugs and healthy
+         trainings (default size: 2G; about 3 minutes)
   gpu    saves from a GPU and loads to one, against pinned copies, fio and, where it is installed,
          fastsafetensors. Without a GPU it says so, and measures nothing
   frameworks  training frameworks under ioshape run and with its plug-ins, against themselves

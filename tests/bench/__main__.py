@@ -22,6 +22,7 @@ from . import (
     background,
     cache,
     english,
+    examine,
     fio,
     frameworks,
     fs,
@@ -93,6 +94,8 @@ BENCHMARKS = {
     "preload": Benchmark(
         preload.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=1, needs=("test",)
     ),
+    # Tensors, staging memory, and two files in the page cache.
+    "examine": Benchmark(examine.measure, size=2 << 30, needs=("test",)),
     # Tensors and the page cache. The files in stripefs are in memory, and smaller.
     "tier": Benchmark(tier.measure),
     # Four ranks hold tensors and staging memory. strace traces some of them.
