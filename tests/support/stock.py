@@ -73,8 +73,10 @@ def attempt(function: Callable[[], Any], path: Path, *, with_data: bool = True) 
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
-    yield
-    torch.set_default_dtype(before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class _CallsNothing(TorchFunctionMode):

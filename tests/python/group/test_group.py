@@ -358,8 +358,8 @@ say("done", right=is_right(found, rank, 1, 1_000_000), downgrades=report.downgra
         folder,
     )
     assert [lines[0]["right"] for lines in said] == [True, True]
-    assert "a torch of next year" in said[1][0]["notes"][0]
-    assert not any("next year" in note for note in said[0][0]["notes"])
+    assert "a torch of next year" in said[1][0]["downgrades"][0]
+    assert not any("next year" in note for note in said[0][0]["downgrades"])
 
 
 @pytest.mark.parametrize(

@@ -510,7 +510,8 @@ def test_a_report_takes_all_of_its_numbers_from_the_struct() -> None:
             getattr(struct, name)[0:1] = b"x"
     report = report_of("a", struct)
     own = {"path", "written_by", "pickle_s", "hook_s", "downgrades"}
-    own |= {"skipped", "tier", "drain_s"}
+    own |= {"skipped", "tier", "drain_s", "alarms"}
+    assert report.alarms == ("nonfinite",)
     for field in dataclasses.fields(report):
         if field.name not in own:
             value = getattr(report, field.name)
