@@ -216,7 +216,7 @@ enum ioshape_full {
 	IOSHAPE_FULL_SKIP
 };
 
-/** What can be wrong with the content of a checkpoint, compared with the checkpoint before it. */
+/** Faults in the content of a checkpoint, compared with the checkpoint before it. */
 enum ioshape_alarm {
 	/** a tensor has NaN or infinities, and had none */
 	IOSHAPE_ALARM_NONFINITE = 1,
@@ -1135,7 +1135,7 @@ struct ioshape_reader_info {
 	uint32_t torch_zip;
 	uint32_t checksums; /**< 1 if the file has checksums to verify what is read */
 	uint32_t examined;  /**< 1 if the file has statistics of its tensors */
-	/** What the save found to be wrong: bits of enum ioshape_alarm */
+	/** faults that the save found: bits of enum ioshape_alarm */
 	uint32_t alarms;
 };
 

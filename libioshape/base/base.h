@@ -494,8 +494,8 @@ struct base_statistics {
 	uint64_t count; /* numbers, including the following two kinds */
 	uint64_t nans, infinities;
 	uint64_t zeros;
-	/* Of finite numbers. Without such numbers, the minimum is infinite, and the maximum minus
-	 * infinity. */
+	/* Extremes of the finite numbers. Without such numbers, the minimum is infinite, and the
+	 * maximum minus infinity. */
 	double minimum, maximum;
 	double sum_squares; /* of finite numbers, to about six digits; may be infinite */
 };

@@ -245,7 +245,7 @@ static enum base_instructions best_of(enum base_instructions most)
 
 /* ---- Types ----------------------------------------------------------------------------------- */
 
-/* What the elements of a type consist of: one number, or two in a complex one. */
+/* The numbers in elements of a type: an element is one number, or two if it is complex. */
 struct numbers {
 	double (*number_of)(const void *at);
 	uint8_t bytes;

@@ -185,7 +185,7 @@ static struct ioshape_slot *take(struct turn *turn, struct ioshape_context *cont
 
 /* ---- Holding it ------------------------------------------------------------------------------ */
 
-/* What the program did in the slot so far. */
+/* Activity of the program in the slot so far. */
 struct progress {
 	uint64_t ahead;             /* bytes that it may write before it has to wait */
 	uint64_t busy_ms;           /* when it last wrote */

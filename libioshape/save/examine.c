@@ -116,7 +116,7 @@ struct save_seen {
 	struct seen_tensor *tensors; /* sorted by key, size and position */
 };
 
-/* What is known of the records of a file. */
+/* Facts about the records of a file. */
 struct facts {
 	const struct format_entry *entries;
 	uint64_t count;
@@ -331,7 +331,7 @@ void save_seen_forget(struct ioshape_context *context)
 
 /* ---- Judging tensors ------------------------------------------------------------------------- */
 
-/* What a rule found. */
+/* The result of a rule. */
 struct finding {
 	uint64_t tensors;                     /* number of tensors; 0: nothing */
 	const char *record;                   /* name of the first one; "" if it is about many */

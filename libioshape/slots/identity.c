@@ -93,7 +93,7 @@ void slots_identify(struct slots_identity *identity, const char *job, uint32_t s
 		name_job(identity, &found);
 }
 
-/* Those who wait see so many characters of a node's name. */
+/* Waiting requests show so many characters of a node's name. */
 #define NODE_SHOWN 50u
 
 void slots_identify_program(struct slots_identity *identity, const char *program, const char *path)

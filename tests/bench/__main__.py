@@ -90,7 +90,7 @@ BENCHMARKS = {
     "ablation": Benchmark(
         ablation.measure, size=512 << 20, copies_in_memory=12, copies_on_disk=8, needs=CLUSTER_NEEDS
     ),
-    # What ranks hold and copy; the files in stripefs are in memory, too. On disk: a build.
+    # Ranks hold and copy tensors; the files in stripefs are in memory, too. On disk: a build.
     "preload": Benchmark(
         preload.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=1, needs=("test",)
     ),

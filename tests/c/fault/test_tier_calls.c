@@ -452,7 +452,7 @@ LOOP_TEST(tests, what_is_forgotten_is_carried_whole_or_not_at_all, 0, 4)
 	ck_assert_uint_gt(harm.nth, 8);
 }
 
-/* What was to make copy_path for the next save. */
+/* Removing an old copy makes space for the next save. */
 TEST(tests, a_copy_that_is_half_removed_does_not_come_back)
 {
 	static const struct scene scene = { .which = FOLDER, .replaces = true, .saves = true };
