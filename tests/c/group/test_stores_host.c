@@ -321,7 +321,8 @@ static int be_nobody(void *own)
 	MUST(geteuid() == 65534, "a user with a number");
 	MUST(!base_is_own_user(geteuid()), "everybody is this user");
 	MUST(store_find_folder(path, memory, NULL) == -EACCES, "a stranger's folder was used");
-	MUST(io_folder_make_private(own, &ours, NULL) == -EACCES, "messages of other users would be read");
+	MUST(io_folder_make_private(own, &ours, NULL) == -EACCES,
+	     "messages of other users would be read");
 	return 0;
 }
 
