@@ -443,8 +443,14 @@ static int commit_checkpoint(struct gathering *gathering, struct base_error *err
 		ret = put_manifest(gathering, error);
 		if (!ret)
 			ret = replace(gathering, error);
+		if (!ret)
+			return 0;
+	} else {
+		ret = base_fail_reason_with(error, -EAGAIN, "drain again",
+					    "cannot find \"%s\" by its name",
+					    gathering->folder.path);
 	}
-	if (!ret || !is_committed(gathering))
+	if (!is_committed(gathering))
 		return ret;
 	base_error_begin(error);
 	return 0;

@@ -366,7 +366,8 @@ static bool harm_once(struct harm *harm)
 		      "%lu: %u is there", harm->nth, found);
 	/* Who says that it was drained, speaks the truth. */
 	if (WIFEXITED(status) && !WEXITSTATUS(status) && !harm->scene->saves)
-		ck_assert_msg(found == shared->next, "%lu: %u was not drained", harm->nth, found);
+		ck_assert_msg(found == shared->next, "%lu (%s): %u was not drained", harm->nth,
+			      calls_record()->names[harm->nth - 1], found);
 	must_be_drained();
 	found = version_there(which);
 	ck_assert_msg(found != UINT32_MAX && found >= shared->kept[which], "%lu: %u is there",
