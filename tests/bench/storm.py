@@ -134,6 +134,13 @@ def requests(name: str, found: Found) -> Figure | None:
     )
 
 
+def utilisation(name: str, found: Found) -> Figure:
+    used = least_s(found) / seconds(found, OURS, "makespan_s")
+    other = least_s(found) / seconds(found, THEIRS, "makespan_s")
+    remark = f"share of the makespan that the bytes alone would take; torch.save {other:.2f}"
+    return Figure(f"{name}_utilisation", used, ">=", 0.9, remark)
+
+
 def operations(name: str, found: Found) -> Figure:
     ours, theirs = (found["ways"][way]["metadata"] for way in ("node", THEIRS))
     text = ", ".join(f"{name} {count}" for name, count in ours.items())
@@ -143,6 +150,19 @@ def operations(name: str, found: Found) -> Figure:
         ">=",
         6,
         f"torch.save {sum(theirs.values())}, save_group {sum(ours.values())}: {text}",
+    )
+
+
+def first_operations(name: str, found: Found) -> Figure:
+    ours, theirs = (found["ways"][way]["metadata"] for way in (OURS, THEIRS))
+    text = ", ".join(f"{name} {count}" for name, count in ours.items())
+    return Figure(
+        name,
+        sum(ours.values()) / sum(theirs.values()),
+        "<=",
+        1.5,
+        f"first saves of all processes, torch.save {sum(theirs.values())} requests, "
+        f"ours {sum(ours.values())}: {text}",
     )
 
 
@@ -164,6 +184,8 @@ class Part:
     nodes: int = 8
     #: number of rounds at most; 0: count metadata operations and measure no time
     rounds: int = 2
+    #: count the operations of the first save of each process, and not of its second
+    first: bool = False
     #: the storage has no known layout, ioshape has no settings, and there is no Redis
     blind: bool = False
 
@@ -177,10 +199,18 @@ SSD = {**MODEL, "bandwidth": 250_000_000, "seek_ms": 0.05, "slow": 16}
 LUSTRE: dict[str, object] = {"play": "lustre", "cache": "client"}
 #: A plain FUSE mount that reveals nothing about its storage, and whose kernel caches no writes.
 BLIND: dict[str, object] = {"play": "nfs", "cache": "through"}
+#: The same with a client for each rank that answers writes at once and sends them later.
+BLIND_MANY: dict[str, object] = {"play": "nfs", "cache": "client"}
 
 
 def blind(parameters: dict[str, object], *figures: Callable[[str, Found], Figure | None]) -> Part:
     return Part({**parameters, **BLIND}, figures, nodes=1, blind=True)
+
+
+def blind_many(
+    parameters: dict[str, object], *figures: Callable[[str, Found], Figure | None]
+) -> Part:
+    return Part({**parameters, **BLIND_MANY}, figures, nodes=32, blind=True)
 
 
 PARTS = {
@@ -197,6 +227,21 @@ PARTS = {
     "blind_hdd": blind({**HDD, "stripe_count": -1}, Makespan(">=", 1.5), NeighbourP99(2)),
     "blind_hdd1": blind({**HDD, "stripe_count": 1}, Makespan(">=", 1.0), NeighbourP99(2)),
     "blind_ssd": blind({**SSD, "stripe_count": -1}, Makespan(">=", 1.0), NeighbourP99(2)),
+    "blindmany_hdd": blind_many(
+        {**HDD, "stripe_count": -1}, Makespan(">=", 1.0), NeighbourP99(6), utilisation
+    ),
+    "blindmany_hdd1": blind_many(
+        {**HDD, "stripe_count": 1}, Makespan(">=", 1.0), NeighbourP99(6), utilisation
+    ),
+    "blindmany_ssd": blind_many(
+        {**SSD, "stripe_count": -1}, Makespan(">=", 1.0), NeighbourP99(6), utilisation
+    ),
+    "blindmany_metadata": replace(
+        blind_many({**SSD, "stripe_count": -1, "slow": 1}, first_operations),
+        n_bytes=4 * MIB,
+        rounds=0,
+        first=True,
+    ),
     "metadata": Part(
         {**SSD, **LUSTRE, "stripe_count": -1, "slow": 1},
         (operations,),
@@ -288,6 +333,7 @@ def run_on(
             "nodes": part.nodes,
             "slow": part.parameters["slow"],
         },
+        "first": part.first,
     }
     done = subprocess.run(
         [

@@ -6,7 +6,7 @@ its mount at the same path. The plan is the engine's. The counter is a command t
 requests of each kind reached the metadata server, or the folder behind a stripefs. The results are
 printed as JSON. Ranks are forked from this process, so it must not start a thread.
 
-    python -m tests.bench.storm_process '{"mounts": […], "counter": …, "picture": …, "plan": {…}}'
+    python -m tests.bench.storm_process '{"mounts": […], "counter": …, "plan": {…}, …}'
 """
 
 import ctypes
@@ -36,12 +36,16 @@ def counts(counter: str | list[str]) -> dict[str, int]:
     return {name: count for name, count in counted.items() if name != "total"}
 
 
-def count_metadata(storm: Storm, counter: str | list[str]) -> dict[str, Any]:
-    """Count the operations of the second save of all ranks in each way, without neighbours."""
+def count_metadata(storm: Storm, counter: str | list[str], *, first: bool) -> dict[str, Any]:
+    """Count the operations of the first or second save of all ranks in each way.
+
+    There are no neighbours.
+    """
     found = {}
     for way in storm.plan.ways:
-        storm.save_once(way)
-        storm.remove(way)
+        if not first:
+            storm.save_once(way)
+            storm.remove(way)
         before = counts(counter)
         storm.save_once(way)
         after = counts(counter)
@@ -92,7 +96,7 @@ def main(text: str) -> None:
             storm.measure()
             found = figures(storm, mounts[0])
         else:
-            found = count_metadata(storm, given["counter"])
+            found = count_metadata(storm, given["counter"], first=given["first"])
     print(json.dumps(found))
     if given["picture"] and plan.rounds:
         import timeline_plot  # noqa: PLC0415 - needs matplotlib
