@@ -817,6 +817,10 @@ static int open_found(struct io_destination *destination, struct base_error *err
 			"cannot save a part of \"%s\": it is not a regular file",
 			destination->path);
 	destination->shared = options->part_bytes > 0;
+	/* Before there is a temporary file of our own, which would cost another look. */
+	if (!ret && options->tidying)
+		io_remove_stale(destination->directory_fd, destination->directory, options->tidying,
+				&destination->config->log);
 	if (!ret)
 		ret = destination->shared ? open_or_make(destination, error) :
 					    begin(destination, error);
@@ -826,7 +830,6 @@ static int open_found(struct io_destination *destination, struct base_error *err
 int io_destination_open(struct io_destination *destination, const char *path,
 			struct base_error *error)
 {
-	const struct io_file_options *options = destination->options;
 	int ret;
 
 	destination->directory_fd = destination->fd = destination->lock_fd = -1;
@@ -839,9 +842,6 @@ int io_destination_open(struct io_destination *destination, const char *path,
 	ret = open_found(destination, error);
 	if (ret)
 		return ret;
-	if (options->tidying && !destination->stream)
-		io_remove_stale(destination->directory_fd, destination->directory, options->tidying,
-				&destination->config->log);
 	return describe(destination, error);
 }
 

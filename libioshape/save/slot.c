@@ -240,39 +240,43 @@ static int save_slots_named(struct save_slots *slots, const char *name, struct s
 	return ret;
 }
 
-/* Finds out about the storage below a path's directory. A directory that cannot be opened leaves
- * zeros. */
-static void look_at_storage(const char *path, uint64_t mount, struct fs_facts *storage)
+/* Finds out about the storage below a directory. One that cannot be opened leaves zeros. */
+static void look_at_storage(const char *directory, struct fs_facts *storage)
 {
-	char *directory = base_directory_of(path);
 	struct io_folder folder = IO_NO_FOLDER;
 	struct fs_memory memory = { 0 };
-	struct fs_found at;
 
-	/* The path may be a link to another mount. */
-	if (directory)
-		fs_find(directory, &at);
-	if (directory && !at.code && at.mount == mount && !io_folder_open(&folder, directory, NULL))
+	if (!io_folder_open(&folder, directory, NULL))
 		save_look_at_storage(folder.fd, directory, &memory, storage);
 	io_folder_close(&folder);
-	free(directory);
 }
 
-/* Finds the pool of a mount, or opens it. The caller holds the lock. */
-static int find_mount(struct save_slots *slots, const char *path, uint64_t mount,
-		      struct save_pool_of_mount **out, struct base_error *error)
+/* Returns a path's directory, for the caller to free; NULL if it is on another mount than the path,
+ * which is a link then. */
+static char *directory_on(const char *path, uint64_t mount)
+{
+	char *directory = base_directory_of(path);
+	struct fs_found at;
+
+	if (!directory)
+		return NULL;
+	fs_find(directory, &at);
+	if (!at.code && at.mount == mount)
+		return directory;
+	free(directory);
+	return NULL;
+}
+
+/* Adds a mount whose pool and storage are not known yet. The caller holds the lock. */
+static int add_mount(struct save_slots *slots, const char *path, const char *directory,
+		     uint64_t mount, struct base_error *error)
 {
 	struct save_pool_of_mount *known;
 	struct slots_pool *pool;
 	char name[FS_POOL_BYTES];
-	int ret;
+	/* The file does not exist yet, so a look at it would cost a request to the server. */
+	int ret = fs_pool_of_path(directory ? directory : path, name, error);
 
-	for (known = slots->mounts; known && known->mount != mount; known = known->next)
-		;
-	*out = known;
-	if (known)
-		return 0;
-	ret = fs_pool_of_path(path, name, error);
 	if (!ret)
 		ret = find_or_open(slots, name, &pool, error);
 	if (ret)
@@ -283,10 +287,30 @@ static int find_mount(struct save_slots *slots, const char *path, uint64_t mount
 	*known = (struct save_pool_of_mount){ slots->mounts, mount, pool, { 0 } };
 	/* The layout of the first directory stands for all directories of the mount, because they
 	 * share the storage. */
-	look_at_storage(path, mount, &known->storage);
+	if (directory)
+		look_at_storage(directory, &known->storage);
 	slots->mounts = known;
-	*out = known;
 	return 0;
+}
+
+/* Finds the pool of a mount, or opens it. The caller holds the lock. */
+static int find_mount(struct save_slots *slots, const char *path, uint64_t mount,
+		      struct save_pool_of_mount **out, struct base_error *error)
+{
+	struct save_pool_of_mount *known;
+	char *directory;
+	int ret = 0;
+
+	for (known = slots->mounts; known && known->mount != mount; known = known->next)
+		;
+	if (!known) {
+		directory = directory_on(path, mount);
+		ret = add_mount(slots, path, directory, mount, error);
+		free(directory);
+		known = slots->mounts;
+	}
+	*out = known;
+	return ret;
 }
 
 uint32_t save_slots_usual(const struct save_slots *slots, enum fs_family family)

@@ -15,6 +15,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -411,6 +412,23 @@ LOOP_TEST(alike, files_of_other_domains_are_kept_for_a_day, 0, 2)
 	make_old(name, 25 * 3600);
 	ck_assert_uint_eq(tidy(), 1);
 	ck_assert_uint_eq(scratch_entries("."), 0);
+}
+
+/* To ask for the server's time would take a file. */
+TEST(alike, a_recent_file_of_another_domain_is_not_opened)
+{
+	const char *name = temporary_name("01234567");
+	int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+	char event[4096];
+
+	ck_assert_int_ge(watch, 0);
+	scratch_write(name, "x", 1);
+	ck_assert_int_ge(inotify_add_watch(watch, name, IN_OPEN), 0);
+	ck_assert_int_ge(inotify_add_watch(watch, ".", IN_CREATE), 0);
+	ck_assert_uint_eq(tidy(), 0);
+	ck_assert_int_lt(read(watch, event, sizeof(event)), 0);
+	ck_assert_int_eq(errno, EAGAIN);
+	close(watch);
 }
 
 TEST(writers, a_lock_is_heeded_however_old_the_file_is)
