@@ -27,7 +27,7 @@ PYTEST_REPORT = """<testsuites><testsuite>
     ],
 )
 def test_meson_tests(result: str, stdout: str, expected: Counts) -> None:
-    assert count_meson_test(result, stdout) == expected
+    assert count_meson_test("name", result, stdout) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_command_without_results_has_failed(kind: str, status: int, tmp_path: 
 
 def test_a_status_outweighs_a_green_report(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    report.write_text(json.dumps({"result": "OK", "stdout": "ok 1 - a\n"}) + "\n")
+    report.write_text(json.dumps({"name": "a", "result": "OK", "stdout": "ok 1 - a\n"}) + "\n")
     assert count_command("meson", 1, report) == Counts(passed=1, failed=1)
 
 
@@ -65,6 +65,28 @@ def test_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     (tmp_path / "index.tsv").write_text("check\t0\t\tone\ncheck\t77\t\ttwo\n")
     assert main(tmp_path) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 1 skipped"
+
+
+def test_failed_tests_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.xml").write_text(PYTEST_REPORT)
+    programs = [
+        {"name": "io", "result": "FAIL", "stdout": "ok 1 - a\nnot ok 2 - b: 1 is not 2\n"},
+        {"name": "slots", "result": "TIMEOUT", "stdout": "ok 1 - a\n"},
+    ]
+    (tmp_path / "report.json").write_text("\n".join(map(json.dumps, programs)))
+    (tmp_path / "index.tsv").write_text(
+        "meson\t1\treport.json\tC tests\npytest\t1\treport.xml\tPython tests\n"
+    )
+    assert main(tmp_path) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "failed: C tests (2)",
+        "    io 2 - b: 1 is not 2",
+        "    slots: TIMEOUT",
+        "failed: Python tests (2)",
+        "    b",
+        "    c",
+        "3 passed, 4 failed, 1 skipped",
+    ]
 
 
 def test_nothing_tested_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

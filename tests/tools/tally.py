@@ -9,11 +9,12 @@ without a failed test in its report counts as one more failure.
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 SKIPPED_STATUS = 77  # as in automake and meson
+MOST_NAMES = 10
 
 TAP_RESULT = re.compile(r"^(not )?ok\b([^\n]*)", re.MULTILINE)
 TAP_SKIP = re.compile(r"#\s*skip", re.IGNORECASE)
@@ -24,11 +25,18 @@ class Counts:
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    #: names of the failed tests, with what they said
+    failures: list[str] = field(default_factory=list, compare=False)
+
+    def fail(self, name: str) -> None:
+        self.failed += 1
+        self.failures.append(name)
 
     def add(self, other: "Counts") -> None:
         self.passed += other.passed
         self.failed += other.failed
         self.skipped += other.skipped
+        self.failures += other.failures
 
 
 def count_check(status: int) -> Counts:
@@ -40,23 +48,23 @@ def count_check(status: int) -> Counts:
     )
 
 
-def count_meson_test(result: str, stdout: str) -> Counts:
+def count_meson_test(name: str, result: str, stdout: str) -> Counts:
     """Count a program: each line of TAP is a test; a program without TAP is one test."""
     counts = Counts()
     for negation, rest in TAP_RESULT.findall(stdout):
         if TAP_SKIP.search(rest):
             counts.skipped += 1
         elif negation:
-            counts.failed += 1
+            counts.fail(f"{name}{rest}")
         else:
             counts.passed += 1
     if result == "SKIP":
         counts.skipped += int(counts == Counts())
     elif result in ("OK", "EXPECTEDFAIL"):
         counts.passed += int(counts == Counts())
-    else:
+    elif not counts.failed:
         # It crashed, hung, leaked or stopped after the tests that it could report.
-        counts.failed += int(counts.failed == 0)
+        counts.fail(f"{name}: {result}")
     return counts
 
 
@@ -64,7 +72,7 @@ def count_meson(report: Path) -> Counts:
     counts = Counts()
     for line in report.read_text(encoding="utf-8").splitlines():
         test = json.loads(line)
-        counts.add(count_meson_test(test["result"], test.get("stdout", "")))
+        counts.add(count_meson_test(test["name"], test["result"], test.get("stdout", "")))
     return counts
 
 
@@ -72,7 +80,7 @@ def count_pytest(report: Path) -> Counts:
     counts = Counts()
     for case in ET.parse(report).iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
-            counts.failed += 1
+            counts.fail("::".join(filter(None, (case.get("classname"), case.get("name")))))
         elif case.find("skipped") is not None:
             counts.skipped += 1
         else:
@@ -102,6 +110,8 @@ def main(folder: Path) -> int:
         total.add(counts)
         if counts.failed:
             print(f"failed: {title} ({counts.failed})")
+        for name in counts.failures[:MOST_NAMES]:
+            print(f"    {name}")
     if total == Counts():
         print("no test has run")
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
