@@ -265,9 +265,10 @@ LOOP_TEST(fail, a_failed_fsync_fails_the_save_and_is_not_tried_again, 0, ARRAY_L
 LOOP_TEST(fail, a_failure_that_matters_fails_the_save, 0, ARRAY_LENGTH(scenarios))
 {
 	static const char *const names[] = {
-		"fsync",     "fsync directory", "close temporary",    "renameat",
-		"renameat2", "fallocate64",     "ftruncate64",        "pwrite64 temporary",
-		"openat64",  "statx temporary", "fstatfs64 temporary"
+		"fsync",           "fsync directory",    "close temporary",
+		"renameat",        "renameat2",          "fallocate64",
+		"ftruncate64",     "pwrite64 temporary", "openat64 temporary",
+		"statx temporary", "fstatfs64 temporary"
 	};
 	unsigned failed = 0;
 

@@ -524,12 +524,13 @@ int __real_openat64(int fd, const char *name, int flags, ...);
 int __wrap_openat64(int fd, const char *name, int flags, ...);
 int __wrap_openat64(int fd, const char *name, int flags, ...)
 {
+	const bool temporary = strstr(name, ".ioshape-tmp-") && flags & O_CREAT;
 	mode_t mode;
 
 	TAKE(flags, mode_t, mode);
-	if (FAIL("openat64"))
+	if (FAIL(temporary ? "openat64 temporary" : "openat64"))
 		return -1;
-	if (atomic_load(&active) && strstr(name, ".ioshape-tmp-") && flags & O_CREAT) {
+	if (atomic_load(&active) && temporary) {
 		record->temporary_mode = mode;
 		record->temporary_flags = flags;
 	}
