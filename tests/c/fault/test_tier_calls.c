@@ -190,18 +190,20 @@ static uint32_t version_of_open_folder(int fd)
 static uint32_t version_of_folder(const char *folder)
 {
 	struct stat then, now;
-	uint32_t version;
+	bool replaced = true;
+	uint32_t version = 0;
 	int fd;
 
-	do {
+	/* A folder that is replaced meanwhile may be removed in part, or whole. */
+	while (replaced) {
 		fd = open(folder, O_RDONLY | O_DIRECTORY);
 		if (fd < 0)
 			return 0;
 		ck_assert_int_eq(fstat(fd, &then), 0);
 		version = version_of_open_folder(fd);
-		close(fd);
-		/* A folder that was replaced meanwhile may be half removed: look again. */
-	} while (version == UINT32_MAX && (stat(folder, &now) || now.st_ino != then.st_ino));
+		replaced = stat(folder, &now) || now.st_ino != then.st_ino;
+		close(fd); /* not before, or its inode could be the new folder's */
+	}
 	return version;
 }
 
