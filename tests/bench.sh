@@ -24,14 +24,11 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          spinning disks and flash, as striped as large ones or telling nothing of it, while a
          neighbour reads small files. Their time runs slower than the clock: --rounds beyond 3,
          --size and --dir have no say in it. Takes root (about 13 minutes; 5 with --on)
-  tenants two jobs that save at the same time, without slots and with them, while neighbours read and
-         create small files: on CephFS that runs on this host with slow targets, or see --on (default
-         size: 512M for both jobs). Rounds beyond 3 have no say in it. Takes root (about 6 minutes)
   realfs saves, and loads by clients with an empty cache, against torch.save and torch.load, on small real
          clusters of CephFS and GlusterFS that run on this host (default size: 512M). Takes root
          (about 5 minutes)
-  ablation  each contested mechanism left out alone: what saves, loads and storms take without it, on models of
-         storage and on real clusters. Takes root (default size: 512M; about 50 minutes)
+  ablation  each contested mechanism left out alone: what saves, loads and storms take without it, on the disk and
+         on models of storage. Takes root (default size: 512M; about 30 minutes)
   tier   saves on the disk of the node that are drained to a filesystem of spinning disks, which is
          simulated: against fio there, saves to it, torch.save and cp; what neighbours of the drains of 32
          nodes feel; loads from either. Takes root
@@ -61,10 +58,10 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   --rounds N     how often everything is measured in turn (default: 7)
   --dir DIR      measure the filesystem of this directory (default: build/bench); a folder is made
                  in it and removed at the end
-  --on WHAT      for storm, tenants and preload: on a small real cluster on this host, with four storage targets
+  --on WHAT      for storm and preload: on a small real cluster on this host, with four storage targets
                  of 60 MB/s and 8 ms for each request, NFS with one: cephfs, glusterfs, moosefs, or
                  what a kernel's client mounts: ceph, nfs3, nfs4.1 or nfs4.2. For ablation: one of its
-                 scenes alone, such as save or storm_hdd
+                 scenes alone, such as load_cold or storm_hdd1
 
 Settings of the library (IOSHAPE_ENGINE and so on) are taken from the environment. On a quiet
 machine the large runs are done in about 5 minutes. The exit status tells whether they could be done,

@@ -38,7 +38,6 @@ from . import (
     simulate,
     slots,
     storm,
-    tenants,
     tier,
     torch_figures,
 )
@@ -77,19 +76,13 @@ BENCHMARKS = {
     "fs": Benchmark(fs.measure, size=2 << 30, copies_in_memory=1, copies_on_disk=1),
     # Ranks hold tensors, staging and shared memory. The files in stripefs are in memory, too.
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
-    # Tensors, staging memory for runs with and without slots, and the caches of servers.
-    "tenants": Benchmark(
-        tenants.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=4, needs=CLUSTER_NEEDS
-    ),
     # Tensors, a copy of them and the caches of clients and servers. On disk: three files and their
     # copies.
     "realfs": Benchmark(
         realfs.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=8, needs=CLUSTER_NEEDS
     ),
-    # The benchmark combines the needs of storm with those of clusters.
-    "ablation": Benchmark(
-        ablation.measure, size=512 << 20, copies_in_memory=12, copies_on_disk=8, needs=CLUSTER_NEEDS
-    ),
+    # As for storm, and tensors of one process on the disk.
+    "ablation": Benchmark(ablation.measure, size=512 << 20, copies_in_memory=12, copies_on_disk=8),
     # Ranks hold and copy tensors; the files in stripefs are in memory, too. On disk: a build.
     "preload": Benchmark(
         preload.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=1, needs=("test",)
@@ -98,7 +91,7 @@ BENCHMARKS = {
     "examine": Benchmark(examine.measure, size=2 << 30, needs=("test",)),
     # Tensors and the page cache. The files in stripefs are in memory, and smaller.
     "tier": Benchmark(tier.measure),
-    # Four ranks hold tensors and staging memory. strace traces some of them.
+    # Four ranks hold tensors and staging memory.
     "frameworks": Benchmark(frameworks.measure, size=2 << 30, copies_in_memory=3, needs=("test",)),
     # Tensors on their way to the GPU, and the page cache.
     "gpu": Benchmark(gpu.measure),
@@ -118,7 +111,6 @@ BENCHMARKS = {
 CLUSTERS = (*PROGRAMS, *IN_MACHINE)
 PLACES = {
     "storm": CLUSTERS,
-    "tenants": CLUSTERS,
     "preload": CLUSTERS,
     "ablation": tuple(ablation.SCENES),
 }
@@ -147,7 +139,7 @@ def parse_arguments() -> argparse.Namespace:
     if given.rounds < 1:
         parser.error("--rounds is at least 1")
     if given.on and any(given.on not in PLACES.get(name, ()) for name in given.names):
-        parser.error("--on names a cluster for storm, tenants and preload, or a scene for ablation")
+        parser.error("--on names a cluster for storm and preload, or a scene for ablation")
     return given
 
 

@@ -13,15 +13,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-from clusters import running
 from mounts import client_of
-from sizes import lines_of_code
 from striped import striped
 from tree import PYTHONPATH, ROOT
 
@@ -52,8 +50,6 @@ class Switch:
 @dataclass(frozen=True)
 class Mechanism:
     name: str
-    #: files that would be deleted with it; code in other files is not counted
-    files: tuple[str, ...]
     #: replacements that are compared with the mechanism, by their names
     instead: Mapping[str, Switch]
     scenes: tuple[str, ...]
@@ -72,57 +68,43 @@ small.save = lambda *_what, **_how: False
 MECHANISMS = (
     Mechanism(
         "boosts by what waiting costs",
-        ("libioshape/slots/identity.c",),
         {"fair shares": without("boosts")},
         ("three_jobs",),
     ),
     Mechanism(
         "small files pass the queue",
-        (),
         {"they wait": Switch(operator=("--small", "1"))},
         ("small_beside_large",),
     ),
     Mechanism(
         "places on targets",
-        (),
         {"anywhere": without("target groups")},
         ("storm_hdd1",),
     ),
     Mechanism(
         "lent memory",
-        ("libioshape/io/lend.c",),
         {"a copy": without("borrowing")},
         ("node",),
     ),
     Mechanism(
         "huge pages for new memory",
-        (),
         {"MADV_HUGEPAGE alone": without("collapsing"), "nothing": without("fresh")},
         ("load_small_tensors", "load_large_tensors"),
     ),
     Mechanism(
         "store in memory",
-        (),
         {"files in /dev/shm": Switch({"IOSHAPE_TEST_STORE": "files"})},
         ("meeting",),
     ),
     Mechanism(
         "reading ahead while objects are made",
-        (),
         {"when asked": without("prefetching")},
         ("load_cold",),
     ),
     Mechanism(
         "small files synced together",
-        ("bindings/ioshape/_save/small.py", "bindings/ioshape/_save/together.py"),
         {"each by itself": Switch(prelude=EACH_BY_ITSELF)},
         ("small_files",),
-    ),
-    Mechanism(
-        "check for unchanged bytes",
-        ("libioshape/save/unchanged.c",),
-        {"none": Switch({"IOSHAPE_UNCHANGED": "ignore"})},
-        ("save",),
     ),
 )
 
@@ -172,11 +154,6 @@ def alone(setting: Setting, switch: Switch, **given: object) -> Times:
 
 
 @contextmanager
-def saves(setting: Setting) -> Iterator[Measure]:
-    yield partial(alone, setting, what="save", n_bytes=setting.size)
-
-
-@contextmanager
 def loads(setting: Setting, *, each: int, is_cached: bool) -> Iterator[Measure]:
     alone(setting, Switch(), what="prepare", n_bytes=setting.size, each=each)
     yield partial(alone, setting, what="load", is_cached=is_cached)
@@ -206,9 +183,12 @@ def times_of(found: storm.Found) -> Times:
 
 
 @contextmanager
-def storms(setting: Setting, *, part: storm.Part) -> Iterator[Measure]:
+def storms(setting: Setting) -> Iterator[Measure]:
     """Run a storm on modelled storage. Each measurement has a mount of its own."""
     del setting
+    part = replace(
+        storm.PARTS["hdd1"], ways=(storm.OURS,), ranks=16, n_bytes=16 * MIB, nodes=4, rounds=2
+    )
 
     def measure(switch: Switch) -> Times:
         with (
@@ -219,21 +199,6 @@ def storms(setting: Setting, *, part: storm.Part) -> Iterator[Measure]:
             return times_of(storm.run_mounted(mount, variables, part))
 
     yield measure
-
-
-@contextmanager
-def storms_on(setting: Setting, *, kind: str) -> Iterator[Measure]:
-    part = replace(storm.CLUSTER, ways=(storm.OURS,), n_bytes=8 * MIB, rounds=1)
-    with ExitStack() as stack:
-        setting.say(f"  starting {kind}")
-        cluster = stack.enter_context(running(kind, **storm.TARGETS))
-        mounts = storm.mounts_of(cluster, part, stack)
-
-        def measure(switch: Switch) -> Times:
-            with variables_of(switch) as variables:
-                return times_of(storm.run_on(mounts, variables, part))
-
-        yield measure
 
 
 @contextmanager
@@ -290,32 +255,15 @@ def operate(
     run("-m", "ioshape", "slots", "set", pool, *words)
 
 
-def smaller(name: str, rounds: int = 2) -> storm.Part:
-    part = storm.PARTS[name]
-    return replace(
-        part,
-        ways=(storm.OURS,),
-        ranks=16,
-        n_bytes=16 * MIB,
-        nodes=min(part.nodes, 4),
-        rounds=rounds,
-    )
-
-
 #: The scenes by name.
 SCENES: dict[str, Callable[[Setting], contextlib.AbstractContextManager[Measure]]] = {
-    "save": saves,
     "load_small_tensors": partial(loads, each=MIB // 2, is_cached=True),
     "load_large_tensors": partial(loads, each=64 * MIB, is_cached=True),
     "load_cold": partial(loads, each=MIB // 2, is_cached=False),
     "small_files": small_files,
     "node": partial(ranks_of_a_node, ranks=4, n_bytes=128 * MIB),
     "meeting": partial(ranks_of_a_node, parent=Path("/dev/shm"), ranks=8, n_bytes=64 << 10),
-    "storm_hdd": partial(storms, part=smaller("hdd")),
-    "storm_hdd1": partial(storms, part=smaller("hdd1")),
-    "storm_blind_hdd": partial(storms, part=smaller("blind_hdd")),
-    "storm_cephfs": partial(storms_on, kind="cephfs"),
-    "storm_glusterfs": partial(storms_on, kind="glusterfs"),
+    "storm_hdd1": storms,
     "three_jobs": partial(jobs, what="three_jobs"),
     "small_beside_large": partial(jobs, what="small_beside_large"),
 }
@@ -389,12 +337,6 @@ def build() -> None:
     )
 
 
-def code_of(mechanism: Mechanism) -> int:
-    return sum(
-        lines_of_code(name, (ROOT / name).read_text(encoding="utf-8")) for name in mechanism.files
-    )
-
-
 def row(worth: Worth) -> str:
     return (
         f"| {worth.instead} | {worth.scene}, {worth.felt} | {worth.with_s:.3g} | "
@@ -404,11 +346,10 @@ def row(worth: Worth) -> str:
 
 def table(found: Sequence[Worth]) -> Iterator[str]:
     """Yield the lines of the table for docs/performance.md."""
-    yield "| mechanism (lines of code) | instead | felt | with, s | without, s | ratio |"
+    yield "| mechanism | instead | felt | with, s | without, s | ratio |"
     yield "|---|---|---|---|---|---|"
     for mechanism in MECHANISMS:
-        lines = code_of(mechanism) if mechanism.files else 0
-        label = f"{mechanism.name} ({lines or 'parts of files'})"
+        label = mechanism.name
         for worth in found:
             if worth.mechanism == mechanism.name:
                 yield f"| {label} {row(worth)}"
@@ -455,7 +396,6 @@ def measure(setting: Setting) -> Outcome:
     found = measure_scenes(setting, names)
     outcome.facts["worth"] = [asdict(one) for one in found]
     measured = {one.mechanism for one in found}
-    outcome.figures.append(Figure("ablation_rows", len(measured), ">=", 12, "mechanisms"))
     outcome.figures += [
         worth_of([one for one in found if one.mechanism == mechanism.name])
         for mechanism in MECHANISMS

@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from ioshape._cli import bench_members
@@ -20,7 +20,6 @@ from ioshape._cli.bench_crowd import Crowd, Member, now_ns, slow_down
 
 MIB = 1 << 20
 TIMEOUT_S = 600.0
-SAVES = 3
 #: Delay in nanoseconds of the model's clock, in which all processes receive the order to begin.
 LEAD_NS = 100_000_000
 
@@ -33,27 +32,6 @@ def state_of(n_bytes: int, each: int) -> dict[str, Any]:
     import torch  # noqa: PLC0415
 
     return {f"weight{number}": torch.rand(each // 4) for number in range(max(n_bytes // each, 1))}
-
-
-def save(path: str, n_bytes: int) -> Times:
-    """Time the first save to a mount, which the process knows nothing of, and later saves."""
-    import ioshape  # noqa: PLC0415
-
-    state = state_of(n_bytes, 64 * MIB)
-    took = []
-    for number in range(1 + SAVES):
-        state["weight0"][0] = number
-        begin = time.perf_counter()
-        ioshape.save(state, path)
-        took.append(time.perf_counter() - begin)
-    handle = ioshape.save_async(state, path)
-    handle.wait()
-    state["weight0"][0] = -1
-    begin = time.perf_counter()
-    handle = ioshape.save_async(state, path)
-    stall = time.perf_counter() - begin
-    handle.wait()
-    return {"first save": took[0], "save": median(took[1:]), "stall": stall}
 
 
 def prepare(path: str, n_bytes: int, each: int) -> Times:
@@ -149,7 +127,7 @@ def small_beside_large(folder: str, slow: float) -> Times:
     }
 
 
-MEASURED = {one.__name__: one for one in (save, prepare, load, three_jobs, small_beside_large)}
+MEASURED = {one.__name__: one for one in (prepare, load, three_jobs, small_beside_large)}
 
 
 def main(text: str) -> None:

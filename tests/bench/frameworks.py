@@ -6,12 +6,9 @@ from importlib import metadata
 
 from . import (
     frameworks_dcp,
-    frameworks_files,
     frameworks_safetensors,
     frameworks_small,
     frameworks_stall,
-    frameworks_upstream,
-    frameworks_witness,
 )
 from .setting import Outcome, Setting
 
@@ -20,11 +17,8 @@ from .setting import Outcome, Setting
 PARTS = (
     frameworks_small.measure,
     frameworks_dcp.measure,
-    frameworks_files.measure,
     frameworks_safetensors.measure,
     frameworks_stall.measure,
-    frameworks_witness.measure,
-    frameworks_upstream.measure,
 )
 
 # The results name the versions of those that are installed.

@@ -30,7 +30,7 @@ class Setting:
     folder: Path  # empty folder of this benchmark on the measured filesystem
     size: int  # bytes of tensors in the large runs
     rounds: int
-    on: str = ""  # kind of cluster for storm, tenants and preload; "": modelled storage, and CephFS
+    on: str = ""  # kind of cluster for storm and preload; "": modelled storage
 
     def settle(self) -> None:
         """Remove all files and wait until the storage has finished earlier work."""

@@ -178,8 +178,6 @@ class Part:
     ways: tuple[str, ...] = (THEIRS, OURS)
     ranks: int = 32
     n_bytes: int = 32 * MIB
-    #: number of jobs that save at the same time; each has `ranks` ranks
-    tenants: int = 1
     #: number of nodes; each has its own mount, and the neighbours have another one
     nodes: int = 8
     #: number of rounds at most; 0: count metadata operations and measure no time
@@ -329,7 +327,6 @@ def run_on(
             "n_bytes": part.n_bytes,
             "ways": part.ways,
             "rounds": part.rounds,
-            "tenants": part.tenants,
             "nodes": part.nodes,
             "slow": part.parameters["slow"],
         },

@@ -3,7 +3,7 @@
 
 from statistics import fmean
 
-from ioshape._cli.bench import WAYS, Verdict, filesystem, who_saves
+from ioshape._cli.bench import WAYS, filesystem, who_saves
 from ioshape._cli.bench_measure import Neighbours, Plan, Ratios, Round, Storm, Summary
 from ioshape._cli.bench_members import Saved
 from ioshape._cli.output import human_seconds
@@ -16,7 +16,7 @@ def timeline_of(storm: Storm) -> Timeline:
     plan = storm.plan
     alone = Neighbours.of(storm.alone).reads
     return Timeline(
-        Verdict.of(storm).sentence if plan.tenants > 1 else _title(storm),
+        _title(storm),
         [_panel(plan, way, summary) for way, summary in storm.summaries.items()],
         f"{who_saves(plan.tenants, plan.ranks, plan.n_bytes)}, at the same moment, to "
         f"{filesystem(storm)}",

@@ -107,7 +107,7 @@ def run_on_disks(setting: Setting, what: str, part: storm.Part, rounds: int) -> 
         process = [sys.executable, "-m", f"{__package__}.tier_process", what, json.dumps(given)]
         done = subprocess.run(
             [*client_of(mount.backing), *process],
-            env=variables | {"IOSHAPE_UNCHANGED": "ignore"},
+            env=variables | {"IOSHAPE_EXAMINE": "off"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
