@@ -795,59 +795,6 @@ TEST(tcase, two_opens_of_a_pool_stand_apart)
 	slots_local.close(second);
 }
 
-TEST(tcase, pools_have_nothing_to_do_with_each_other)
-{
-	void *one = open_pool("p", 1, 15000), *two = open_pool("lustre:/a b/c", 1, 15000);
-
-	ck_assert_int_eq(ask(one, "a-1", 1), 0);
-	ck_assert_int_eq(ask(two, "a-1", 1), 0);
-	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	slots_local.close(one);
-	ck_assert_int_eq(look(two, "a-1"), 0);
-	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	slots_local.close(two);
-}
-
-static void *thread_turns(void *pool)
-{
-	static atomic_uint threads;
-	const unsigned thread = atomic_fetch_add(&threads, 1);
-	uintptr_t held = 0;
-
-	for (int i = 0; i < 200; i++) {
-		struct slots_request request = { .weight = 1 };
-		struct slots_answer given;
-		struct base_error why = { 0 };
-
-		snprintf(request.id, sizeof(request.id), "t%u-%d", thread, i);
-		REQUIRE(!slots_local.acquire(pool, &request, &given, &why));
-		held += given.state == SLOTS_HOLDING;
-		REQUIRE(!slots_local.release(pool, request.id, 0, &why));
-	}
-	return (void *)held;
-}
-
-TEST(tcase, threads_share_a_pool)
-{
-	void *pools[2] = { open_pool("p", 2, 15000), open_pool("p", 2, 15000) };
-	pthread_t threads[8];
-	uintptr_t sum = 0;
-	void *held;
-
-	for (int i = 0; i < 8; i++)
-		ck_assert_int_eq(base_start_thread(&threads[i], thread_turns, pools[i % 2]), 0);
-	for (int i = 0; i < 8; i++) {
-		pthread_join(threads[i], &held);
-		sum += (uintptr_t)held;
-	}
-	ck_assert_uint_gt(sum, 0); /* how many depends on when the kernel runs which thread */
-	ck_assert_int_eq(ask(pools[0], "last", 2), 0);
-	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	slots_local.close(pools[0]);
-	slots_local.close(pools[1]);
-	ck_assert_uint_eq(entries(), 0);
-}
-
 TEST(tcase, a_long_queue_is_kept_as_well)
 {
 	/* Longer than this test takes under a sanitizer on a busy machine. */

@@ -68,30 +68,6 @@ static void release(const char *id)
 	ck_assert_int_eq(give_back(pool_of(id), id), 0);
 }
 
-TEST(tests, slots_are_granted_in_the_order_of_requests)
-{
-	static const char *const ids[] = { "a-0", "a-1", "a-2", "a-3", "a-4" };
-
-	for (unsigned i = 0; i < 5; i++) {
-		ck_assert_int_eq(request_slot(ids[i]), i < 2 ? SLOTS_HOLDING : SLOTS_WAITING);
-		ck_assert_uint_eq(answer.capacity, 2);
-		ck_assert_uint_eq(answer.position, i < 2 ? 0 : i - 2);
-	}
-	ck_assert_str_eq(answer.ahead, "job job, rank 0 on here");
-	release("a-1");
-	/* Requests behind look first, and leave the slot to the first one. */
-	ck_assert_int_eq(state_of("a-4"), SLOTS_WAITING);
-	ck_assert_int_eq(state_of("a-3"), SLOTS_WAITING);
-	ck_assert_int_eq(state_of("a-2"), SLOTS_HOLDING);
-	ck_assert_int_eq(state_of("a-3"), SLOTS_WAITING);
-	ck_assert_uint_eq(answer.position, 0);
-	release("a-0");
-	release("a-2");
-	ck_assert_int_eq(state_of("a-4"), SLOTS_WAITING);
-	ck_assert_int_eq(state_of("a-3"), SLOTS_HOLDING);
-	ck_assert_int_eq(state_of("a-4"), SLOTS_HOLDING);
-}
-
 TEST(tests, a_request_that_comes_while_a_waiter_is_about_to_look_does_not_overtake_it)
 {
 	for (unsigned i = 0; i < 2; i++)
@@ -103,63 +79,6 @@ TEST(tests, a_request_that_comes_while_a_waiter_is_about_to_look_does_not_overta
 	ck_assert_int_eq(request_slot("a-3"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("a-2"), SLOTS_HOLDING);
 	ck_assert_int_eq(state_of("a-3"), SLOTS_HOLDING);
-}
-
-TEST(tests, a_deadline_goes_first_and_one_has_a_slot_in_advance)
-{
-	request_slot("a-0");
-	request_slot("a-1");
-	ck_assert_int_eq(request_slot("a-2"), SLOTS_WAITING);
-	request.urgent = true;
-	ck_assert_int_eq(request_slot("u-3"), SLOTS_HOLDING);
-	ck_assert_uint_eq(answer.weight, 1);
-	ck_assert_int_eq(request_slot("u-4"), SLOTS_WAITING);
-	ck_assert_uint_eq(answer.position, 0);
-	ck_assert_int_eq(request_slot("u-5"), SLOTS_WAITING);
-	ck_assert_int_eq(state_of("a-2"), SLOTS_WAITING);
-	ck_assert_uint_eq(answer.position, 2);
-	/* A slot that becomes free is granted to these, in their order. */
-	release("a-0");
-	ck_assert_int_eq(state_of("a-2"), SLOTS_WAITING);
-	ck_assert_int_eq(state_of("u-5"), SLOTS_WAITING);
-	ck_assert_int_eq(state_of("u-4"), SLOTS_HOLDING);
-	release("u-3");
-	ck_assert_int_eq(state_of("a-2"), SLOTS_WAITING);
-	ck_assert_int_eq(state_of("u-5"), SLOTS_HOLDING);
-	/* Two slots are in use, one of them in advance. */
-	release("u-4");
-	ck_assert_int_eq(state_of("a-2"), SLOTS_WAITING);
-	release("u-5");
-	ck_assert_int_eq(state_of("a-2"), SLOTS_HOLDING);
-}
-
-TEST(tests, a_heavy_request_is_not_overtaken)
-{
-	request_slot("a-0");
-	request.weight = 2;
-	ck_assert_int_eq(request_slot("h-1"), SLOTS_WAITING);
-	request.weight = 1;
-	ck_assert_int_eq(request_slot("a-2"), SLOTS_WAITING);
-	release("a-0");
-	ck_assert_int_eq(state_of("a-2"), SLOTS_WAITING);
-	ck_assert_int_eq(state_of("h-1"), SLOTS_HOLDING);
-	ck_assert_uint_eq(answer.weight, 2);
-	ck_assert_int_eq(state_of("a-2"), SLOTS_WAITING);
-	release("h-1");
-	ck_assert_int_eq(state_of("a-2"), SLOTS_HOLDING);
-}
-
-TEST(tests, a_request_above_the_capacity_writes_alone)
-{
-	request_slot("a-0");
-	request.weight = 50;
-	ck_assert_int_eq(request_slot("h-1"), SLOTS_WAITING);
-	release("a-0");
-	ck_assert_int_eq(state_of("h-1"), SLOTS_HOLDING);
-	request.weight = 1;
-	ck_assert_int_eq(request_slot("a-2"), SLOTS_WAITING);
-	release("h-1");
-	ck_assert_int_eq(state_of("a-2"), SLOTS_HOLDING);
 }
 
 TEST(tests, small_requests_pass_the_queue_one_at_a_time_in_their_order)

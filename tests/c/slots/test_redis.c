@@ -45,45 +45,6 @@ static struct test_case tests_case = {
 	.name = "redis", .start = start, .stop = stop, .setup = empty, .teardown = leave
 };
 
-TEST(tests_case, the_first_holds_and_the_second_waits_and_knows_for_whom)
-{
-	void *first = redis_case_open(address, "1"), *second = redis_case_open(address, "2");
-	struct slots_answer answer;
-
-	answer = redis_case_acquire(first, "1-1");
-	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	ck_assert_uint_eq(answer.weight, 1);
-	ck_assert_uint_eq(answer.capacity, 1);
-	ck_assert_uint_eq(answer.beat_ms, LEASE_MS / 3);
-	ck_assert_uint_gt(answer.fence, 1000000000000ull); /* at least milliseconds since 1970 */
-	ck_assert_uint_gt(answer.epoch, 1000000000000ull);
-	answer = redis_case_acquire(second, "2-1");
-	ck_assert_int_eq(answer.state, SLOTS_WAITING);
-	ck_assert_uint_eq(answer.position, 0);
-	ck_assert_str_eq(answer.ahead, "job job, rank 0 on n01");
-	redis_case_release(first, "1-1");
-	redis_case_be_woken(second);
-	answer = redis_case_beat(second, "2-1", &answer);
-	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	slots_redis.close(first);
-	slots_redis.close(second);
-}
-
-TEST(tests_case, a_request_made_twice_is_counted_once)
-{
-	void *pool = redis_case_open(address, "1");
-	struct slots_answer once = redis_case_acquire(pool, "1-1");
-	struct slots_answer twice = redis_case_acquire(pool, "1-1");
-
-	ck_assert_int_eq(twice.state, SLOTS_HOLDING);
-	ck_assert_uint_eq(once.fence, twice.fence);
-	redis_case_release(pool, "1-1");
-	redis_case_release(pool, "1-1");
-	redis_case_release(pool, "never was");
-	ck_assert_uint_gt(redis_case_acquire(pool, "1-2").fence, once.fence);
-	slots_redis.close(pool);
-}
-
 TEST(tests_case, a_size_beyond_all_measure_takes_a_slot)
 {
 	struct slots_request request = redis_case_request("1-1");
@@ -190,16 +151,6 @@ TEST(tests_case, all_slots_of_a_process_are_kept_when_the_data_is_lost)
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
-
-TEST(tests_case, waiting_ends_with_its_time)
-{
-	void *pool = redis_case_open(address, "1");
-
-	redis_case_acquire(pool, "1-1");
-	redis_case_wait(pool, 0);
-	ck_assert_uint_ge(redis_case_wait(pool, 300), 295);
-	slots_redis.close(pool);
-}
 
 static void *interrupt_soon(void *pool)
 {

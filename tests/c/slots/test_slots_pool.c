@@ -222,36 +222,6 @@ TEST(waiting_case, a_request_that_holds_training_up_says_so)
 	ck_assert_int_eq(script_counts().boost_ms, -SLOTS_MOST_BOOST_MS);
 }
 
-TEST(waiting_case, giving_up_waiting_leaves_the_queue)
-{
-	struct heard_places heard = { .answer = 1 };
-	const struct slots_wanted wanted = { .weight = 1,
-					     .waiting = hear_place,
-					     .waiting_user = &heard };
-	struct base_error error = { 0 };
-	struct slots_slot *slot;
-
-	script.acquired = script.beaten = SLOTS_WAITING;
-	script_change(&script);
-	ck_assert_int_eq(slots_acquire(pool, &wanted, &slot, &error), -ECANCELED);
-	ck_assert_ptr_null(slot);
-	ck_assert_uint_eq(script_counts().releases, 1);
-}
-
-TEST(waiting_case, waiting_ends_with_the_time_out)
-{
-	const struct slots_wanted wanted = { .weight = 1, .timeout_ms = 150 };
-	struct base_error error = { 0 };
-	uint64_t begin = base_now_ns();
-	struct slots_slot *slot;
-
-	script.acquired = script.beaten = SLOTS_WAITING;
-	script_change(&script);
-	ck_assert_int_eq(slots_acquire(pool, &wanted, &slot, &error), -ETIMEDOUT);
-	ck_assert(base_seconds(base_now_ns() - begin) >= 0.15);
-	ck_assert_uint_eq(script_counts().releases, 1);
-}
-
 /*
  * Returns a request with a deadline in so many milliseconds, whatever the time that writing takes.
  */
@@ -291,18 +261,6 @@ TEST(waiting_case, as_much_time_is_left_as_the_latest_writes_took)
 	ck_assert_str_eq(info_of(slot).coordinator, "deadline");
 	/* Half of the time until the deadline would be 0.2 s. */
 	ck_assert_double_lt(info_of(slot).waited_s, 0.2);
-	slots_release(slot);
-}
-
-TEST(waiting_case, a_deadline_that_is_over_waits_for_nothing)
-{
-	const struct slots_wanted wanted = wanted_in(-1);
-	struct slots_slot *slot;
-
-	script.acquired = script.beaten = SLOTS_WAITING;
-	script_change(&script);
-	slot = take(&wanted);
-	ck_assert_str_eq(info_of(slot).coordinator, "deadline");
 	slots_release(slot);
 }
 
@@ -497,20 +455,6 @@ TEST(unreachable_case, a_coordinator_that_is_being_restarted_is_waited_for)
 	slot = take_until(NULL, &answer_again);
 	ck_assert_str_eq(info_of(slot).coordinator, "test");
 	slots_release(slot);
-}
-
-TEST(unreachable_case, the_policy_fail_fails)
-{
-	struct base_error error = { 0 };
-	const struct slots_wanted wanted = { .weight = 1 };
-	struct slots_slot *slot;
-
-	slots_pool_close(pool);
-	policy.unreachable = IOSHAPE_UNREACHABLE_FAIL;
-	open_pool();
-	script.unreachable = true;
-	script_change(&script);
-	ck_assert_int_eq(slots_acquire(pool, &wanted, &slot, &error), IOSHAPE_E_COORDINATOR);
 }
 
 TEST(unreachable_case, the_policy_wait_waits_as_long_as_it_takes)
