@@ -185,38 +185,6 @@ TEST(commit, directories_above_are_made_as_mkdir_p_does)
 	group_attempt_abandon(&attempt);
 }
 
-TEST(commit, an_abandoned_attempt_leaves_nothing)
-{
-	unsigned before = scratch_descriptors();
-	struct group_attempt attempt = GROUP_NO_ATTEMPT;
-
-	group_attempt_abandon(&attempt);
-	ck_assert_int_eq(checkpoint_begin(&attempt, STEP, CHECKPOINT_JOB, "new", &error), 0);
-	group_attempt_abandon(&attempt);
-	group_attempt_abandon(&attempt);
-	ck_assert_uint_eq(scratch_entries("runs"), 0);
-	ck_assert_uint_eq(scratch_descriptors(), before);
-}
-
-TEST(commit, a_checkpoint_is_replaced)
-{
-	unsigned before = scratch_descriptors();
-
-	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
-	ck_assert_int_eq(checkpoint_save(STEP, "new", false, &error), 0);
-	ck_assert(checkpoint_is(PLACE, STEP, "new"));
-	ck_assert_uint_eq(scratch_entries("runs"), 1);
-	ck_assert_uint_eq(scratch_descriptors(), before);
-}
-
-TEST(commit, a_complete_one_is_not_replaced_if_that_is_not_wanted)
-{
-	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
-	ck_assert_int_eq(checkpoint_save(STEP, "new", true, &error), -EEXIST);
-	ck_assert(checkpoint_is(PLACE, STEP, "old one"));
-	ck_assert_uint_eq(scratch_entries("runs"), 1);
-}
-
 /*
  * Writes a checkpoint like that of a job on a machine with another clock. It did not know of the
  * attempt in progress, so its serial number may be any.

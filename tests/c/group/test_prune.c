@@ -83,16 +83,6 @@ TEST(pruning, what_is_not_kept_goes_oldest_first)
 	ck_assert_uint_eq(latest(), 8);
 }
 
-TEST(pruning, what_was_saved_last_stays_whatever_its_step)
-{
-	ck_assert_int_eq(checkpoint_save(1, "first", false, &error), 0);
-	ck_assert_int_eq(checkpoint_save(3, "given up", false, &error), 0);
-	ck_assert_int_eq(checkpoint_save(2, "went on", false, &error), 0);
-	ck_assert_str_eq(prune(2, 0, false).steps, "1 ");
-	ck_assert_str_eq(prune(1, 0, false).steps, "3 ");
-	ck_assert_uint_eq(latest(), 2);
-}
-
 /* Incomplete checkpoints do not count, and are not removed. */
 TEST(pruning, the_newest_complete_one_stays_whatever_is_newer)
 {

@@ -111,25 +111,6 @@ TEST(file_tests, paths_longer_than_the_kernel_takes_are_refused)
 	must_fail(path, -ENAMETOOLONG);
 }
 
-TEST(file_tests, two_writers_to_one_path_do_not_mix)
-{
-	struct file_write first = file_write_defaults(), second = file_write_defaults();
-	static char one[200 * 1024], two[300 * 1024];
-
-	memset(one, '1', sizeof(one));
-	memset(two, '2', sizeof(two));
-	ck_assert_int_eq(file_write_open(&first, "file"), 0);
-	ck_assert_int_eq(file_write_open(&second, "file"), 0);
-	ck_assert_int_eq(io_writer_put(first.writer, one, sizeof(one), NULL, NULL), 0);
-	ck_assert_int_eq(io_writer_put(second.writer, two, sizeof(two), NULL, NULL), 0);
-	ck_assert_int_eq(file_write_end(&second), 0);
-	ck_assert(scratch_same("file", two, sizeof(two)));
-	ck_assert_int_eq(file_write_end(&first), 0);
-	ck_assert(scratch_same("file", one, sizeof(one)));
-	file_write_close(&first);
-	file_write_close(&second);
-}
-
 /* ---- Permissions ----------------------------------------------------------------------------- */
 
 static struct test_case rights = { .name = "rights",
@@ -469,27 +450,6 @@ TEST(replace_tests, the_space_of_a_large_replaced_file_is_given_back)
 		ck_assert(!is_held(old));
 		ck_assert(!await_releases());
 	}
-}
-
-TEST(replace_tests, what_must_not_be_replaced_is_not)
-{
-	struct file_write write = file_write_defaults();
-
-	scratch_write("file", OLD);
-	write.options.no_replace = true;
-	ck_assert_int_eq(file_write_all(&write, "file", NEW), -EEXIST);
-	ck_assert(scratch_same("file", OLD));
-	ck_assert_uint_eq(scratch_entries("."), 1);
-}
-
-TEST(replace_tests, what_is_not_there_need_not_be_replaced)
-{
-	struct file_write write = file_write_defaults();
-
-	write.options.no_replace = true;
-	ck_assert_int_eq(file_write_all(&write, "file", NEW), 0);
-	ck_assert(scratch_same("file", NEW));
-	ck_assert_uint_eq(scratch_entries("."), 1);
 }
 
 TEST(replace_tests, a_name_taken_meanwhile_is_not_replaced)

@@ -269,15 +269,6 @@ LOOP_TEST(lengths_case, a_queue_serves_file_after_file, 0, ARRAY_LENGTH(engines)
 	io_queue_close(write.queue);
 }
 
-TEST(lengths_case, a_file_need_not_be_waited_for_on_stable_storage)
-{
-	struct file_write write = file_write_defaults();
-
-	write.options.no_sync = true;
-	write_and_compare(&write, 3 * BLOCK, 1);
-	ck_assert_double_eq(write.report.sync_s, 0);
-}
-
 /* ---- Required direct I/O --------------------------------------------------------------------- */
 
 static struct test_case direct_tests = { .name = "direct", .setup = setup, .teardown = teardown };
@@ -406,32 +397,6 @@ TEST(stop_tests, progress_is_told_phase_by_phase_and_block_by_block)
 	ck_assert_uint_eq(told.phases[IOSHAPE_PHASE_COMMIT], 1);
 	ck_assert_uint_eq(told.phases[IOSHAPE_PHASE_DONE], 1);
 	ck_assert_uint_eq(told.last_done, 10 * BLOCK + 5);
-}
-
-TEST(stop_tests, progress_can_stop_the_write_at_every_call_until_the_commit)
-{
-	static const size_t sizes[] = { 5, 10 * BLOCK + 5 };
-
-	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
-		for (unsigned nth = 1;; nth++) {
-			struct told told = { .stop_at = nth };
-			struct file_write write;
-			int ret;
-
-			scratch_write(scratch_path("file"), "old", 3);
-			ret = write_telling(&write, &told, sizes[i]);
-			if (told.calls < nth)
-				break;
-			if (told.last_phase >= IOSHAPE_PHASE_COMMIT) {
-				ck_assert_int_eq(ret, 0);
-				continue;
-			}
-			ck_assert_int_eq(ret, -ECANCELED);
-			ck_assert_uint_eq(told.calls, nth); /* the callback is not called again */
-			ck_assert(scratch_same(scratch_path("file"), "old", 3));
-			ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
-		}
-	}
 }
 
 TEST(stop_tests, another_thread_can_stop_the_write)
