@@ -125,35 +125,6 @@ static void flip_byte(uint64_t offset, uint8_t bits)
 
 static struct test_case reading = { .name = "reading", .setup = setup, .teardown = teardown };
 
-LOOP_TEST(reading, every_engine_reads_every_record, 0, 6)
-{
-	static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_BUFFERED,
-						       IOSHAPE_ENGINE_THREADS,
-						       IOSHAPE_ENGINE_AUTO };
-	struct format_range ranges[RECORDS];
-
-	write_file(_i < 3);
-	io_queue_close(test.queue);
-	test.queue = reader_case_queue(engines[_i % 3], MIB, 4);
-	ck_assert_int_eq(format_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_PREFER,
-					    &test.error),
-			 0);
-	ck_assert(test.reader.has_index == (_i < 3));
-	for (size_t i = 0; i < RECORDS; i++) {
-		ck_assert_uint_eq(test.reader.directory.entries[i].bytes, sizes[i]);
-		ranges[RECORDS - 1 - i] =
-			(struct format_range){ i, 0, sizes[i], calloc(1, sizes[i] + 1) };
-	}
-	/* Evicts the file, so that direct reads are used where they are possible. */
-	posix_fadvise(test.reader.input.fd, 0, 0, POSIX_FADV_DONTNEED);
-	ck_assert_msg(!read_ranges(ranges, RECORDS, true), "%s", test.error.text);
-	for (size_t i = 0; i < RECORDS; i++) {
-		ck_assert_mem_eq(ranges[i].into, test.data[ranges[i].record], ranges[i].bytes);
-		free(ranges[i].into);
-	}
-	format_reader_close(&test.reader);
-}
-
 /*
  * Reads random ranges: whole records, parts, overlapping, empty, and some that are only verified.
  */
@@ -261,81 +232,11 @@ LOOP_TEST(reading, running_out_of_memory_is_survived, 0, 2)
 	ck_assert_uint_gt(nth, 10);
 }
 
-struct heard {
-	uint64_t done, total;
-	unsigned calls, stop_at;
-};
-
-static int hear(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes)
-{
-	struct heard *heard = user;
-
-	ck_assert_int_eq(phase, IOSHAPE_PHASE_READ);
-	ck_assert_uint_ge(done_bytes, heard->done);
-	ck_assert_uint_le(done_bytes, total_bytes);
-	heard->done = done_bytes;
-	heard->total = total_bytes;
-	return ++heard->calls == heard->stop_at;
-}
-
-TEST(reading, progress_only_rises_and_can_stop_the_read)
-{
-	struct format_range ranges[RECORDS];
-	struct heard heard = { 0 };
-	uint64_t all = 0;
-
-	write_file(true);
-	open_reader();
-	for (size_t i = 0; i < RECORDS; i++) {
-		ranges[i] = (struct format_range){ i, 0, sizes[i], NULL };
-		all += sizes[i];
-	}
-	ck_assert_int_eq(format_reader_read(&test.reader, test.queue, NULL, ranges, RECORDS, true,
-					    hear, &heard, NULL),
-			 0);
-	ck_assert_uint_eq(heard.total, all);
-	ck_assert_uint_eq(heard.done, all);
-	heard = (struct heard){ .stop_at = 1 };
-	ck_assert_int_eq(format_reader_read(&test.reader, test.queue, NULL, ranges, RECORDS, true,
-					    hear, &heard, NULL),
-			 -ECANCELED);
-	format_reader_close(&test.reader);
-}
-
 /* ---- Damage
  * ------------------------------------------------------------------------------------------------
  */
 
 static struct test_case damage_case = { .name = "damage", .setup = setup, .teardown = teardown };
-
-TEST(damage_case, damage_is_found_and_located)
-{
-	const size_t record = 6; /* a little more than 3 MiB */
-	uint8_t *into = malloc(sizes[record]);
-	const struct format_range whole = { record, 0, sizes[record], into };
-	const struct format_range before = { record, 0, MIB, into };
-	const struct format_range after = { record, 2 * MIB, MIB + 77, into };
-	const struct format_range beside = { record, MIB + 100, 50, into };
-	uint64_t damage;
-
-	write_file(true);
-	open_reader();
-	damage = test.reader.directory.entries[record].data_offset + MIB + 1000;
-	flip_byte(damage, 1);
-	ck_assert_int_eq(read_ranges(&whole, 1, true), IOSHAPE_E_DAMAGED);
-	ck_assert_str_eq(test.error.record, "data/6");
-	ck_assert_uint_eq(test.error.offset, damage - 1000);
-	/* The whole block is refused; other blocks are readable. */
-	ck_assert_int_eq(read_ranges(&beside, 1, true), IOSHAPE_E_DAMAGED);
-	ck_assert_int_eq(read_ranges(&before, 1, true), 0);
-	ck_assert_mem_eq(into, test.data[record], MIB);
-	ck_assert_int_eq(read_ranges(&after, 1, true), 0);
-	ck_assert_mem_eq(into, test.data[record] + 2 * MIB, MIB + 77);
-	ck_assert_int_eq(read_ranges(&whole, 1, false), 0);
-	ck_assert_int_eq(memcmp(into, test.data[record], MIB), 0);
-	format_reader_close(&test.reader);
-	free(into);
-}
 
 /*
  * torch's files have one checksum for each record, which only a read of the whole record can
@@ -424,18 +325,6 @@ LOOP_TEST(damage_case, no_single_bit_flip_goes_unnoticed, 0, 2)
 	ck_assert_uint_gt(accepted, 0);
 	ck_assert_uint_lt(accepted, bytes * 8);
 	ck_assert(read_all_and_compare(0, 3));
-}
-
-TEST(damage_case, every_truncated_file_is_refused)
-{
-	size_t bytes;
-
-	write_indexed(3);
-	free(scratch_read(test.path, &bytes));
-	while (bytes--) {
-		ck_assert_int_eq(truncate(test.path, (off_t)bytes), 0);
-		ck_assert_int_eq(try_open(), IOSHAPE_E_DAMAGED);
-	}
 }
 
 /* ---- The index

@@ -46,33 +46,6 @@ static void expect_layout(const struct ioshape_tensor *tensor, uint64_t bytes,
 
 static struct test_case layout_case = { .name = "layout" };
 
-TEST(layout_case, every_permutation_of_a_dense_block_is_recognised)
-{
-	uint64_t seed = 1;
-
-	for (int round = 0; round < ROUNDS; round++) {
-		int64_t shape[6], strides[6], step = 1;
-		uint32_t dims = (uint32_t)test_random_below(&seed, 7), order[6];
-		struct ioshape_tensor tensor = tensor_of(dims, shape, strides);
-		uint64_t elements;
-
-		for (uint32_t i = 0; i < dims; i++) {
-			uint32_t other = (uint32_t)test_random_below(&seed, i + 1);
-
-			shape[i] = 1 + (int64_t)test_random_below(&seed, 4);
-			order[i] = order[other];
-			order[other] = i;
-		}
-		for (uint32_t i = 0; i < dims; i++) {
-			strides[order[i]] = step;
-			step *= shape[order[i]];
-		}
-		expect_layout(&tensor, (uint64_t)step * 4, strides);
-		ck_assert(format_strides_dense(dims, shape, strides, &elements));
-		ck_assert_uint_eq(elements, (uint64_t)step);
-	}
-}
-
 TEST(layout_case, dense_tensors_keep_their_strides)
 {
 	const struct {
@@ -105,25 +78,6 @@ TEST(layout_case, dense_tensors_keep_their_strides)
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
 		expect_layout(&cases[i].tensor, cases[i].bytes, cases[i].strides);
-}
-
-TEST(layout_case, gaps_and_overlaps_are_refused)
-{
-	const struct ioshape_tensor cases[] = {
-		/* Expanded; sliced; every second; overlapping; sliced and transposed. */
-		tensor_of(2, LIST(4, 5), LIST(0, 1)), tensor_of(2, LIST(4, 5), LIST(10, 1)),
-		tensor_of(1, LIST(7), LIST(2)),       tensor_of(2, LIST(4, 3), LIST(1, 1)),
-		tensor_of(2, LIST(4, 5), LIST(1, 8)),
-	};
-	int64_t saved[IOSHAPE_MAX_DIMS];
-	struct format_layout layout = { .strides = saved };
-
-	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
-		struct base_error error = { 0 };
-
-		ck_assert_int_eq(format_layout_tensor(&cases[i], &layout, &error), -EINVAL);
-		ck_assert(strstr(error.text, "save a contiguous copy"));
-	}
 }
 
 TEST(layout_case, what_the_layout_calls_dense_is_dense_for_the_reader)

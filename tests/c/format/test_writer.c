@@ -309,20 +309,6 @@ TEST(written_case, table_and_metadata_are_in_the_index)
 	free_writer(writer);
 }
 
-TEST(written_case, an_empty_container_is_a_container)
-{
-	struct format_writer *writer = new_writer();
-	struct format_directory directory;
-	struct format_index index;
-
-	ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), 0);
-	look_back(&directory, &index);
-	ck_assert_uint_eq(directory.count, 1);
-	format_index_free(&index);
-	format_directory_free(&directory);
-	free_writer(writer);
-}
-
 /* Sizes and offsets that need zip64 fields, known or not, followed by a small record. */
 TEST(written_case, records_may_pass_four_gigabytes)
 {
@@ -355,29 +341,6 @@ TEST(written_case, records_may_pass_four_gigabytes)
 		format_directory_free(&directory);
 		free_writer(writer);
 	}
-}
-
-TEST(written_case, a_hundred_thousand_records_are_no_trouble)
-{
-	struct format_writer *writer = new_writer();
-	struct format_directory directory;
-	struct format_index index;
-	uint64_t position;
-	char name[32];
-
-	for (int i = 0; i < 100000; i++) {
-		int length = snprintf(name, sizeof(name), "data/%d", i);
-
-		REQUIRE(!write_record(writer, name, name, (size_t)length, NULL));
-	}
-	ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), 0);
-	look_back(&directory, &index);
-	ck_assert_uint_eq(directory.count, 100001);
-	ck_assert(format_names_find(directory.names, "data/77777", 10, &position));
-	ck_assert_uint_eq(position, 77777);
-	format_index_free(&index);
-	format_directory_free(&directory);
-	free_writer(writer);
 }
 
 /* ---- Failures -------------------------------------------------------------------------------- */

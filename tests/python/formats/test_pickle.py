@@ -96,11 +96,25 @@ def test_each_dtype_alone_is_like_the_file_of_torch(tmp_path: Path, dtype: torch
     assert globals_in(tmp_path / "ours.pt") == globals_in(tmp_path / "torch.pt")
 
 
-def globals_in(path: Path) -> set[str]:
+def opcodes_in(path: Path) -> list[tuple[str, str]]:
+    """Return the opcodes of the pickle, with their arguments."""
     with zipfile.ZipFile(path) as archive:
         name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
         data = archive.read(name)
-    return {str(arg) for opcode, arg, _ in pickletools.genops(data) if opcode.name == "GLOBAL"}
+    return [(opcode.name, str(argument)) for opcode, argument, _ in pickletools.genops(data)]
+
+
+def globals_in(path: Path) -> set[str]:
+    return {argument for opcode, argument in opcodes_in(path) if opcode == "GLOBAL"}
+
+
+def test_each_global_is_named_once_and_a_thousand_items_are_set_at_a_time(tmp_path: Path) -> None:
+    """Check that neither look-ups nor the unpickler's stack grow with the number of tensors."""
+    save(tmp_path / "many.pt", {str(i): filled(list(DTYPES)[i % 22], 2) for i in range(2001)})
+    opcodes = opcodes_in(tmp_path / "many.pt")
+    named = [argument for opcode, argument in opcodes if opcode == "GLOBAL"]
+    assert len(named) == len(set(named))
+    assert [opcode for opcode, _ in opcodes].count("SETITEMS") == 3
 
 
 def test_nothing_in_the_pickle_is_unsafe(tmp_path: Path) -> None:
@@ -125,6 +139,7 @@ def test_dense_tensors_keep_their_strides(tmp_path: Path) -> None:
         "empty, transposed": torch.empty(0, 3).t(),
         "empty, many": torch.empty(3, 0, 4, 0, 5),
         "scalar": torch.tensor(3.5),
+        **{f"{n} rows": torch.empty(n, 0) for n in (255, 256, 65535, 65536, 2**31, 2**59)},
     }
     assert all(dense(tensor) or not tensor.numel() for tensor in tensors.values())
     save(tmp_path / "dense.pt", tensors)
