@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from striped import INSTANT, Mount, StripefsError, opened, striped, stripefs, unmount
+from striped import INSTANT, StripefsError, opened, striped, stripefs, unmount
 from stripefs_model import TOLERANCE, validate
 
 pytestmark = pytest.mark.usefixtures("_mounts_of_stripefs")
@@ -67,8 +67,8 @@ class Request(ctypes.Structure):
     )
 
 
-def write_at_once(data: mmap.mmap, *files: int, piece: int = 0) -> float:
-    """Write the data to each file by asynchronous requests in turn, and return the seconds.
+def write_at_once(data: mmap.mmap, file: int) -> float:
+    """Write the data by one asynchronous request, and return the seconds.
 
     A pwrite() would be split by the kernel into pieces that are sent one after another.
     """
@@ -77,28 +77,17 @@ def write_at_once(data: mmap.mmap, *files: int, piece: int = 0) -> float:
     write = 1
     context = ctypes.c_ulong(0)
     memory = (ctypes.c_char * len(data)).from_buffer(data)
-    piece = piece or len(data)
-    requests = [
-        Request(
-            opcode=write,
-            file=file,
-            buffer=ctypes.addressof(memory) + at,
-            bytes=piece,
-            offset=at,
-        )
-        for at in range(0, len(data), piece)
-        for file in files
-    ]
-    count = ctypes.c_long(len(requests))
-    events = (ctypes.c_int64 * 4 * len(requests))()
-    assert system(setup, count, ctypes.byref(context)) == 0
+    request = Request(
+        opcode=write, file=file, buffer=ctypes.addressof(memory), bytes=len(data), offset=0
+    )
+    one, event = ctypes.c_long(1), (ctypes.c_int64 * 4)()
+    assert system(setup, one, ctypes.byref(context)) == 0
     begin = time.monotonic()
-    for request in requests:
-        one = (ctypes.c_void_p * 1)(ctypes.addressof(request))
-        assert system(submit, context, ctypes.c_long(1), one) == 1
-    assert system(get_events, context, count, count, events, None) == len(requests)
+    requests = (ctypes.c_void_p * 1)(ctypes.addressof(request))
+    assert system(submit, context, one, requests) == 1
+    assert system(get_events, context, one, one, ctypes.byref(event), None) == 1
     took_s = time.monotonic() - begin
-    assert [event[2] for event in events] == [piece] * len(requests)
+    assert event[2] == len(data)
     system(destroy, context)
     del memory
     return took_s
@@ -132,95 +121,7 @@ def timed(run: Callable[[], object]) -> float:
     return time.monotonic() - begin
 
 
-def seeks(mount: Mount) -> int:
-    return sum(target["seeks"] for target in mount.statistics()["targets"])
-
-
 # ---- The model -----------------------------------------------------------------------------------
-
-
-def test_a_sequential_writer_gets_the_bandwidth_that_was_set() -> None:
-    size = 8 * MIB
-    ideal_s = size / 40e6
-    with (
-        striped("hdd", targets=1, bandwidth="40M", **INSTANT) as mount,
-        preallocated(mount.path / "file", size) as file,
-        aligned(size) as data,
-    ):
-
-        def write() -> float:
-            mount.reset()
-            took_s = write_at_once(data, file)
-            busy_s = mount.statistics()["targets"][0]["busy_s"]
-            assert busy_s == pytest.approx(ideal_s + 0.008, rel=1e-3)
-            return took_s
-
-        assert ideal_s <= quickest(write, 1.5 * ideal_s) <= 1.5 * ideal_s
-
-
-def test_writers_that_take_turns_on_a_target_pay_the_seeks() -> None:
-    with (
-        striped("hdd", targets=1, bandwidth="1G", seek_ms=4, **INSTANT) as mount,
-        preallocated(mount.path / "a", 8 * MIB) as a,
-        preallocated(mount.path / "b", 8 * MIB) as b,
-        aligned(MIB) as data,
-    ):
-        begin = time.monotonic()
-        for at in range(0, 8 * MIB, MIB):
-            os.pwrite(a, data, at)
-            os.pwrite(b, data, at)
-        assert seeks(mount) == 16
-        assert time.monotonic() - begin >= 16 * (0.004 + MIB / 1e9)
-        mount.reset()
-        for file in (a, b):
-            for at in range(0, 8 * MIB, MIB):
-                os.pwrite(file, data, at)
-        counted = mount.statistics()["targets"][0]
-        assert counted["seeks"] == 2
-        assert counted["busy_s"] == pytest.approx(2 * 0.004 + 16 * MIB / 1e9, rel=1e-3)
-
-
-@pytest.mark.parametrize(("run", "least", "most"), [("64Mi", 2, 4), ("2Mi", 5, 12), ("0", 16, 16)])
-def test_the_elevator_goes_on_with_one_file_for_a_run(run: str, least: int, most: int) -> None:
-    size = 8 * MIB
-    with (
-        striped("hdd", targets=1, bandwidth="60M", seek_ms=1, run=run, **INSTANT) as mount,
-        preallocated(mount.path / "a", size) as a,
-        preallocated(mount.path / "b", size) as b,
-        aligned(size) as data,
-    ):
-
-        def write() -> int:
-            mount.reset()
-            write_at_once(data, a, b, piece=MIB)
-            return seeks(mount)
-
-        assert least <= counted(write, lambda count: least <= count <= most) <= most
-
-
-def test_parts_of_a_request_are_served_by_their_targets_at_the_same_time() -> None:
-    parameters = {"bandwidth": "10M", "stripe_size": "256Ki", "stripe_count": 4, **INSTANT}
-    with (
-        striped("hdd", targets=4, seek_ms=0, **parameters) as mount,
-        preallocated(mount.path / "file", MIB) as file,
-        aligned(MIB) as data,
-    ):
-        took_s = quickest(lambda: timed(lambda: os.pwrite(file, data, 0)), MIB / 20e6)
-        requests = [target["requests"] for target in mount.statistics()["targets"]]
-        assert len(set(requests)) == 1
-    assert MIB / 40e6 <= took_s <= MIB / 20e6
-
-
-@pytest.mark.parametrize(("latency_ms", "rate"), [(0, 200), (5, 0)])
-def test_the_metadata_server_has_a_rate_and_a_latency(latency_ms: int, rate: int) -> None:
-    with striped("ssd", mds_latency_ms=latency_ms, mds_rate=rate) as mount:
-        names = iter(range(1000))
-
-        def make() -> None:
-            for _ in range(10):
-                (mount.path / str(next(names))).mkdir()  # and a lookup
-
-        assert 0.1 <= quickest(lambda: timed(make), 0.2) <= 0.2
 
 
 def test_what_a_server_caches_is_durable_after_fsync_only() -> None:
@@ -293,21 +194,6 @@ def test_times_follow_from_the_parameters_however_busy_the_machine_is() -> None:
     """Validate the model at a slow clock, on which the machine's own time has little influence."""
     found = list(validate(slow=16))
     assert {one.name: one.error for one in found if one.error > TOLERANCE} == {}
-
-
-def test_time_may_run_slower_than_the_clock() -> None:
-    for slow in (1, 5):
-        with (
-            striped("hdd", targets=1, bandwidth="40M", seek_ms=4, slow=slow, **INSTANT) as mount,
-            preallocated(mount.path / "file", 2 * MIB) as file,
-            aligned(MIB) as data,
-        ):
-            mount.reset()
-            took_s = timed(partial(os.pwrite, file, data, 0))
-            found = mount.statistics()
-        assert found["targets"][0]["busy_s"] == pytest.approx(0.004 + MIB / 40e6, rel=1e-3)
-        assert took_s >= slow * (0.004 + MIB / 40e6)
-        assert slow * found["elapsed_s"] == pytest.approx(took_s, abs=1)
 
 
 # ---- Several clients -----------------------------------------------------------------------------
