@@ -462,47 +462,6 @@ TEST(checksums, checksums_are_no_promise_of_pipes)
 			 -EINVAL);
 }
 
-/* The file is saved nevertheless. */
-TEST(checksums, checksums_that_have_no_place_beside_it_are_said)
-{
-	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
-	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	char name[251] = "";
-	struct ioshape_file *file;
-
-	memset(name, 'n', sizeof(name) - 1);
-	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
-	file = open_file(scratch_path(name), &options);
-	must_write(file, data, MIB);
-	must_commit(file, &report);
-	ck_assert_uint_eq(report.downgrade_count, 1);
-	ck_assert_int_eq(report.downgrades[0].code, IOSHAPE_DOWNGRADE_CHECKSUMS);
-	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
-}
-
-/*
- * A reader ignores checksums that belong to another user, who may be able to create files in the
- * directory. Without root the test has only one user.
- */
-TEST(checksums, checksums_of_another_user_do_not_count)
-{
-	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
-	struct ioshape_reader_info info;
-	const char *sums = scratch_path("file.ioshape-sums");
-	struct ioshape_file *file;
-	bool another;
-
-	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
-	options.sync = IOSHAPE_OFF;
-	file = open_file(scratch_path("file"), &options);
-	must_write(file, data, MIB);
-	must_commit(file, NULL);
-	ck_assert(!access(sums, F_OK));
-	another = !chown(sums, 1000, 1000);
-	ioshape_reader_free(open_any(scratch_path("file"), &info));
-	ck_assert_int_eq(info.checksums, !another);
-}
-
 TEST(checksums, a_torch_zip_is_read_as_one_in_any_format)
 {
 	const struct ioshape_tensor tensor = {

@@ -80,21 +80,6 @@ TEST(tests, an_empty_file_has_none)
 	base_buffer_free(&bytes);
 }
 
-TEST(tests, no_bit_may_be_wrong_and_no_byte_missing)
-{
-	struct base_buffer bytes = encoded(&sample);
-
-	for (size_t bit = 0; bit < 8 * bytes.bytes; bit++) {
-		bytes.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
-		ck_assert_int_ne(decode(&bytes, bytes.bytes), 0);
-		bytes.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
-	}
-	for (size_t length = 0; length < bytes.bytes; length++)
-		ck_assert_int_ne(decode(&bytes, length), 0);
-	ck_assert_int_eq(decode(&bytes, bytes.bytes), 0);
-	base_buffer_free(&bytes);
-}
-
 /* Offset in the file, width and value of a number. */
 static const struct {
 	size_t at;

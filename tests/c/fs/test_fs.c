@@ -97,18 +97,6 @@ TEST(pure, a_huge_table_is_looked_through_once)
 	base_buffer_free(&text);
 }
 
-TEST(pure, magic_numbers_have_names)
-{
-	char type[32], small[4];
-
-	fs_magic_name(0xef53, type, sizeof(type));
-	ck_assert_str_eq(type, "ext4");
-	fs_magic_name(0x12345678, type, sizeof(type));
-	ck_assert_str_eq(type, "0x12345678");
-	fs_magic_name(0x0bd00bd0, small, sizeof(small));
-	ck_assert_str_eq(small, "lus");
-}
-
 static void describe_path(const char *path, struct fs_info *info)
 {
 	struct base_error error = { 0 };

@@ -24,7 +24,6 @@ static const struct io_engine_ops *const engines[] = { &io_engine_uring, &io_eng
 						       &io_engine_threads, &io_engine_buffered };
 static const enum ioshape_engine kinds[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_URING_ASYNC,
 					     IOSHAPE_ENGINE_THREADS, IOSHAPE_ENGINE_BUFFERED };
-#define DIRECT_ENGINES 3
 
 static const struct io_engine_ops *ops;
 static void *engine;
@@ -106,27 +105,6 @@ LOOP_TEST(all_engines, a_name_and_no_member_missing, 0, ARRAY_LENGTH(engines))
 	ck_assert_uint_lt(strlen(ops->id), sizeof(((struct ioshape_report *)0)->engine));
 	ck_assert(ops->open && ops->submit && ops->wait && ops->close);
 	ck_assert_ptr_eq(io_engine_of(kinds[_i]), ops);
-}
-
-LOOP_TEST(all_engines, nothing_in_flight_is_not_waited_for, 0, ARRAY_LENGTH(engines))
-{
-	open_engine(_i);
-	ck_assert_ptr_null(ops->wait(engine));
-	ck_assert_ptr_null(ops->wait(engine));
-	close_engine();
-}
-
-LOOP_TEST(all_engines, what_is_written_is_read_again, 0, ARRAY_LENGTH(engines))
-{
-	uint64_t state = 1;
-
-	begin(_i);
-	test_random_fill(&state, buffers, BLOCK);
-	ck_assert_int_eq(carry_out(IO_WRITE, buffers, BLOCK, 3 * BLOCK), BLOCK);
-	memset(buffers + BLOCK, 0, BLOCK);
-	ck_assert_int_eq(carry_out(IO_READ, buffers + BLOCK, BLOCK, 3 * BLOCK), BLOCK);
-	ck_assert_mem_eq(buffers, buffers + BLOCK, BLOCK);
-	end();
 }
 
 LOOP_TEST(all_engines, requests_need_be_neither_aligned_nor_in_the_slabs, 0, ARRAY_LENGTH(engines))
@@ -285,21 +263,6 @@ LOOP_TEST(all_engines, memory_out_of_reach_is_an_error_and_no_crash, 0,
 	munmap(gone, BLOCK);
 	close(fd);
 	close_engine();
-}
-
-LOOP_TEST(all_engines, direct_files_are_written_and_read, 0, scratch_direct() ? DIRECT_ENGINES : 0)
-{
-	open_engine(_i);
-	open_file("file", O_RDWR | O_DIRECT);
-	for (unsigned i = 0; i < 4; i++) {
-		memset(buffers + i * BLOCK, 'a' + (int)i, BLOCK);
-		ck_assert_int_eq(carry_out(IO_WRITE, buffers + i * BLOCK, BLOCK, i * BLOCK), BLOCK);
-	}
-	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 2 * BLOCK), BLOCK);
-	ck_assert_uint_eq(buffers[BLOCK - 1], 'c');
-	/* Direct I/O accepts no such offset. */
-	ck_assert_int_eq(carry_out(IO_WRITE, buffers, BLOCK, 1), -EINVAL);
-	end();
 }
 
 LOOP_TEST(all_engines, it_works_without_slabs, 0, ARRAY_LENGTH(engines))

@@ -50,18 +50,6 @@ static struct test_case tests = { .name = "package_calls", .setup = setup, .tear
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-TEST(tests, memory_is_given_back_when_it_is_asked_for)
-{
-	ck_assert_int_eq(save_reserve(context, 0), 0);
-	ck_assert_int_eq(sample_save(context, scratch_path("file"), &sample, NULL), 0);
-	ck_assert_int_eq(save_reserve(context, 20 << 20), 0);
-	ck_assert_int_eq(save_reserve(context, 0), 0);
-	ck_assert_int_eq(save_reserve(context, 0), 0);
-	ck_assert_int_eq(save_reserve(context, UINT64_MAX), -ENOMEM);
-	ck_assert_str_eq(ioshape_last_error()->operation, "reserve");
-	ck_assert_int_eq(sample_save(context, scratch_path("file"), &sample, NULL), 0);
-}
-
 static size_t mapped_bytes(void)
 {
 	FILE *file = fopen("/proc/self/statm", "re");

@@ -114,6 +114,21 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     assert ioshape.probe(folder).directory == str(folder.resolve())
 
 
+def test_a_file_a_link_and_a_pipe_mean_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    for name, is_file in (("file", True), ("link", True), ("pipe", False)):
+        for path in (tmp_path / name, name):
+            found = ioshape.probe(path)
+            assert (found.directory, found.is_file) == (str(tmp_path.resolve()), is_file)
+    with pytest.raises(NotADirectoryError):
+        ioshape.probe(tmp_path / "file" / "new.pt")
+
+
 def test_a_name_that_is_not_there_is_looked_at_where_it_would_be(tmp_path: Path) -> None:
     for there in ("new.pt", "new/"):
         found = probed(f"{tmp_path}/{there}")

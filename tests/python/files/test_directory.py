@@ -34,6 +34,14 @@ def test_it_appears_when_the_block_ends(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o750
 
 
+def test_what_a_living_process_fills_outlasts_the_saves_of_others(tmp_path: Path) -> None:
+    with ioshape.directory(tmp_path / "model") as folder:
+        Path(folder, "config.json").write_text("new")
+        run_interpreter(tmp_path, "import ioshape; ioshape.save(1, 'model.pt')")
+        assert names_in(Path(folder)) == ["config.json"]
+    assert names_in(tmp_path / "model") == ["config.json"]
+
+
 def test_a_block_that_raises_leaves_what_was_there(tmp_path: Path) -> None:
     fill(tmp_path / "model", "config.json", content="old")
     with pytest.raises(FileNotFoundError):

@@ -86,28 +86,6 @@ def test_the_memory_may_go_when_the_call_returns(tmp_path: Path, gate: Gate) -> 
     assert number_in(tmp_path / "model.pt") == 7
 
 
-def test_an_object_larger_than_the_staging_memory_may_change_too(tmp_path: Path) -> None:
-    ioshape.configure(staging_bytes="16M")
-    state = checkpoint(1, 60 * MIB)
-    handle = ioshape.save_async(state, tmp_path / "model.pt")
-    state["data"].fill_(9)
-    handle.wait()
-    assert number_in(tmp_path / "model.pt") == 1
-
-
-def test_a_relative_path_means_what_it_means_at_the_call(
-    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    handle = ioshape.save_async(checkpoint(1), "model.pt", progress=gate)
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    gate.open()
-    handle.wait()
-    assert number_in(tmp_path / "model.pt") == 1
-    assert names_in(tmp_path / "elsewhere") == []
-
-
 # ---- Several saves -------------------------------------------------------------------------------
 
 

@@ -650,17 +650,6 @@ def test_a_damaged_copy_without_a_destination_is_what_the_load_fails_with(
             ioshape.load(path, tier=fast)
 
 
-def test_a_damaged_copy_is_not_carried_and_said(fast: Path, slow: Path) -> None:
-    path = slow / "model.pt"
-    with undrained(fast):
-        handle = ioshape.save_async(checkpoint(1), path, tier=fast)
-        handle.wait()
-        damage(canonical(fast, path))
-    with pytest.raises(ioshape.DamagedError):
-        handle.wait_drained()
-    assert not path.exists()
-
-
 def test_the_newest_is_found_wherever_it_lies(fast: Path, slow: Path) -> None:
     with undrained(fast):
         for number in range(4):
