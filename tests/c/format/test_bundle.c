@@ -27,7 +27,7 @@ static struct {
 	uint32_t file_crc;
 	uint8_t *content; /* contents of the whole file */
 	size_t bytes;
-	uint8_t *data[RANKS], *into;
+	uint8_t *data[RANKS];
 	struct io_downgrades downgrades;
 	struct base_error error;
 } test;
@@ -45,14 +45,12 @@ static void setup(void)
 		test.data[i] = malloc(BIG);
 		test_random_fill(&seed, test.data[i], BIG);
 	}
-	test.into = malloc(BIG + 64);
 }
 
 static void teardown(void)
 {
 	for (size_t i = 0; i < RANKS; i++)
 		free(test.data[i]);
-	free(test.into);
 	free(test.content);
 	io_queue_close(test.queue);
 	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
@@ -268,99 +266,7 @@ static int open_member(struct format_reader *reader, unsigned rank)
 				  test.members[rank].bytes, IOSHAPE_DIRECT_PREFER, &test.error);
 }
 
-static int read_big(const struct format_reader *reader)
-{
-	struct format_range range = { .record = 1, .bytes = BIG, .into = test.into };
-
-	memset(&test.error, 0, sizeof(test.error));
-	return format_reader_read(reader, test.queue, NULL, &range, 1, true, NULL, NULL,
-				  &test.error);
-}
-
 static struct test_case read_back = { .name = "read", .setup = setup, .teardown = teardown };
-
-LOOP_TEST(read_back, a_member_is_read_as_a_file_by_itself, 0, 2 * ARRAY_LENGTH(alignments))
-{
-	struct format_reader reader;
-
-	write_bundle(alignments[_i % 4]);
-	for (unsigned rank = 0; rank < RANKS; rank++) {
-		if (_i / 4)
-			scratch_evict(test.path);
-		must(open_member(&reader, rank));
-		ck_assert_uint_eq(reader.directory.count, 3);
-		ck_assert(reader.has_index);
-		must(read_big(&reader));
-		ck_assert(!memcmp(test.into, test.data[rank], BIG));
-		must(format_reader_check_headers(&reader, &test.error));
-		format_reader_close(&reader);
-	}
-}
-
-LOOP_TEST(read_back, a_file_of_parts_is_read_onward_to_the_end_of_the_part, 0,
-	  ARRAY_LENGTH(alignments))
-{
-	const struct format_entry *member;
-	struct io_stream *stream;
-	struct format_reader reader;
-	uint64_t piece, at;
-
-	write_bundle(alignments[_i]);
-	scratch_evict(test.path);
-	for (unsigned rank = 0; rank < RANKS; rank++) {
-		member = &test.members[rank];
-		must(open_member(&reader, rank));
-		must(io_stream_open(&stream, &reader.input, format_reader_data_end(&reader),
-				    &test.error));
-		for (at = 0; at < member->bytes; at += piece) {
-			piece = MIN(300000, member->bytes - at);
-			must(format_reader_read_file(&reader, test.queue, stream, at, test.into,
-						     piece, true, NULL, NULL, &test.error));
-			ck_assert(
-				!memcmp(test.into, test.content + member->data_offset + at, piece));
-			/* Readers also return the queue between reads. */
-			if (io_stream_is_idle(stream))
-				io_stream_stop(stream);
-		}
-		io_stream_free(stream);
-		format_reader_close(&reader);
-	}
-}
-
-/* All neighbours are damaged, which a reader of the middle member must not notice. */
-LOOP_TEST(read_back, damage_is_found_in_the_part_and_nowhere_else, 0, ARRAY_LENGTH(alignments))
-{
-	const struct format_entry *member = &test.members[1];
-	struct format_reader reader;
-	uint64_t seed = 9, at;
-
-	write_bundle(alignments[_i]);
-	for (int i = 0; i < 20; i++) {
-		at = test_random_below(&seed, test.bytes);
-		if (at >= member->data_offset && at < member->data_offset + member->bytes)
-			continue;
-		test.content[at] ^= 0x55;
-		scratch_write(test.path, test.content, test.bytes);
-		must(open_member(&reader, 1));
-		must(read_big(&reader));
-		ck_assert(!memcmp(test.into, test.data[1], BIG));
-		format_reader_close(&reader);
-	}
-	must(open_member(&reader, 1));
-	at = reader.directory.entries[1].data_offset;
-	format_reader_close(&reader);
-	for (int i = 0; i < 10; i++) {
-		uint64_t flip = member->data_offset + at + test_random_below(&seed, BIG);
-
-		test.content[flip] ^= 1;
-		scratch_write(test.path, test.content, test.bytes);
-		must(open_member(&reader, 1));
-		ck_assert_int_eq(read_big(&reader), IOSHAPE_E_DAMAGED);
-		ck_assert_str_eq(test.error.record, "data/0");
-		format_reader_close(&reader);
-		test.content[flip] ^= 1;
-	}
-}
 
 TEST(read_back, only_the_part_itself_is_an_archive)
 {

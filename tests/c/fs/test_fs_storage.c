@@ -95,44 +95,6 @@ static struct test_case cases = { .name = "mounts",
 				  .setup = scratch_setup,
 				  .teardown = scratch_teardown };
 
-/* Returns whether the mount table has a mount of this device. Does not use the library. */
-static bool is_in_mount_table(const char *path)
-{
-	FILE *table = fopen("/proc/self/mountinfo", "r");
-	unsigned line_major, line_minor;
-	struct stat status;
-	bool found = false;
-	char *line = NULL;
-	size_t bytes = 0;
-
-	ck_assert_ptr_nonnull(table);
-	ck_assert_int_eq(stat(path, &status), 0);
-	while (getline(&line, &bytes, table) >= 0)
-		found |= sscanf(line, "%*u %*u %u:%u", &line_major, &line_minor) == 2 &&
-			 makedev(line_major, line_minor) == status.st_dev;
-	free(line);
-	fclose(table);
-	return found;
-}
-
-TEST(cases, the_real_mount_is_looked_at)
-{
-	struct statvfs system;
-
-	look("");
-	ck_assert_int_eq(statvfs(scratch_directory(), &system), 0);
-	ck_assert_uint_eq(storage.total_bytes, (uint64_t)system.f_blocks * system.f_frsize);
-	ck_assert_uint_gt(storage.total_bytes, 0);
-	ck_assert_uint_gt(storage.free_bytes, 0);
-	ck_assert_uint_ne(storage.mount.type[0], 0);
-	/* In a chroot whose root is not a mount point, the table lacks the root's mount. */
-	if (is_in_mount_table(scratch_directory())) {
-		ck_assert_int_eq(storage.mount.mount_point[0], '/');
-		ck_assert_uint_ne(storage.mount.source[0], 0);
-		ck_assert_ptr_nonnull(strchr(storage.mount.options, 'r'));
-	}
-}
-
 TEST(cases, without_tables_there_is_what_the_kernel_answers)
 {
 	look(scratch_path("nothing"));

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from capi import SaveError, Way, save_records
+from capi import Way, save_records
 from tree import program
 
 # Torch uses these records to compute offsets of storages. The result fits torch's own layout only.
@@ -68,24 +68,3 @@ def test_torch_reads_its_own_records(tmp_path: Path, way: Way, fetched: bool) ->
     assert_same(loaded, value)
     assert loaded["view"].untyped_storage().data_ptr() == loaded["large"].data_ptr()
     subprocess.run([program("unzip"), "-tqq", path], check=True)
-
-
-def test_all_ways_make_the_same_file(tmp_path: Path) -> None:
-    records = pickled(model())
-    files = []
-    for way in Way:
-        for fetched in (False, True):
-            path = tmp_path / f"{way.name}-{fetched}.pt"
-            save_records(path, records, way, fetched)
-            files.append(path.read_bytes())
-    assert all(file == files[0] for file in files)
-
-
-@pytest.mark.parametrize("way", Way)
-def test_failures_name_path_and_record(tmp_path: Path, way: Way) -> None:
-    path = tmp_path / "model.pt"
-    with pytest.raises(SaveError, match=r"model\.pt.*data/0"):
-        save_records(path, [("data/0", b"1"), ("data/0", b"2")], way)
-    with pytest.raises(SaveError, match="missing"):
-        save_records(tmp_path / "missing" / "model.pt", [("data/0", b"1")], way)
-    assert not list(tmp_path.iterdir())
