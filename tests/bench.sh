@@ -33,8 +33,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          simulated: against fio there, saves to it, torch.save and cp; what neighbours of the drains of 32
          nodes feel; loads from either. Takes root
   fs     the engine of the rule against the best of all, on filesystems of several
-         kinds and on the disk; requests that cross stripes; how much is in flight, on modelled storages
-         and beside a fixed depth on the disk. --size has no say in it (about 3 minutes)
+         kinds and on the disk; requests that cross stripes; how much is in flight, on modelled storages.
+         --size has no say in it (about 3 minutes)
   preload  programs that know nothing of ioshape, with the preload library and without: a storm of cp and
          numpy while a neighbour reads small files, a build, small writes, and the table of programs
          that must not notice it. --size and --dir have no say in the storm. Takes root (about 10 minutes)

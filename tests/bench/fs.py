@@ -20,12 +20,10 @@ from striped import Mount, striped
 from tree import build_folder
 
 from . import depth
-from .rounds import Sample, Samples, interleave, speed_ratio
+from .rounds import Sample, Samples, interleave
 from .setting import Figure, Outcome, Setting
 
 MIB = 1 << 20
-GB = 1e9
-LONE_BYTES = 2 << 30
 LIMIT_S = 300
 
 #: Arguments of tests/c/support/requests.c by name. With an engine alone the library chooses the
@@ -185,25 +183,6 @@ def count_requests(layout: dict[str, object]) -> Found:
     return {"layout": layout, "left": left, "arrived": arrived}
 
 
-def lone_save(setting: Setting) -> Samples:
-    """Compare the library's in-flight controller with a fixed limit, on the disk.
-
-    The fixed limit is the one that the library had before.
-    """
-    path = setting.folder / "lone"
-
-    def write_with(*words: str) -> Sample:
-        one = sample(path, LONE_BYTES, *words)
-        path.unlink()
-        return one
-
-    contestants = {
-        "ours": lambda: write_with("uring"),
-        "fixed": lambda: write_with("uring", str(4 * MIB), "14"),
-    }
-    return interleave(contestants, setting.rounds, setting.rest)
-
-
 def crossings(counted: list[Found], parts: dict[str, Found]) -> tuple[int, int]:
     """Return how many write requests cross stripes or begin off a stripe, and the number of all."""
     told = [one[side] for one in counted for side in ("left", "arrived")]
@@ -253,16 +232,6 @@ def measure(setting: Setting) -> Outcome:
     setting.say("depth")
     modelled, outcome.facts["depth"] = depth.measure()
     outcome.figures += modelled
-    lone = outcome.samples["lone save"] = lone_save(setting)
-    outcome.figures.append(
-        Figure(
-            "lone_save_vs_fixed",
-            speed_ratio(lone["ours"], lone["fixed"]),
-            ">=",
-            0.98,
-            f"{LONE_BYTES / GB:.1f} GB, durable, on the disk; fixed: 4 MiB x 14",
-        )
-    )
     outcome.facts["method"] = (
         "files written by tests/requests: engines in turns, the best of them against the rule's; "
         "stripefs is a filesystem in user space that answers requests when its model says"

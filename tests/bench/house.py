@@ -7,10 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import sizes
 from coordinators import GRACE_S, running_redis, short_folder
@@ -23,7 +21,6 @@ OBJECTS = ROOT / "build/release/libioshape/libioshape_internal.a.p"
 SHARED_OBJECT = ROOT / "build/release/libioshape/libioshape.so"
 # tests/run.sh writes the duration of complete runs to these files.
 SECONDS = {"quick_s": ROOT / "build/seconds-quick", "run_s": ROOT / "build/seconds-run"}
-GARBLED = ROOT / "build/garbled.xml"
 
 CALL = re.compile(r"\b(?:call|jmp|b|bl|j[a-z]+)q?\s")
 RELOCATION = re.compile(r"R_(?:X86_64_\w+|AARCH64_(?:CALL|JUMP)26)\s+(\w+)")
@@ -99,11 +96,6 @@ def circles(calls: Mapping[str, Iterable[str]]) -> list[set[str]]:
     return sorted((set(one) for one in found if len(one) > 1), key=len, reverse=True)
 
 
-def floor_of(name: str) -> str:
-    """Return the layer of an object file. Its name is that of its source: "save_context.c.o"."""
-    return name.partition("_")[0]
-
-
 def circle_figures() -> Iterator[Figure]:
     calls = calls_among_files()
     found = circles(calls)
@@ -111,10 +103,6 @@ def circle_figures() -> Iterator[Figure]:
         " ".join(sorted(name.removesuffix(".c.o") for name in circle)) for circle in found
     )
     yield Figure("circles", len(found), "<=", 0, f"of calls among files: {remark or 'none'}")
-    floors: dict[str, set[str]] = defaultdict(set)
-    for name, called in calls.items():
-        floors[floor_of(name)] |= {floor_of(other) for other in called} - {floor_of(name)}
-    yield Figure("cross_floor_circles", len(circles(floors)), "<=", 0, "of calls among floors")
 
 
 # ---- Traced calls ------------------------------------------------------------------------------
@@ -240,16 +228,6 @@ def figures_of_runs(outcome: Outcome) -> Iterator[Figure]:
         else:
             option = " --quick" if name == "quick_s" else ""
             outcome.ceilings.append(f"{name}: not measured; run tests/run.sh{option}")
-    if GARBLED.is_file():
-        failed = sum(
-            1
-            for case in ET.parse(GARBLED).iter("testcase")
-            if case.find("failure") is not None or case.find("error") is not None
-        )
-        remark = "tests that fail where the library's sentences are garbled"
-        yield Figure("sentences_parsed", failed, "<=", 0, remark)
-    else:
-        outcome.ceilings.append("sentences_parsed: not measured; run tests/run.sh garbled")
 
 
 def measure(setting: Setting) -> Outcome:
