@@ -9,9 +9,10 @@ usage() {
 Usage: docs/site.sh [--environment | --serve [PORT]] [--help]
 
 Builds the pages of docs/, the README, CONTRIBUTING.md and CHANGELOG.md into build/site, to be read in a
-browser: open build/site/index.html. Its search shows excerpts only where the site is served: a browser lets no
-page read other files. Nothing in it is fetched from elsewhere. A link or an anchor that leads
-nowhere ends it, and so does a page that docs/site/pages.py does not list.
+browser: open build/site/index.html. The Python reference comes from the package, which it builds into .venv;
+tests/support/setup.sh makes .venv. The search shows excerpts only if the site is served, because a browser lets
+no page read other files. The site loads nothing from elsewhere. A link or an anchor that leads nowhere ends the
+build, and so does a page that docs/site/pages.py does not list.
 
   --environment   only makes build/site-env, the Python environment that builds it
   --serve [PORT]  builds, and serves it on this machine (default: 8000) until Ctrl-C
@@ -34,6 +35,11 @@ make_environment() {
 }
 
 build() {
+	if [ ! -x .venv/bin/python ]; then
+		echo 'cannot build the Python reference of the site: there is no ".venv"; run tests/support/setup.sh' >&2
+		exit 1
+	fi
+	tests/support/package.sh
 	# Pages that have gone must not stay.
 	rm -rf build/site-pages
 	$environment/bin/python docs/site/pages.py build/site-pages

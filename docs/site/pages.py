@@ -14,8 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Made from the headers' comments, as the man pages are.
+#: Made from the comments in the headers, as the man pages are.
 C_REFERENCE = "docs/c-reference.md"
+
+#: The site adds the docstrings of the package to this page.
+PYTHON_REFERENCE = "docs/python-reference.md"
 
 PARTS = {
     "Guide": [
@@ -44,7 +47,7 @@ PARTS = {
         "docs/upgrading.md",
     ],
     "Reference": [
-        "docs/python-reference.md",
+        PYTHON_REFERENCE,
         "docs/cli.md",
         "docs/cli-reference.md",
         "docs/api.md",
@@ -103,6 +106,13 @@ def table_of(title: str, pages: list[str]) -> str:
     return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""])
 
 
+def add_docstrings(page: Path) -> None:
+    """Add the reference of the package in .venv to its page."""
+    maker = [ROOT / ".venv/bin/python", ROOT / "tests/tools/python_reference.py"]
+    made = subprocess.run(maker, check=True, capture_output=True, text=True).stdout
+    page.write_text(f"{page.read_text(encoding='utf-8')}\n{made}", encoding="utf-8")
+
+
 def lay_out(folder: Path) -> None:
     """Copy all pages. The README becomes the first page and gets the contents."""
     pages = [page for part in PARTS.values() for page in part]
@@ -115,6 +125,7 @@ def lay_out(folder: Path) -> None:
     for path in [ROOT / "LICENSE", *(ROOT / "examples").rglob("*")]:
         if path.is_file() and "__pycache__" not in path.parts:
             copy(path, folder)
+    add_docstrings(folder / PYTHON_REFERENCE)
     contents = "".join(table_of(title, part) for title, part in PARTS.items())
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (folder / "index.md").write_text(with_titles(readme) + contents, encoding="utf-8")

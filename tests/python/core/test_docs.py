@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ioshape
 import pytest
+import python_reference
 import reference
 from ioshape._cli.app import COMMANDS
 from page_programs import DOCS, programs
@@ -41,15 +42,24 @@ def test_commands_in_the_pages_exist() -> None:
     assert {(page, name) for page, name in named if name not in COMMANDS} == set()
 
 
-def test_settings_and_reference_are_up_to_date() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     for path, text in reference.files().items():
         same = path.read_text(encoding="utf-8") == text
         assert same, f"{path}: run tests/tools/reference.py --write"
 
 
+def test_the_page_of_the_reference_lists_every_name() -> None:
+    """Check the table on the page, to which the site adds the docstrings."""
+    page = (DOCS / "python-reference.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row) if name != "ioshape"]
+    assert sorted(named) == [name for name in sorted(ioshape.__all__) if name != "__version__"]
+
+
 def test_signatures_of_the_reference_parse() -> None:
-    page = reference.REFERENCE.read_text(encoding="utf-8")
-    signatures = re.findall(r"^`ioshape\.([\w.]+)\(([^`]*)`$", page, re.MULTILINE)
+    signatures = re.findall(
+        r"^`ioshape\.([\w.]+)\(([^`]*)`$", python_reference.reference(), re.MULTILINE
+    )
     assert len(signatures) > 30
     for name, rest in signatures:
         ast.parse(f"def {name.replace('.', '_')}({rest}: ...")
