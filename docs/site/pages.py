@@ -79,9 +79,9 @@ def version() -> str:
     return found[1]
 
 
-def with_titles(text: str) -> str:
-    """Empty such links: Sphinx fills in the title of the page or section."""
-    return FILE_LINK.sub(r"[]\1", text)
+def for_readers(text: str) -> str:
+    """Empty links to files: Sphinx fills in titles. Keep a bound and its sign on one line."""
+    return re.sub(r"([≤≥]) (?=[\d.])", "\\1\u00a0", FILE_LINK.sub(r"[]\1", text))
 
 
 def copy(source: Path, folder: Path) -> None:
@@ -94,7 +94,7 @@ def copy(source: Path, folder: Path) -> None:
     if source.suffix == ".md":
         # The README is the first page.
         text = source.read_text(encoding="utf-8").replace("../README.md", "../index.md")
-        target.write_text(with_titles(text), encoding="utf-8")
+        target.write_text(for_readers(text), encoding="utf-8")
         changed = max(source.stat().st_mtime, Path(__file__).stat().st_mtime)
         os.utime(target, (changed, changed))
     else:
@@ -128,7 +128,7 @@ def lay_out(folder: Path) -> None:
     add_docstrings(folder / PYTHON_REFERENCE)
     contents = "".join(table_of(title, part) for title, part in PARTS.items())
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (folder / "index.md").write_text(with_titles(readme) + contents, encoding="utf-8")
+    (folder / "index.md").write_text(for_readers(readme) + contents, encoding="utf-8")
     made = folder / "made"
     headers = sorted((ROOT / "include/ioshape").glob("*.h"))
     maker = [sys.executable, ROOT / "docs/make_reference.py", version(), made, *headers]

@@ -29,7 +29,9 @@ FIRST = ["save", "save_async", "SaveHandle", "wait_all", "load", "Report"]
 #: modules that users import directly; those for large frameworks have only pages
 MODULES = [ioshape.types, ioshape.errors, ioshape.staging, ioshape.dcp, ioshape.safetensors]
 
-NO_BREAK = "\0"
+#: columns of a block of code on the site
+CODE_COLUMNS = 90
+
 SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 
 
@@ -176,9 +178,14 @@ def text_of(function: object) -> str:
 
 
 def signature(name: str, function: object) -> str:
-    """Return a signature in lines that hold whole parameters."""
-    parameters = re.sub(r", (?=\*|/|\w+(?::|=|,|$))", ",\n", text_of(function))
-    return fill(f"`{name}{parameters.replace(' ', NO_BREAK)}`").replace(NO_BREAK, " ")
+    """Return a signature as a block of code. A long one has a line for each parameter."""
+    text = f"{name}{text_of(function)}"
+    if len(text) > CODE_COLUMNS:
+        opening, _, rest = text.partition("(")
+        parameters, _, result = rest.rpartition(")")
+        lines = re.sub(r", (?=\*|/|\w+(?::|=|,|$))", ",\n    ", parameters)
+        text = f"{opening}(\n    {lines},\n){result}"
+    return f"```python\n{text}\n```"
 
 
 def method(owner: str, name: str, member: object) -> str:

@@ -58,10 +58,11 @@ def test_the_page_of_the_reference_lists_every_name() -> None:
 
 def test_signatures_of_the_reference_parse() -> None:
     signatures = re.findall(
-        r"^`ioshape\.([\w.]+)\(([^`]*)`$", python_reference.reference(), re.MULTILINE
+        r"^```python\nioshape\.([^`]+)\n```$", python_reference.reference(), re.M
     )
     assert len(signatures) > 30
-    for name, rest in signatures:
+    for signature in signatures:
+        name, _, rest = signature.partition("(")
         ast.parse(f"def {name.replace('.', '_')}({rest}: ...")
 
 
