@@ -89,7 +89,7 @@ def compared(
 
 
 def call_ns(setting: Setting) -> Figure:
-    """Return the nanoseconds that the library adds to a small write."""
+    """Return the nanoseconds of processor time that the library adds to a small write."""
     program = build_folder() / "tests" / "bench" / "bench-strange"
 
     def sample(variables: dict[str, str]) -> Sample:
