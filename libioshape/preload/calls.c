@@ -28,15 +28,11 @@
 #define FUNCTIONS(FUNCTION)                                                                        \
 	FUNCTION(ssize_t, write, (int, const void *, size_t))                                      \
 	FUNCTION(ssize_t, pwrite, (int, const void *, size_t, off_t))                              \
-	FUNCTION(ssize_t, pwrite64, (int, const void *, size_t, off64_t))                          \
 	FUNCTION(ssize_t, writev, (int, const struct iovec *, int))                                \
 	FUNCTION(ssize_t, pwritev, (int, const struct iovec *, int, off_t))                        \
-	FUNCTION(ssize_t, pwritev64, (int, const struct iovec *, int, off64_t))                    \
 	FUNCTION(ssize_t, pwritev2, (int, const struct iovec *, int, off_t, int))                  \
-	FUNCTION(ssize_t, pwritev64v2, (int, const struct iovec *, int, off64_t, int))             \
 	FUNCTION(ssize_t, copy_file_range, (int, off64_t *, int, off64_t *, size_t, unsigned))     \
 	FUNCTION(ssize_t, sendfile, (int, int, off_t *, size_t))                                   \
-	FUNCTION(ssize_t, sendfile64, (int, int, off64_t *, size_t))                               \
 	FUNCTION(ssize_t, splice, (int, off64_t *, int, off64_t *, size_t, unsigned))              \
 	FUNCTION(size_t, fwrite, (const void *, size_t, size_t, FILE *))                           \
 	FUNCTION(size_t, fwrite_unlocked, (const void *, size_t, size_t, FILE *))                  \
@@ -94,6 +90,11 @@ static bool has(const void *function)
 		return result;                                                                     \
 	}
 
+/* Exports a function under its name for 64-bit offsets, too. The compiler checks that all offsets
+ * have 64 bits. */
+#define ALIAS(name, other)                                                                         \
+	PRELOAD_EXPORT extern __typeof__(other) name __attribute__((alias(#other)));
+
 /* ---- Writes ---------------------------------------------------------------------------------- */
 
 /* Begins a write of several pieces. */
@@ -112,25 +113,19 @@ REPLACE(ssize_t, -1, preload_begin(fd, bytes), write, (int fd, const void *data,
 REPLACE(ssize_t, -1, preload_begin(fd, bytes), pwrite,
 	(int fd, const void *data, size_t bytes, off_t offset), fd, data, bytes, offset)
 
-REPLACE(ssize_t, -1, preload_begin(fd, bytes), pwrite64,
-	(int fd, const void *data, size_t bytes, off64_t offset), fd, data, bytes, offset)
-
 REPLACE(ssize_t, -1, begin_pieces(fd, pieces, count), writev,
 	(int fd, const struct iovec *pieces, int count), fd, pieces, count)
 
 REPLACE(ssize_t, -1, begin_pieces(fd, pieces, count), pwritev,
 	(int fd, const struct iovec *pieces, int count, off_t offset), fd, pieces, count, offset)
 
-REPLACE(ssize_t, -1, begin_pieces(fd, pieces, count), pwritev64,
-	(int fd, const struct iovec *pieces, int count, off64_t offset), fd, pieces, count, offset)
-
 REPLACE(ssize_t, -1, begin_pieces(fd, pieces, count), pwritev2,
 	(int fd, const struct iovec *pieces, int count, off_t offset, int flags), fd, pieces, count,
 	offset, flags)
 
-REPLACE(ssize_t, -1, begin_pieces(fd, pieces, count), pwritev64v2,
-	(int fd, const struct iovec *pieces, int count, off64_t offset, int flags), fd, pieces,
-	count, offset, flags)
+ALIAS(pwrite64, pwrite)
+ALIAS(pwritev64, pwritev)
+ALIAS(pwritev64v2, pwritev2)
 
 /* ---- Transfers between descriptors ----------------------------------------------------------- */
 
@@ -167,8 +162,7 @@ REPLACE(ssize_t, -1, begin_transfer(from, to, &bytes), copy_file_range,
 REPLACE(ssize_t, -1, begin_transfer(from, to, &bytes), sendfile,
 	(int to, int from, off_t *offset, size_t bytes), to, from, offset, bytes)
 
-REPLACE(ssize_t, -1, begin_transfer(from, to, &bytes), sendfile64,
-	(int to, int from, off64_t *offset, size_t bytes), to, from, offset, bytes)
+ALIAS(sendfile64, sendfile)
 
 REPLACE(ssize_t, -1, begin_transfer(from, to, &bytes), splice,
 	(int from, off64_t *from_offset, int to, off64_t *to_offset, size_t bytes, unsigned flags),
