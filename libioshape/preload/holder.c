@@ -50,6 +50,7 @@ struct turn {
 	double waited_s, held_s;
 	uint64_t bytes;
 	const char *end, *error;
+	int fd; /* of the file, to sync it; -1 if this process may not read it */
 };
 
 /* ---- Log ------------------------------------------------------------------------------------- */
@@ -174,6 +175,9 @@ static struct ioshape_slot *take(struct turn *turn, struct ioshape_context *cont
 	turn->waited_s = (double)(mailbox_now_ms() - begin_ms) / 1e3;
 	if (!ret) {
 		ioshape_slot_get_info(slot, &turn->slot);
+		/* Now, because programs rename files as soon as they have closed them. */
+		turn->fd = base_above_streams(
+			open(turn->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 	} else if (ret == -ECANCELED || ret == -ETIMEDOUT) {
 		turn->end = "timeout";
 	} else {
@@ -254,20 +258,9 @@ static bool is_slow(struct progress *progress)
 }
 
 /*
- * Waits until the storage has the bytes of the program's file. This process opens the file itself,
- * so the program's own fsync() still gets all errors.
+ * Holds the slot until there is a reason to give it back and the storage has the bytes of the file.
+ * This process syncs by a descriptor of its own, so the program's fsync() still gets all errors.
  */
-static void sync_file(const char *path)
-{
-	int fd = base_above_streams(open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-
-	if (fd < 0)
-		return;
-	fdatasync(fd);
-	close(fd);
-}
-
-/* Holds the slot until there is a reason to give it back. */
 static void hold(struct ioshape_slot *slot, struct turn *turn, uint64_t first_byte)
 {
 	struct mailbox *box = holder.box;
@@ -290,7 +283,7 @@ static void hold(struct ioshape_slot *slot, struct turn *turn, uint64_t first_by
 	atomic_store(&box->paused_ms, strcmp(turn->end, "pause") ? 0 : mailbox_now_ms());
 	turn->bytes = atomic_load(&box->bytes) - first_byte;
 	if (strcmp(turn->end, "lost"))
-		sync_file(turn->path);
+		fdatasync(turn->fd);
 	turn->held_s = (double)(mailbox_now_ms() - begin_ms) / 1e3;
 }
 
@@ -298,7 +291,7 @@ static void hold(struct ioshape_slot *slot, struct turn *turn, uint64_t first_by
 static void serve(void)
 {
 	struct mailbox *box = holder.box;
-	struct turn turn = { .slot = IOSHAPE_SLOT_INFO_INIT };
+	struct turn turn = { .slot = IOSHAPE_SLOT_INFO_INIT, .fd = -1 };
 	const uint64_t first_byte = atomic_load(&box->bytes);
 	struct ioshape_context *context; /* of its own, because it has the name of the file */
 	struct ioshape_slot *slot;
@@ -316,6 +309,7 @@ static void serve(void)
 	ioshape_slot_free(slot);
 	mailbox_move(box, MAILBOX_HELD, MAILBOX_IDLE);
 	mailbox_move(box, MAILBOX_CLOSED, MAILBOX_IDLE);
+	close(turn.fd);
 	log_turn(&turn);
 	ioshape_context_free(context);
 }

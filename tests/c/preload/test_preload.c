@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -296,6 +297,37 @@ TEST(writes, threads_share_a_slot)
 	ck_assert_uint_ge(lines_with("pool=\"shared\""), 1);
 	must_log(0, "end=timeout");
 	ck_assert(is_free());
+}
+
+/* Returns whether a process has the file at this path open. */
+static bool has_open(pid_t process, const char *path)
+{
+	char name[64], target[PATH_MAX];
+	bool found = false;
+
+	for (int fd = 0; fd < 64 && !found; fd++) {
+		ssize_t bytes;
+
+		snprintf(name, sizeof(name), "/proc/%d/fd/%d", (int)process, fd);
+		bytes = readlink(name, target, sizeof(target) - 1);
+		target[bytes > 0 ? bytes : 0] = 0;
+		found = !strcmp(target, path);
+	}
+	return found;
+}
+
+TEST(writes, a_file_that_is_renamed_is_synced)
+{
+	const char *before = scratch_path("file"), *after = scratch_path("renamed");
+	pid_t child = start("steadily"), holder;
+
+	wait_until_held();
+	holder = wait_for_holder();
+	for (int i = 0; i < 500 && !has_open(holder, before); i++)
+		poll(NULL, 0, 10);
+	ck_assert_int_eq(rename(before, after), 0);
+	ck_assert(has_open(holder, after));
+	finish(child);
 }
 
 TEST(writes, a_bandwidth_limit_holds)
