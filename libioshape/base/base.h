@@ -288,6 +288,8 @@ unsigned base_copy_threads(void);
 
 /* ---- This process (process.c) ---------------------------------------------------------------- */
 
+/* Returns the process id. Costs no system call, so that short public calls can check for a fork. */
+pid_t base_pid(void);
 /* Returns a random number for names, unique and never 0. Not for secrets. */
 uint64_t base_random(void);
 /*

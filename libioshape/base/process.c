@@ -16,12 +16,40 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 /* ---- Process id, limits and users ------------------------------------------------------------ */
+
+/* The process id, in a page that the kernel clears in a child, whichever call makes the child.
+ * NULL: the kernel refuses such pages. */
+static _Atomic pid_t *known_pid;
+
+static void make_pid_page(void)
+{
+	const size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+	void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (page != MAP_FAILED && !madvise(page, bytes, MADV_WIPEONFORK))
+		known_pid = page;
+	else if (page != MAP_FAILED)
+		munmap(page, bytes);
+}
+
+pid_t base_pid(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, make_pid_page);
+	if (!known_pid)
+		return getpid();
+	if (!*known_pid)
+		*known_pid = getpid();
+	return *known_pid;
+}
 
 uint64_t base_largest_file(void)
 {

@@ -17,7 +17,7 @@ int save_enter(const struct ioshape_context *context, struct base_error *error)
 	if (!context)
 		return base_fail_reason_with(error, -EINVAL, "open one first",
 					     "no context was given");
-	if (context->owner != getpid())
+	if (context->owner != base_pid())
 		return base_fail_reason_with(error, -EPERM, "open one after the fork",
 					     "this context belongs to the parent process");
 	return 0;

@@ -765,7 +765,7 @@ static int enter(const struct ioshape_slot *slot, struct base_error *error)
 {
 	if (!slot)
 		return base_fail_reason(error, -EINVAL, "no slot was given");
-	if (slot->owner != getpid())
+	if (slot->owner != base_pid())
 		return base_fail_reason_with(error, -EPERM, "acquire one after the fork",
 					     "this slot belongs to the parent process");
 	return 0;
