@@ -300,8 +300,10 @@ static void take_answer(struct slots_slot *slot, const struct slots_answer *answ
 	switch (answer->state) {
 	case SLOTS_HOLDING:
 		/* The stall time-out begins with the grant: before it nothing could be written. */
-		if (slot->stage != STAGE_HELD)
+		if (slot->stage != STAGE_HELD) {
 			atomic_store(&slot->progress_ns, sent_ns);
+			pool->spurious = 0;
+		}
 		slot->stage = STAGE_HELD;
 		/* The coordinator's lease began after the question was sent. A fifth of the lease
 		 * is a margin for a call under way, and for clocks that run at different rates. */

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define LEASE_MS 600u
@@ -31,6 +32,16 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 			  void *argument)
 {
 	return no_threads ? EAGAIN : __real_pthread_create(thread, attributes, run, argument);
+}
+
+/* Wraps nanosleep(): the library's thread calls it only to pause after too many wake-ups. */
+static atomic_uint pauses;
+int __real_nanosleep(const struct timespec *time, struct timespec *left);
+int __wrap_nanosleep(const struct timespec *time, struct timespec *left);
+int __wrap_nanosleep(const struct timespec *time, struct timespec *left)
+{
+	pauses++;
+	return __real_nanosleep(time, left);
 }
 
 static void hear(void *user, enum ioshape_log_level level, const char *message)
@@ -66,7 +77,7 @@ static void setup(void)
 		.capacity = 2,
 	};
 	policy = (struct slots_policy){ IOSHAPE_UNREACHABLE_STAGGER, 400, 60000 };
-	warnings = infos = 0;
+	warnings = infos = pauses = 0;
 	ranks = 4;
 	no_threads = false;
 	script_install(&script);
@@ -605,6 +616,18 @@ TEST(waiting_case, wakes_without_an_end_do_not_keep_the_process_busy)
 	ck_assert_int_eq(slots_acquire(pool, &wanted, &slot, &error), -ETIMEDOUT);
 	ck_assert_uint_ge(script_counts().waits, 16);
 	ck_assert_uint_le(script_counts().waits, 200);
+	ck_assert_uint_ge(pauses, 1);
+}
+
+TEST(waiting_case, wakes_that_bring_slots_are_not_followed_by_a_pause)
+{
+	script.acquired = SLOTS_WAITING;
+	script.beaten = SLOTS_HOLDING;
+	script.floods = true;
+	script_change(&script);
+	for (int i = 0; i < 100; i++)
+		slots_release(take(NULL));
+	ck_assert_uint_eq(pauses, 0);
 }
 
 TEST(waiting_case, without_a_thread_the_waiter_sends_its_heartbeats)
