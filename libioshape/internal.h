@@ -220,6 +220,7 @@ struct slots_file_head {
 	uint64_t base_ns;  /* wall clock minus monotonic clock when the file was created */
 	uint32_t capacity; /* slots, as set by the first request that found the pool idle */
 	uint32_t by_job;   /* 1 if the job's setting gave the capacity; 0 if the rule did */
+	uint64_t mark;     /* random; changes when a request takes a ticket */
 	char pool[SLOTS_NAME_BYTES];
 };
 

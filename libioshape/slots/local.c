@@ -87,7 +87,11 @@ struct local_pool {
 	uint64_t base_ns;       /* wall clock minus monotonic clock, as in the head */
 	uint64_t fence;         /* latest fence given to this process */
 	uint32_t turn;          /* index of the slot at which the next request begins to look */
-	unsigned finds;         /* look-ups of locks in the current call */
+	/* The head when this process last saw that no request waits and that no slot above the
+	 * capacity is locked: its `mark`, and the capacity (0: never). */
+	uint64_t quiet_mark;
+	uint32_t quiet_capacity;
+	unsigned finds; /* look-ups of locks in the current call */
 	struct local_member *members;
 	/* Unused members whose descriptors stay open for the next requests. */
 	struct local_member *spare;
@@ -102,7 +106,7 @@ struct local_pool {
 
 /* ---- The file -------------------------------------------------------------------------------- */
 
-_Static_assert(sizeof(struct slots_file_head) == 32 + SLOTS_NAME_BYTES, "heads have holes");
+_Static_assert(sizeof(struct slots_file_head) == 40 + SLOTS_NAME_BYTES, "heads have holes");
 _Static_assert(sizeof(struct slots_file_record) == 256, "records have holes");
 
 void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
@@ -313,6 +317,7 @@ static int write_head(const struct local_pool *pool, struct slots_file_head *hea
 {
 	*head = (struct slots_file_head){ .magic = LOCAL_MAGIC, .version = LOCAL_VERSION };
 	head->base_ns = MAX(wall_ns(), base_now_ns()) - base_now_ns();
+	head->mark = base_random();
 	memcpy(head->pool, pool->config.pool, sizeof(head->pool));
 	return local_write(pool, 0, head, sizeof(*head));
 }
@@ -702,12 +707,16 @@ static int take_ticket(struct local_pool *pool, struct local_member *member)
 
 static int queue_up(struct local_pool *pool, struct local_member *member)
 {
+	const uint64_t mark = base_random();
 	int ret = take_ticket(pool, member);
 
 	if (!ret && member->small)
 		ret = local_lock(member->fd, F_WRLCK, SMALL_LINE + (off_t)member->ticket, 1);
 	if (ret)
 		return ret == -EAGAIN ? -E2BIG : ret;
+	ret = local_write(pool, offsetof(struct slots_file_head, mark), &mark, sizeof(mark));
+	if (ret)
+		return ret;
 	member->record.number = member->ticket;
 	member->record.since_ns = base_now_ns();
 	member->record.until_ns = member->record.since_ns + LOCAL_LOOK_NS;
@@ -862,13 +871,26 @@ static int hold_one(struct local_pool *pool, struct local_member *member, uint32
 	return ret ? ret : hold(pool, member, &number, 1, given);
 }
 
-static int take_at_once(struct local_pool *pool, struct local_member *member, uint32_t capacity)
+/* Returns whether no request waits and no slot above the capacity is locked. Requests that lock
+ * such a slot have had a ticket, so while the mark stays, one look at the locks is enough. */
+static bool is_quiet(struct local_pool *pool, uint64_t mark, uint32_t capacity)
+{
+	if (pool->quiet_mark == mark && pool->quiet_capacity == capacity)
+		return true;
+	if (is_locked(pool, HOLDER(LOCAL_FIRST_SLOT + capacity), SMALL_LINE))
+		return false;
+	pool->quiet_mark = mark;
+	pool->quiet_capacity = capacity;
+	return true;
+}
+
+static int take_at_once(struct local_pool *pool, struct local_member *member, uint64_t mark,
+			uint32_t capacity)
 {
 	const uint32_t number = LOCAL_FIRST_SLOT + pool->turn % capacity;
 	int ret;
 
-	if (member->record.weight != 1 ||
-	    is_locked(pool, HOLDER(LOCAL_FIRST_SLOT + capacity), SMALL_LINE))
+	if (member->record.weight != 1 || !is_quiet(pool, mark, capacity))
 		return -EAGAIN;
 	ret = hold_one(pool, member, number, 1);
 	if (!ret)
@@ -1212,10 +1234,11 @@ static void answer_for(struct local_pool *pool, const struct local_member *membe
 /* ---- Operations ------------------------------------------------------------------------------ */
 
 /* Takes the slots that a request needs, or queues it. A request that fails is freed. */
-static int ask(struct local_pool *pool, struct local_member *member, uint32_t capacity,
-	       struct base_error *error)
+static int ask(struct local_pool *pool, struct local_member *member,
+	       const struct slots_file_head *head, struct base_error *error)
 {
-	int ret = take_at_once(pool, member, capacity);
+	const uint32_t capacity = capacity_of(pool, head);
+	int ret = take_at_once(pool, member, head->mark, capacity);
 
 	if (ret == -EAGAIN)
 		ret = queue_up(pool, member);
@@ -1246,7 +1269,7 @@ static int acquire(struct local_pool *pool, struct slots_file_head *head,
 		member = new_member(pool, request, error);
 		if (!member)
 			return error ? error->code : IOSHAPE_E_COORDINATOR;
-		ret = ask(pool, member, capacity_of(pool, head), error);
+		ret = ask(pool, member, head, error);
 		if (ret)
 			return ret;
 	}

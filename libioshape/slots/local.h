@@ -3,7 +3,7 @@
  * The coordinator for one host, without a server. A pool is a file, and locks on bytes of that file
  * say which requests hold a slot and which wait.
  *
- *     ioshape-POOL-HASH.v4.slots    in /dev/shm, in /tmp, or in the folder that the address names
+ *     ioshape-POOL-HASH.v5.slots    in /dev/shm, in /tmp, or in the folder that the address names
  *
  * Each request has an open file description of its own, which owns its locks (F_OFD_SETLK). So
  * threads of a process exclude each other as processes do, and a child of fork() inherits no lock.
@@ -22,7 +22,8 @@
  *
  * Ask: If no request waits and no slot above the capacity is locked, a request for one slot tries
  * to lock the next slot in turn. If it gets none, it takes a ticket: the byte above all that are
- * locked in its line.
+ * locked in its line. Then it changes the mark in the head, which each request reads when it
+ * begins: while the mark stays, no request has begun to wait.
  *
  * Look: A waiter is first if no byte below its ticket is locked in its line. The urgent line goes
  * before the other one. The first waiter counts the locked slots. If enough are free it locks as
@@ -57,7 +58,7 @@
 #include "slots/slots.h"
 
 #define LOCAL_MAGIC "ioslots"
-#define LOCAL_VERSION BASE_FORMAT(4u) /* also part of the name of the file */
+#define LOCAL_VERSION BASE_FORMAT(5u) /* also part of the name of the file */
 
 #define LOCAL_SLOTS 1000u /* largest number of slots of a pool */
 #define LOCAL_SPARE 8u    /* open descriptors that are kept for later requests */

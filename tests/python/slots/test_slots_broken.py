@@ -139,7 +139,7 @@ def test_what_is_no_file_of_a_pool_is_no_pool() -> None:
         assert make(address, json.dumps({"pool": GOOD})).hear() == "holds"
         folder = Path(address.removeprefix("local:"))
         (path,) = folder.glob(f"ioshape-{GOOD}-*")
-        end = "0123456789abcdef.v4.slots"
+        end = "0123456789abcdef.v5.slots"
         (folder / f"ioshape-copy-{end}").write_bytes(path.read_bytes())
         (folder / f"ioshape-link-{end}").symlink_to(path)
         (folder / f"ioshape-text-{end}").write_text("text")
