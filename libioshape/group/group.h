@@ -535,8 +535,8 @@ void group_pass_list(struct group_payload *payload, uint32_t **list, uint32_t co
 
 extern const struct group_message group_hello, group_roster, group_no_roster, group_beat,
 	group_want, group_plans[GROUP_MOST_PLANS], group_digest, group_call, group_here, group_done,
-	group_space, group_commit, group_kept, group_verdict, group_next, group_whole,
-	group_checked, group_intact, group_bye;
+	group_space, group_commit, group_kept, group_verdict, group_next, group_restored,
+	group_whole, group_checked, group_intact, group_bye;
 
 struct group_hello {
 	struct group_rank own;

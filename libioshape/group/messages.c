@@ -405,6 +405,8 @@ const struct group_message group_verdict = { "verdict", pass_verdict };
 
 /* Search for the newest checkpoint, rank 0 → all: the candidate of this round. */
 const struct group_message group_next = { "next", pass_found };
+/* On tiers, the first rank of each node → rank 0: whether it has the files that its ranks need. */
+const struct group_message group_restored = { "restored", pass_answer };
 /* Rank 0 → all: whether the candidate's files are on the tiers of the nodes that want them. */
 const struct group_message group_whole = { "whole", pass_found };
 /* All → rank 0: whether this rank's share of the candidate is intact. */

@@ -319,36 +319,51 @@ static void remove_folder(const char *path, uid_t owner)
 	}
 }
 
-/* Renames a folder before it is emptied. If this process dies while it does that, the folder looks
- * new; the next rank 0 recognises it by the name. */
-static bool rename_old(int parent_fd, const char *name, char into[NAME_MAX + 1])
-{
-	return snprintf(into, NAME_MAX + 1, DIRECTORY_MARK GONE "%s",
-			name + strlen(DIRECTORY_MARK)) <= NAME_MAX &&
-	       !renameat(parent_fd, name, parent_fd, into);
-}
+/* ---- Removing the folders of dead jobs ------------------------------------------------------- */
 
-struct old_folders {
+struct sweeping {
 	const struct files_store *store;
+	const char *mark; /* prefix of the folders' names */
 	struct io_folder parent;
 	struct base_budget budget;
 };
 
-static int remove_if_old(void *user, const char *name, struct base_error *error)
+/* Returns whether a folder belongs to a dead job. One without a life file of rank 0 may be a new
+ * one in memory, or is in a directory of checkpoints. It is dead if it has not changed for a day.
+ */
+static bool is_dead(const struct files_store *store, int folder_fd, const struct stat *stat)
 {
-	struct old_folders *old = user;
-	const size_t mark = strlen(DIRECTORY_MARK);
-	const struct files_store *store = old->store;
-	const int parent_fd = old->parent.fd;
+	bool locked;
+
+	if (look_at_life(folder_fd, RANK0_LIFE, &locked))
+		return !locked;
+	return store->opened - stat->st_mtim.tv_sec > FORGOTTEN_AFTER_S;
+}
+
+/* Renames a folder before it is emptied. If this process dies while it does that, the folder looks
+ * new; the next rank 0 recognises it by the name. */
+static bool rename_dead(const struct sweeping *sweeping, const char *name, char into[NAME_MAX + 1])
+{
+	return snprintf(into, NAME_MAX + 1, "%s" GONE "%s", sweeping->mark,
+			name + strlen(sweeping->mark)) <= NAME_MAX &&
+	       !renameat(sweeping->parent.fd, name, sweeping->parent.fd, into);
+}
+
+static int sweep_one(void *user, const char *name, struct base_error *error)
+{
+	struct sweeping *sweeping = user;
+	const size_t mark = strlen(sweeping->mark);
+	const struct files_store *store = sweeping->store;
+	const int parent_fd = sweeping->parent.fd;
 	char renamed[NAME_MAX + 1];
 	struct stat stat;
 	bool gone;
 	int fd;
 
 	(void)error;
-	if (!base_budget_look(&old->budget))
+	if (!base_budget_look(&sweeping->budget))
 		return -EAGAIN;
-	if (strncmp(name, DIRECTORY_MARK, mark) != 0)
+	if (strncmp(name, sweeping->mark, mark) != 0)
 		return 0;
 	fd = base_above_streams(
 		openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -356,23 +371,22 @@ static int remove_if_old(void *user, const char *name, struct base_error *error)
 		return 0;
 	gone = !strncmp(name + mark, GONE, strlen(GONE));
 	if (!fstat(fd, &stat) && stat.st_uid == store->owner &&
-	    (gone || (store->opened - stat.st_mtim.tv_sec > FORGOTTEN_AFTER_S &&
-		      rename_old(parent_fd, name, renamed))) &&
-	    empty(fd, &old->budget))
+	    (gone || (is_dead(store, fd, &stat) && rename_dead(sweeping, name, renamed))) &&
+	    empty(fd, &sweeping->budget))
 		unlinkat(parent_fd, gone ? name : renamed, AT_REMOVEDIR);
 	close(fd);
 	return 0;
 }
 
-/* Removes folders that their jobs have not touched for a day. */
-static void remove_old_folders(const struct files_store *store)
+/* Removes the folders of dead jobs in a directory. */
+static void sweep(const struct files_store *store, const char *parent, const char *mark)
 {
-	struct old_folders old = { .store = store, .budget = base_budget_begin() };
+	struct sweeping sweeping = { .store = store, .mark = mark, .budget = base_budget_begin() };
 
-	if (io_folder_open(&old.parent, store->base.config.directory, NULL))
+	if (io_folder_open(&sweeping.parent, parent, NULL))
 		return;
-	io_folder_list(&old.parent, remove_if_old, &old, NULL);
-	io_folder_close(&old.parent);
+	io_folder_list(&sweeping.parent, sweep_one, &sweeping, NULL);
+	io_folder_close(&sweeping.parent);
 }
 
 /* ---- A folder in memory ---------------------------------------------------------------------- */
@@ -385,61 +399,12 @@ static void leave_memory(struct files_store *store)
 	store->life_fd = store->rank0_fd = store->folder_fd = -1;
 }
 
-struct sweeping {
-	const struct files_store *store;
-	int parent_fd;
-};
-
-/* Returns whether a folder belongs to a dead job. One without a rank 0 may be a new one. */
-static bool is_dead(int folder_fd)
-{
-	struct stat stat;
-	bool locked;
-
-	if (look_at_life(folder_fd, RANK0_LIFE, &locked))
-		return !locked;
-	return !fstat(folder_fd, &stat) && time(NULL) - stat.st_mtim.tv_sec > FORGOTTEN_AFTER_S;
-}
-
-static int sweep_one(void *opaque, const char *name, struct base_error *error)
-{
-	const struct sweeping *sweeping = opaque;
-	char path[STORE_FOLDER_BYTES + NAME_MAX];
-	int fd;
-
-	(void)error;
-	if (strncmp(name, MEMORY_MARK, strlen(MEMORY_MARK)) != 0)
-		return 0;
-	fd = base_above_streams(
-		openat(sweeping->parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-	if (fd < 0)
-		return 0;
-	snprintf(path, sizeof(path), "%s/%s", sweeping->store->parent, name);
-	if (is_dead(fd))
-		remove_folder(path, geteuid());
-	close(fd);
-	return 0;
-}
-
-/* Removes the folders of dead jobs. */
-static void sweep(struct files_store *store)
-{
-	struct io_folder parent = { .path = store->parent };
-	struct sweeping sweeping = { .store = store };
-
-	parent.fd = sweeping.parent_fd = open_folder(store->parent);
-	if (parent.fd < 0)
-		return;
-	io_folder_list(&parent, sweep_one, &sweeping, NULL);
-	base_close(parent.fd);
-}
-
 /* Creates rank 0's folder. */
 static int make_folder(struct files_store *store, struct base_error *error)
 {
 	int ret;
 
-	sweep(store);
+	sweep(store, store->parent, MEMORY_MARK);
 	if (mkdir(store->path, 0700))
 		return base_fail(error, -errno, "cannot make the folder \"%s\"", store->path);
 	ret = store->folder_fd = open_folder(store->path);
@@ -742,7 +707,7 @@ static int open_in_directory(struct store **out, const struct store_config *conf
 	store->owner = ours.st_uid;
 	store->opened = ours.st_mtime;
 	if (!config->rank)
-		remove_old_folders(store);
+		sweep(store, config->directory, DIRECTORY_MARK);
 	return 0;
 }
 
@@ -758,6 +723,7 @@ static int open_in_memory(struct store **out, const struct store_config *config,
 	if (ret)
 		return ret;
 	store->owner = geteuid();
+	store->opened = time(NULL);
 	if (asprintf(&store->path, "%s/" MEMORY_MARK "%s", store->parent, config->name) < 0) {
 		store->path = NULL;
 		return base_no_memory(error, "a path", strlen(store->parent));

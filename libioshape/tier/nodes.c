@@ -355,22 +355,12 @@ static void pass_given(struct group_payload *payload, void *message)
 	group_pass_bytes(payload, &given->text);
 }
 
-static void pass_failure(struct group_payload *payload, void *message)
-{
-	struct group_answer *answer = message;
-
-	group_pass_failure(payload, &answer->failure);
-	group_pass_text(payload, answer->remark, sizeof(answer->remark));
-}
-
 /* First rank of each node to rank 0: what its tier has. */
 static const struct group_message offer_message = { "offer", pass_offers };
 /* Rank 0 to the first rank of each node: what is restored, and where. */
 static const struct group_message restore_message = { "restore", pass_restoring };
 /* First rank of a node that has the checkpoint to the others: the manifest. */
 static const struct group_message manifest_message = { "manifest", pass_given };
-/* First rank of each node to rank 0: whether it has the files that its ranks need. */
-static const struct group_message restored_message = { "restored", pass_failure };
 
 static void spread_free(struct spread *spread)
 {
@@ -1068,7 +1058,7 @@ static int follow(struct group_round *round, struct base_error *error)
 	ret = group_hear(round, &restore_message, 0, &restoring, error);
 	if (!ret) {
 		restore_here(round, &restoring, &answer.failure);
-		ret = group_tell(round, &restored_message, &answer, error);
+		ret = group_tell(round, &group_restored, &answer, error);
 	}
 	restoring_free(&restoring);
 	return ret;
@@ -1088,7 +1078,7 @@ static int restore(struct group_round *round, const struct group_spreads *spread
 		ret = group_tell(round, &restore_message, &restoring, error);
 	if (!ret) {
 		restore_here(round, &restoring, failure);
-		ret = group_collect_answers(round, &restored_message,
+		ret = group_collect_answers(round, &group_restored,
 					    "did not report whether it has its files", &answers,
 					    error);
 		if (answers.failure.code && !failure->code)
