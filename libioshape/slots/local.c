@@ -98,10 +98,9 @@ struct local_pool {
 	unsigned spares;
 	struct local_watch watches[LOCAL_RECORDS];
 
-	uint32_t *word;       /* the futex word; private memory until the file is mapped */
-	atomic_bool mapped;   /* whether `word` is in the file */
-	atomic_uint listened; /* wake-up bits on which the waiting thread listens */
-	uint32_t seen;        /* value of the word before the latest look; used by wait() only */
+	uint32_t *_Atomic word; /* the futex word in the mapped file; NULL: not mapped yet */
+	atomic_uint listened;   /* wake-up bits on which the waiting thread listens */
+	uint32_t seen;          /* value of the word before the latest look; used by wait() only */
 };
 
 /* ---- The file -------------------------------------------------------------------------------- */
@@ -220,28 +219,22 @@ static bool local_find_lock(struct local_pool *pool, off_t from, off_t to, struc
  * pread(), never through memory. Another user may cut the file short; then a load raises SIGBUS,
  * but futex() and pread() only fail. */
 
-static uint32_t *map(int flags, int fd, uint32_t *at)
+#define WORD (offsetof(struct slots_file_head, wake) / sizeof(uint32_t))
+
+/* Uses the word in the file from now on, if the file can be mapped. The mapping replaces that of an
+ * earlier file at its address, because a waiting thread may be about to use it. */
+static void map_word(struct local_pool *pool)
 {
-	const size_t word = offsetof(struct slots_file_head, wake) / sizeof(uint32_t);
-	uint32_t *page = mmap(at ? at - word : NULL, PAGE_BYTES, PROT_READ | PROT_WRITE,
-			      MAP_SHARED | flags, fd, 0);
+	uint32_t *before = pool->word;
+	uint32_t *page = mmap(before ? before - WORD : NULL, PAGE_BYTES, PROT_READ | PROT_WRITE,
+			      MAP_SHARED | (before ? MAP_FIXED : 0), pool->fd, 0);
 
 	if (page == MAP_FAILED)
-		return NULL;
+		return;
 	/* A child that kept the mapping would keep the file open, and with it its parent's
 	 * locks. */
 	madvise(page, PAGE_BYTES, MADV_DONTFORK);
-	return page + word;
-}
-
-/* Uses the word in the file from now on, if the file can be mapped. */
-static void map_word(struct local_pool *pool)
-{
-	/* MAP_FIXED replaces the private word at the same address, because a waiting thread may be
-	 * about to use it. If that fails, futex() fails, too, and waiters poll. */
-	atomic_store(&pool->mapped, true);
-	if (!map(MAP_FIXED, pool->fd, pool->word))
-		errno = 0;
+	pool->word = page + WORD;
 }
 
 /* Wakes the processes that sleep in this pool and listen to one of these bits. If a process does
@@ -250,6 +243,8 @@ static void local_wake(struct local_pool *pool, uint32_t bits)
 {
 	static uint32_t unused;
 
+	if (!pool->word)
+		return;
 	/* FUTEX_WAKE_OP makes the kernel add 1 to the word. No thread waits on `unused`. */
 	syscall(SYS_futex, &unused, FUTEX_WAKE_OP, 1, (void *)0, pool->word,
 		FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_LT, 0));
@@ -260,8 +255,6 @@ static uint32_t value_of(struct local_pool *pool)
 {
 	uint32_t value = 0;
 
-	if (!atomic_load(&pool->mapped))
-		return __atomic_load_n(pool->word, __ATOMIC_RELAXED);
 	pthread_mutex_lock(&pool->lock);
 	if (pread(pool->fd, &value, sizeof(value), offsetof(struct slots_file_head, wake)) < 0)
 		errno = 0;
@@ -283,6 +276,7 @@ static void local_sleep(struct local_pool *pool, uint32_t bits, uint32_t timeout
 	const struct timespec until = { .tv_sec = (time_t)(until_ns / 1000000000),
 					.tv_nsec = (long)(until_ns % 1000000000) };
 
+	/* Without a mapping the address is NULL, and futex() fails. */
 	if (syscall(SYS_futex, pool->word, FUTEX_WAIT_BITSET, pool->seen, &until, NULL, bits) &&
 	    errno == EFAULT)
 		nap(base_ms_to_ns(MIN(timeout_ms, BLIND_MS)));
@@ -538,24 +532,15 @@ static int local_file_again(const struct local_pool *pool)
 	return -EAGAIN;
 }
 
-/* Prepares a pool whose file is not open yet. Returns 0 or a negative errno. */
-static int local_file_init(struct local_pool *pool)
-{
-	pool->folder_fd = pool->fd = -1;
-	pool->word = map(MAP_ANONYMOUS, -1, NULL);
-	return pool->word ? 0 : -ENOMEM;
-}
-
 /* Closes the file. Removes it if no other process has it open. */
 static void local_file_close(struct local_pool *pool)
 {
-	const size_t word = offsetof(struct slots_file_head, wake) / sizeof(uint32_t);
-
 	if (pool->fd >= 0 && !local_lock(pool->fd, F_WRLCK, PRESENT, 1) && has_its_name(pool))
 		unlinkat(pool->folder_fd, pool->name, 0);
 	base_close(pool->fd);
 	base_close(pool->folder_fd);
-	munmap(pool->word - word, PAGE_BYTES);
+	if (pool->word)
+		munmap(pool->word - WORD, PAGE_BYTES);
 }
 
 /* ---- Finding locks --------------------------------------------------------------------------- */
@@ -1033,11 +1018,8 @@ static int local_open(void **out, const struct slots_config *config, struct base
 	if (!pool)
 		return base_no_memory(error, "a pool", sizeof(*pool));
 	pool->config = *config;
+	pool->folder_fd = pool->fd = -1;
 	atomic_store(&pool->listened, UINT32_MAX);
-	if (local_file_init(pool)) {
-		free(pool);
-		return base_no_memory(error, "a pool", 4096);
-	}
 	memcpy(pool->folder, folder, sizeof(pool->folder));
 	local_file_name(pool->name, config->pool);
 	pthread_mutex_init(&pool->lock, NULL);

@@ -98,7 +98,6 @@ struct slots_pool {
 	void *coordinator;
 	struct slots_config config;
 	struct slots_policy policy;
-	char *address, *password, *password_file; /* copies; config points to them */
 	/* The latest answer was that bandwidth has no limit; do not ask before then. */
 	_Atomic uint64_t unlimited_until_ns;
 
@@ -185,9 +184,6 @@ const struct slots_ops *slots_coordinator_of(const char *address)
 
 static void free_pool(struct slots_pool *pool)
 {
-	base_free_secret(pool->password);
-	base_free_secret(pool->address);
-	free(pool->password_file);
 	pthread_cond_destroy(&pool->thread_change);
 	pthread_cond_destroy(&pool->change);
 	pthread_mutex_destroy(&pool->lock);
@@ -210,19 +206,8 @@ int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
 	pool->policy = *policy;
 	snprintf(pool->config.identity.client, sizeof(pool->config.identity.client), "%016llx",
 		 (unsigned long long)base_random());
-	pool->address = strdup(config->address);
-	pool->password = config->password ? strdup(config->password) : NULL;
-	pool->password_file = config->password_file ? strdup(config->password_file) : NULL;
-	if (!pool->address || (config->password && !pool->password) ||
-	    (config->password_file && !pool->password_file)) {
-		ret = base_no_memory(error, "a pool of slots", sizeof(*pool));
-	} else {
-		pool->config.address = pool->address;
-		pool->config.password = pool->password;
-		pool->config.password_file = pool->password_file;
-		pool->ops = config->ops ? config->ops : slots_coordinator_of(pool->address);
-		ret = pool->ops->open(&pool->coordinator, &pool->config, error);
-	}
+	pool->ops = config->ops ? config->ops : slots_coordinator_of(config->address);
+	ret = pool->ops->open(&pool->coordinator, &pool->config, error);
 	if (ret)
 		free_pool(pool);
 	else
