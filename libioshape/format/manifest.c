@@ -114,7 +114,7 @@ static int compare_positions(const void *left, const void *right, void *user)
 
 /* Checks that shards in one position are equal and that no others overlap, and sets their holders.
  * All shards must lie inside their files. */
-static int check_ashard(const struct format_manifest *manifest, const char **problem)
+static int check_positions(const struct format_manifest *manifest, const char **problem)
 {
 	struct format_manifest_shard *before, *shard, *shards = manifest->shards;
 	uint32_t *order = reallocarray(NULL, MAX(manifest->rank_count, 1), sizeof(*order));
@@ -179,7 +179,7 @@ static int check_manifest(const struct format_manifest *manifest, const char **p
 		if (!*problem)
 			*problem = repeat_problem(manifest, i);
 	}
-	return ret || *problem ? ret : check_ashard(manifest, problem);
+	return ret || *problem ? ret : check_positions(manifest, problem);
 }
 
 /* ---- Text ------------------------------------------------------------------------------------ */

@@ -46,14 +46,14 @@ struct facts {
 	uint32_t ranks, nodes;
 	uint64_t bytes; /* bytes of all ranks */
 	bool comm;      /* nodes can send bytes to each other */
-	bool ashard;    /* each node writes to a tier of its own */
+	bool own_tiers; /* each node writes to a tier of its own */
 };
 
 #define FEW_BYTES (64 * MIB)
 
 static bool rank0_is_possible(const struct facts *facts)
 {
-	return (facts->comm && !facts->ashard) || facts->nodes == 1;
+	return (facts->comm && !facts->own_tiers) || facts->nodes == 1;
 }
 
 static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *facts, char *why,
@@ -64,8 +64,8 @@ static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *f
 		return asked;
 	}
 	snprintf(why, size, "rank0 was requested, but %s",
-		 facts->ashard ? "each node saves to its own tier" :
-				 "nodes cannot send data to each other (give the group a comm)");
+		 facts->own_tiers ? "each node saves to its own tier" :
+				    "nodes cannot send data to each other (give the group a comm)");
 	return IOSHAPE_MODE_NODE;
 }
 
@@ -377,12 +377,6 @@ static void choose_path(struct group_shard *shard)
 		save_directly(shard, reason);
 }
 
-/* Records where the plan says that the checkpoint is written. Called on the other ranks. */
-static void take_path(struct group_shard *shard)
-{
-	record_reason(shard);
-}
-
 /* Raises the attempt's serial number above those of the tier and of the directory. Called on rank
  * 0. */
 static void continue_serials(struct group_shard *shard, struct group_attempt *attempt)
@@ -528,7 +522,7 @@ static void choose_mode(struct group_shard *shard, const struct group_attempt *a
 		.nodes = group->node_count,
 		.bytes = plan->total_bytes,
 		.comm = group->options.comm && !group->comm_failed,
-		.ashard = group_is_spread(shard),
+		.own_tiers = group_is_spread(shard),
 	};
 
 	save_look_at_storage(attempt->folder.fd, attempt->folder.path, &group->storage, &storage);
@@ -683,6 +677,6 @@ int group_await_plan(struct group_shard *shard, struct group_attempt *attempt,
 	if (ret || !shard->plan.near)
 		group_attempt_abandon(attempt);
 	if (!ret)
-		take_path(shard);
+		record_reason(shard);
 	return ret;
 }

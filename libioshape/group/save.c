@@ -526,13 +526,6 @@ static bool is_committed(struct group_shard *shard)
 	return ours;
 }
 
-/* Keeps a checkpoint whose rank 0 has ended, perhaps before it could keep it. */
-static int keep_committed(const struct group_shard *shard, struct base_error *error)
-{
-	base_error_begin(error);
-	return keep(shard, error);
-}
-
 /* Waits for the verdict. *heard says whether it was received. The code alone does not tell, because
  * a verdict may have the code of a lost rank 0. */
 static int await_verdict(struct group_shard *shard, bool *heard, struct base_error *error)
@@ -546,7 +539,9 @@ static int await_verdict(struct group_shard *shard, bool *heard, struct base_err
 		strcpy(shard->unprotected, verdict.unprotected);
 		ret = base_propagate(error, &verdict.failure);
 	} else if (ret == -ETIMEDOUT && is_committed(shard)) {
-		ret = keep_committed(shard, error);
+		/* Rank 0 has ended, perhaps before it could keep the checkpoint. */
+		base_error_begin(error);
+		ret = keep(shard, error);
 	}
 	return ret;
 }
@@ -663,25 +658,19 @@ static void report_group(const struct group_shard *shard, uint64_t begin_ns, dou
 		 (unsigned long long)shard->hashed_bytes);
 }
 
-/* Copies this rank's downgrades to the report. Writers report them with those of their file. */
-static void report_downgrades(const struct group_shard *shard)
-{
-	io_report_downgrades(&shard->downgrades, shard->report);
-}
-
 static void report_unprotected(struct group_shard *shard)
 {
 	io_add_downgrade(&shard->downgrades, IOSHAPE_DOWNGRADE_PARITY,
 			 "without parity, and lost if a node fails before it is drained: %s",
 			 shard->unprotected);
-	report_downgrades(shard);
+	io_report_downgrades(&shard->downgrades, shard->report);
 }
 
 /* Reports a skipped save. Called on all ranks, whatever they had written by then. */
 static void report_skip(struct group_shard *shard, const struct base_error *why)
 {
 	io_add_downgrade(&shard->downgrades, IOSHAPE_DOWNGRADE_SKIPPED, "%s", why->sentence);
-	report_downgrades(shard);
+	io_report_downgrades(&shard->downgrades, shard->report);
 }
 
 static int prepare(struct group_shard *shard, struct base_error *error)
