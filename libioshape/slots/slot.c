@@ -118,10 +118,11 @@ struct slots_pool {
 	/* The pool's thread. */
 	pthread_t thread;
 	bool started, stop;
-	bool asleep;       /* there was no work for a while */
-	bool in_wait;      /* the thread is in the coordinator's wait() */
-	bool no_wakes;     /* wait() fails: only heartbeats report a grant */
-	unsigned spurious; /* spurious wake-ups in a row */
+	bool asleep;   /* there was no work for a while */
+	bool in_wait;  /* the thread is in the coordinator's wait() */
+	bool no_wakes; /* wait() fails: only heartbeats report a grant */
+	/* Spurious wake-ups in a row. The thread counts them without the lock. */
+	atomic_uint spurious;
 	pthread_cond_t thread_change;
 	uint64_t thread_wakes_ns; /* when it next looks at all slots */
 };
