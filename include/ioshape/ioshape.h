@@ -221,7 +221,7 @@ enum ioshape_alarm {
 	/** a tensor has NaN or infinities, and had none */
 	IOSHAPE_ALARM_NONFINITE = 1,
 	/** all large tensors are byte for byte those of the checkpoint before, or all of a group
-	 * that moved before are */
+	 * that moved before are; but not if a whole file is saved to its path again */
 	IOSHAPE_ALARM_UNCHANGED = 2,
 	/** a large tensor has one number everywhere, and had several */
 	IOSHAPE_ALARM_CONSTANT = 4,

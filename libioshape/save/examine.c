@@ -22,8 +22,10 @@
  * change even if all tensors stand still. */
 #define LARGE_BYTES (1 * MIB)
 /* In a file without such records, those of at least half the largest size count as large, but never
- * below this limit. The state of torch's generator, which has 5 KiB, never counts. */
+ * below this limit. */
 #define LEAST_LARGE_BYTES (16 * KIB)
+/* Size of the state of torch's generator on the CPU. */
+#define GENERATOR_BYTES 5056
 /* A float tensor of so many numbers that changes shows that training goes on, though all large
  * tensors may be frozen. */
 #define LEAST_TRAINED_NUMBERS 64
@@ -107,9 +109,11 @@ struct seen_tensor {
 
 struct save_seen {
 	TAILQ_ENTRY(save_seen) entry;
-	char *path;      /* absolute path */
-	uint64_t number; /* order in which files were remembered */
-	uint64_t bytes;  /* size of all large records */
+	char *path;       /* absolute path */
+	uint64_t number;  /* order in which files were remembered */
+	uint64_t content; /* hash of all records that training changes */
+	bool stale;       /* it raised the alarm `unchanged` */
+	uint64_t bytes;   /* size of all large records */
 	size_t count;
 	struct large_record *records; /* sorted by size and checksum */
 	size_t tensor_count;
@@ -132,6 +136,19 @@ static bool may_be_tensor(const struct facts *facts, uint64_t i)
 	const char *slash = strrchr(name, '/');
 
 	return i >= facts->own && strcmp(slash ? slash + 1 : name, "data.pkl") != 0;
+}
+
+/* Returns whether a record differs between two files only if training went on between them. The
+ * state of torch's generator does not count: evaluating draws numbers, too. */
+static bool shows_training(const struct format_entry *entry)
+{
+	static const char *const constant[] = { "version", "byteorder", ".format_version",
+						".storage_alignment", "serialization_id" };
+	const char *slash = strrchr(entry->name, '/');
+	const char *name = slash ? slash + 1 : entry->name;
+
+	return entry->bytes != GENERATOR_BYTES && find_word(constant, ARRAY_LENGTH(constant), name,
+							    strlen(name)) == ARRAY_LENGTH(constant);
 }
 
 static uint64_t least_large_bytes(const struct facts *facts)
@@ -204,6 +221,11 @@ static void add_tensor(struct save_seen *seen, const struct facts *facts, uint64
 	};
 }
 
+static uint64_t hash_record(const struct format_entry *entry)
+{
+	return (entry->bytes << 32 ^ entry->crc32) * 0x9e3779b97f4a7c15;
+}
+
 /* Collects the large records and the examined tensors. */
 static void collect(struct save_seen *seen, const struct facts *facts)
 {
@@ -215,6 +237,9 @@ static void collect(struct save_seen *seen, const struct facts *facts)
 		const bool large = facts->entries[i].bytes >= least;
 		const char *name = "";
 
+		/* Positions do not matter, so the records' hashes are summed. */
+		if (shows_training(&facts->entries[i]))
+			seen->content += hash_record(&facts->entries[i]);
 		while (index && row < index->tensor_count && index->tensors[row].record < i)
 			row++;
 		if (!may_be_tensor(facts, i))
@@ -489,11 +514,20 @@ static void judge_tensors(struct judging *judging)
 
 /* ---- Judging whole files --------------------------------------------------------------------- */
 
+/* Returns whether a file is saved again to one path while no training goes on: a state that is only
+ * evaluated stands still for a good reason. A stale file stays stale. */
+static bool is_repeated(const struct save_seen *now, const struct save_seen *before)
+{
+	return now->content == before->content && !before->stale &&
+	       !strcmp(now->path, before->path);
+}
+
 static void judge_groups(struct judging *judging)
 {
 	struct finding *finding = &judging->findings[SAVE_UNCHANGED];
 
-	if (judging->compare->context->examine[SAVE_UNCHANGED] == SAVE_OFF)
+	if (judging->compare->context->examine[SAVE_UNCHANGED] == SAVE_OFF ||
+	    is_repeated(judging->compare->seen, judging->before))
 		return;
 	for (size_t group = 1; group < ARRAY_LENGTH(judging->groups); group++) {
 		if (judging->groups[group].moves || !judging->groups[group].moved_before ||
@@ -524,7 +558,7 @@ static void judge_unchanged(struct judging *judging, const struct save_seen *bef
 	same = bytes_in_both(seen, before);
 	compare->compared_bytes = seen->bytes;
 	compare->unchanged_bytes = MAX(compare->unchanged_bytes, same);
-	if (same != seen->bytes || judging->trains || finding->tensors)
+	if (same != seen->bytes || judging->trains || finding->tensors || is_repeated(seen, before))
 		return;
 	finding->tensors = 1;
 	finding->record = "";
@@ -558,6 +592,7 @@ static void judge(struct judging *judging)
 	judge_unchanged(judging, saved);
 	judge_unchanged(judging, loaded);
 	judge_groups(judging);
+	judging->compare->seen->stale = judging->findings[SAVE_UNCHANGED].tensors != 0;
 }
 
 /* ---- The verdict ----------------------------------------------------------------------------- */
@@ -670,6 +705,8 @@ void save_compare_loaded(struct ioshape_context *context, const char *path,
 	if (!context->examines || zip->no_checksums)
 		return;
 	seen = look(&facts);
+	if (seen && facts.index)
+		seen->stale = facts.index->alarms & IOSHAPE_ALARM_UNCHANGED;
 	if (!seen || save_absolute_path(path, &seen->path, NULL)) {
 		free_seen(seen);
 		return;

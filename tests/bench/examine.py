@@ -15,7 +15,7 @@ from .setting import Figure, Outcome, Setting
 
 WITH, WITHOUT = "unchanged=off", "off"  # values of the setting `examine`
 DTYPES = ("float32", "bfloat16")
-BUGS, TRAININGS = 10, 100
+BUGS, TRAININGS = 10, 105
 TESTS = ROOT / "tests" / "python" / "save"
 #: writes two files that differ in one tensor
 TWO_FILES = """

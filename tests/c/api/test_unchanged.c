@@ -148,6 +148,35 @@ TEST(telling, a_save_that_repeats_the_one_before_it_is_told)
 	ck_assert_uint_eq(unchanged_bytes, 0);
 }
 
+TEST(telling, a_state_that_is_saved_again_to_one_path_is_not_told)
+{
+	save("last.pt");
+	for (int i = 0; i < 2; i++) {
+		ck_assert_uint_eq(save("last.pt"), 0);
+		ck_assert_uint_eq(unchanged_bytes, large_bytes());
+	}
+	/* Another number in the path shows that training went on, and so does the step. */
+	ck_assert_uint_eq(save("model-1.pt"), 0);
+	ck_assert_uint_eq(save("model-2.pt"), 1);
+	state.memory[2][0]++;
+	ck_assert_uint_eq(save("last.pt"), 1);
+	/* A stale file stays stale, in a restarted job, too. */
+	ck_assert_uint_eq(save("last.pt"), 1);
+	open_context("warn");
+	load("last.pt");
+	ck_assert_uint_eq(save("last.pt"), 1);
+	train();
+	ck_assert_uint_eq(save("last.pt"), 0);
+	open_context("warn");
+	load("last.pt");
+	ck_assert_uint_eq(save("last.pt"), 0);
+	/* The state of torch's generator changes during an evaluation. */
+	make_state(2 * MIB, 5056);
+	ck_assert_uint_eq(save("evaluated.pt"), 0);
+	state.memory[2][0]++;
+	ck_assert_uint_eq(save("evaluated.pt"), 0);
+}
+
 TEST(telling, one_bit_of_one_large_tensor_is_a_change)
 {
 	ck_assert_uint_eq(save("last.pt"), 0);
@@ -172,11 +201,11 @@ TEST(telling, of_small_models_the_largest_tensors_count)
 {
 	/* 5,056 bytes is the size of torch's generator states. */
 	make_state(20 * KIB, 5056);
-	save("last.pt");
+	save("model-1.pt");
 	state.memory[2][0]++;
-	ck_assert_uint_eq(save("last.pt"), 1);
+	ck_assert_uint_eq(save("model-2.pt"), 1);
 	train();
-	ck_assert_uint_eq(save("last.pt"), 0);
+	ck_assert_uint_eq(save("model-3.pt"), 0);
 	make_state(4 * KIB, 8);
 	save("tiny.pt");
 	ck_assert_uint_eq(save("tiny.pt"), 0);
@@ -235,8 +264,8 @@ TEST(telling, a_save_of_one_record_is_told_too)
 	for (int i = 0; i < 2; i++) {
 		report = (struct ioshape_report)IOSHAPE_REPORT_INIT;
 		compared_bytes = unchanged_bytes = 0;
-		ck_assert_int_eq(write_record(context, scratch_path("raw.pt"), "weights",
-					      state.memory[0], state.bytes[0], &options),
+		ck_assert_int_eq(write_record(context, scratch_path(i ? "raw-1.pt" : "raw-0.pt"),
+					      "weights", state.memory[0], state.bytes[0], &options),
 				 0);
 		ck_assert_uint_eq(compared_bytes, i ? state.bytes[0] : 0);
 	}
@@ -282,6 +311,7 @@ TEST(families, many_families_are_remembered_but_not_all)
 		snprintf(name, sizeof(name), "%c.pt", c);
 		save(name);
 	}
+	state.memory[2][0]++;
 	ck_assert_uint_eq(save("a.pt"), 1);
 	for (char c = 'a'; c <= 'z'; c++) {
 		snprintf(name, sizeof(name), "more-%c.pt", c);
@@ -289,6 +319,7 @@ TEST(families, many_families_are_remembered_but_not_all)
 	}
 	ck_assert_uint_eq(save("b.pt"), 0);
 	ck_assert_uint_eq(compared_bytes, 0);
+	state.memory[2][0]++;
 	ck_assert_uint_eq(save("more-z.pt"), 1);
 }
 
@@ -310,6 +341,7 @@ TEST(families, a_save_that_failed_is_not_the_one_before)
 			 -ECANCELED);
 	ck_assert_uint_eq(save("last.pt"), 0);
 	ck_assert_uint_eq(compared_bytes, large_bytes());
+	state.memory[2][0]++;
 	ck_assert_uint_eq(save("last.pt"), 1);
 }
 
@@ -357,6 +389,7 @@ TEST(families, a_save_that_was_overtaken_is_not_the_one_before)
 	sem_post(&gate.opened);
 	ck_assert_int_eq(ioshape_save_wait(overtaken, -1), 0);
 	ioshape_save_free(overtaken);
+	state.memory[2][0]++;
 	ck_assert_uint_eq(save("last.pt"), 1);
 }
 

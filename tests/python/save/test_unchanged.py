@@ -115,8 +115,19 @@ def test_a_model_that_is_stale_beside_a_live_optimizer_is_not_told_but_counted(
 def test_what_a_patched_torch_saves_is_told(tmp_path: Path, warned: Any) -> None:
     state = Training().state()
     with ioshape.patched():
-        torch.save(state, tmp_path / "last.pt")
-        torch.save(state, tmp_path / "last.pt")
+        torch.save(state, tmp_path / "model-1.pt")
+        torch.save(state, tmp_path / "model-2.pt")
+    assert warned() == 1
+
+
+def test_a_stock_file_that_is_saved_again_is_not_told(tmp_path: Path, warned: Any) -> None:
+    path = tmp_path / "best.pt"
+    torch.save(Training().state(), path)
+    state = ioshape.load(path)
+    for _ in range(2):
+        assert not ioshape.save(state, path).alarms
+    state["step"] += 1
+    assert ioshape.save(state, path).alarms == ("unchanged",)
     assert warned() == 1
 
 
