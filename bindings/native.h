@@ -32,6 +32,7 @@
 #define TEXT(owner, name, ...) NUMBER(owner, name, "text", 1, __VA_ARGS__)
 #define NAME(owner, name, ...) NUMBER(owner, name, "name", 1, __VA_ARGS__)
 #define PATH(owner, name, ...) NUMBER(owner, name, "path", 1, __VA_ARGS__)
+#define RULES(owner, name, ...) NUMBER(owner, name, "rules", 1, __VA_ARGS__)
 #define SWITCH(owner, name, ...) NUMBER(owner, name, "switch", 0, 0, "`yes`, `no`", __VA_ARGS__)
 #define RETIRED(name, why) NUMBER(PACKAGE, name, "retired", 0, 0, "", "", why, "")
 

@@ -140,6 +140,8 @@ struct setting {
 	ROW(owner, name, NAME, 1, most, values)
 #define PATH(owner, name, most, values, otherwise, about, user)                                    \
 	ROW(owner, name, TEXT, 1, most, values)
+#define RULES(owner, name, most, values, otherwise, about, user)                                   \
+	ROW(owner, name, TEXT, 1, most, values)
 #define SWITCH(owner, name, otherwise, about, user) ROW(owner, name, OTHER, 0, 0, "yes, no")
 #define RETIRED(name, why) ROW(PACKAGE, name, RETIRED, 0, 0, why)
 

@@ -31,6 +31,7 @@ TYPES = {
     "text": "str",
     "name": "str",
     "path": "str | os.PathLike[str]",
+    "rules": "str | Mapping[str, str]",
     "switch": "bool",
 }
 

@@ -15,7 +15,7 @@ from ioshape._core.setting import RETIRED, SETTINGS, shown, switch_argument
 from ioshape._core.text import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from typing import Literal
 
 __all__ = ["SETTINGS", "configure", "settings", "value_of", "without_password"]
@@ -46,7 +46,7 @@ def configure(
     rate: int | str | None = None,
     layout: str | None = None,
     full: Literal["fail", "skip"] | None = None,
-    examine: str | None = None,
+    examine: str | Mapping[str, str] | None = None,
     mode: Literal["auto", "each", "node", "rank0"] | None = None,
     deadline_ms: int | None = None,
     parity: Literal["none", "1/2", "1/4", "1/8", "2/4", "2/6", "2/8"] | None = None,
@@ -63,7 +63,8 @@ def configure(
     began with.
 
     Each keyword is a setting of that name. docs/python.md lists the settings with their values,
-    units and defaults. Sizes are in bytes: an int, or a str such as "64M".
+    units and defaults. Sizes are in bytes: an int, or a str such as "64M". `examine` takes a
+    mapping of rules to actions, too: {"nonfinite": "fail", "jump": "off"}.
 
     A password in the coordinator's address is never shown: settings() and error messages show ***
     instead. A setting that existed in the previous release is accepted and ignored, with one

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ioshape._core.structs import said
@@ -21,7 +22,8 @@ class Setting(NamedTuple):
     #: The struct of the library that has the field: "context", "group" or "tier"; "package" for
     #: none.
     owner: str
-    #: The kind of value: "choice", "bytes", "count", "text", "name", "path" or "switch".
+    #: The kind of value: "choice", "bytes", "count", "text", "name", "path", "rules" or
+    #: "switch".
     kind: str
     #: The words that a choice takes, in the order of the library's enum.
     words: tuple[str, ...]
@@ -54,7 +56,9 @@ class Setting(NamedTuple):
             return _one_of(value, self.words)
         if self.kind == "switch":
             return switch(value)
-        if self.kind in ("text", "name", "path"):
+        if self.kind == "rules" and isinstance(value, Mapping):
+            value = ",".join(f"{rule}={word}" for rule, word in value.items())
+        if self.kind in ("text", "name", "path", "rules"):
             return self._text(value)
         number = _count(value) if self.kind == "count" else number_of_bytes(value)
         if not self.least <= number <= self.most:

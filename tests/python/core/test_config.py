@@ -229,7 +229,10 @@ BAD_VALUES: dict[str, list[Any]] = {
     "rate": [0, -1, "500MB", "fast", 1.5, True],
     "layout": ["", 8, "stripe_count=8\n", "x" * 1024],
     "full": ["", "stop", 1],
-    "examine": ["", 1, "nonfinite", "nonfinite=stop", "x" * 128],
+    "examine": [
+        *("", 1, "nonfinite", "nonfinite=stop", "x" * 128),
+        *({}, {"nonfinite": "stop"}, {"nan": "fail"}, {"jump": True}, {1: "off"}),
+    ],
     "mode": ["", "all", "rank1", 1],
     "deadline_ms": [0, 999, 3_600_001, "1s", True],
     "parity": ["", "1", "1/3", "2/2", 1, True],
@@ -286,6 +289,11 @@ def test_a_switch_that_is_an_argument_takes_the_same_words(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"^durable cannot be 'maybe'"):
         ioshape.save(checkpoint(2), path, durable=maybe)
     assert number_in(path) == 1
+
+
+def test_rules_may_be_a_mapping() -> None:
+    ioshape.configure(examine={"nonfinite": "fail", "jump": "off"})
+    assert ioshape.settings()["examine"] == ("nonfinite=fail,jump=off", "configure()")
 
 
 def test_unknown_settings_are_refused() -> None:

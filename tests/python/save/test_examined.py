@@ -56,7 +56,7 @@ def test_the_report_names_the_tensor_and_its_numbers(tmp_path: Path) -> None:
 
 
 def test_a_save_that_fails_names_the_tensor_and_leaves_the_old_file(tmp_path: Path) -> None:
-    ioshape.configure(examine="nonfinite=fail")
+    ioshape.configure(examine={"nonfinite": "fail"})
     path = tmp_path / "model.pt"
     ioshape.save(state(), path)
     before = path.read_bytes()
