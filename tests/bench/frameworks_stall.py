@@ -41,7 +41,7 @@ def measure(setting: Setting, outcome: Outcome) -> None:
             setting.say(f"not measured: {problem}")
             continue
         # No training runs, so the tensors never change.
-        variables = {**os.environ, "IOSHAPE_EXAMINE": "off"}
+        variables = {**os.environ, "IOSHAPE_EXAMINE": "unchanged=off"}
         command = (python, "-m", f"{__package__}.frameworks_stall_process", name)
         with Worker(*command, environment=variables) as worker:
             worker.ask("make", size=size)
