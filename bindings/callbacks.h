@@ -23,6 +23,8 @@ extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, si
 /* Copies the memory that `user` points to: an ioshape_fetch_fn. */
 int ioshape_py_copy(void *user, uint64_t offset, void *into, size_t bytes);
 extern "Python" int ioshape_py_queue(void *user, const struct ioshape_place *place);
+extern "Python" void ioshape_py_tensor_name(void *user, const char *record, char *name,
+					    size_t bytes);
 extern "Python" void ioshape_py_removing(void *user, uint64_t step, uint64_t bytes);
 extern "Python" void ioshape_py_passed_over(void *user, uint64_t step);
 extern "Python" void ioshape_py_drained(void *user, const char *path, enum ioshape_drained result,

@@ -221,7 +221,8 @@ enum ioshape_alarm {
 	/** a tensor has NaN or infinities, and had none */
 	IOSHAPE_ALARM_NONFINITE = 1,
 	/** all large tensors are byte for byte those of the checkpoint before, or all of a group
-	 * that moved before are; but not if a whole file is saved to its path again */
+	 * that moved before are. A file that is saved to its path again raises no alarm if
+	 * nothing in it has changed */
 	IOSHAPE_ALARM_UNCHANGED = 2,
 	/** a large tensor has one number everywhere, and had several */
 	IOSHAPE_ALARM_CONSTANT = 4,
@@ -523,6 +524,20 @@ struct ioshape_place {
  */
 typedef int (*ioshape_queue_fn)(void *user, const struct ioshape_place *place);
 
+/**
+ * Names the tensor in a record, for the sentence of an alarm (enum ioshape_alarm).
+ *
+ * A save calls this function only if it raises an alarm, on the thread that writes. The function
+ * must not call the library.
+ *
+ * @param user    pointer that the caller gave together with the function
+ * @param record  name of the record
+ * @param name    receives the name of its tensor in UTF-8, with a zero at the end. It begins as an
+ *                empty string, and stays so if the name is unknown
+ * @param bytes   size of `name`
+ */
+typedef void (*ioshape_name_fn)(void *user, const char *record, char *name, size_t bytes);
+
 /** Phase of a save, a load or a verification. */
 enum ioshape_phase {
 	/** copying the tensors into staging memory, in the caller's thread; background saves only
@@ -722,6 +737,9 @@ struct ioshape_save_options {
 	enum ioshape_keep_checksums checksums;
 	/** Format of the file. Saves of records and of groups support IOSHAPE_FORMAT_TORCH only. */
 	enum ioshape_format format;
+	/** names the tensors in alarms, for saves of records; NULL: alarms name the records */
+	ioshape_name_fn tensor_name;
+	void *tensor_name_user; /**< passed to `tensor_name`; borrowed until the save has ended */
 };
 
 /** Initializes a struct ioshape_save_options with all defaults. */

@@ -358,9 +358,10 @@ void save_seen_forget(struct ioshape_context *context)
 
 /* The result of a rule. */
 struct finding {
-	uint64_t tensors;                     /* number of tensors; 0: nothing */
-	const char *record;                   /* name of the first one; "" if it is about many */
-	char sentence[BASE_ERROR_TEXT_BYTES]; /* about the first one */
+	uint64_t tensors; /* number of tensors; 0: nothing */
+	bool about_one;   /* the sentence begins with the first tensor, which is in `record` */
+	uint64_t record;
+	char sentence[768]; /* a path, and some words and numbers */
 };
 
 /* A save in the comparison with the checkpoint before it. */
@@ -375,12 +376,6 @@ struct judging {
 		bool moves, moved_before;
 	} groups[256];
 };
-
-static const char *name_of(const struct save_plan *plan, uint64_t record)
-{
-	return plan->tensors && record >= plan->own ? plan->tensors[record - plan->own].name :
-						      plan->records[record].name;
-}
 
 static bool is_float(uint32_t dtype)
 {
@@ -398,7 +393,8 @@ static struct finding *find_in(struct judging *judging, enum save_rule rule, uin
 	judging->plan->examined[record].alarms |= 1u << rule;
 	if (finding->tensors++)
 		return NULL;
-	finding->record = name_of(judging->plan, record);
+	finding->about_one = true;
+	finding->record = record;
 	return finding;
 }
 
@@ -415,10 +411,8 @@ static void judge_nonfinite(struct judging *judging, const struct seen_tensor *n
 	finding = find_in(judging, SAVE_NONFINITE, now->record);
 	if (finding)
 		SAY(finding,
-		    "tensor \"%s\" has %" PRIu64 " NaN and %" PRIu64
-		    " infinities, and had none in \"%s\"",
-		    FORMAT_SHOWN(finding->record), statistics->nans, statistics->infinities,
-		    judging->before->path);
+		    "has %" PRIu64 " NaN and %" PRIu64 " infinities, and had none in \"%s\"",
+		    statistics->nans, statistics->infinities, judging->before->path);
 }
 
 static void judge_constant(struct judging *judging, const struct seen_tensor *now,
@@ -431,10 +425,8 @@ static void judge_constant(struct judging *judging, const struct seen_tensor *no
 		return;
 	finding = find_in(judging, SAVE_CONSTANT, now->record);
 	if (finding)
-		SAY(finding,
-		    "all %" PRIu64 " numbers of tensor \"%s\" are %g, and differed in \"%s\"",
-		    statistics->count, FORMAT_SHOWN(finding->record), statistics->minimum,
-		    judging->before->path);
+		SAY(finding, "has %" PRIu64 " numbers that are all %g, and that differed in \"%s\"",
+		    statistics->count, statistics->minimum, judging->before->path);
 }
 
 static void judge_jump(struct judging *judging, const struct seen_tensor *now,
@@ -449,8 +441,8 @@ static void judge_jump(struct judging *judging, const struct seen_tensor *now,
 		return;
 	finding = find_in(judging, SAVE_JUMP, now->record);
 	if (finding)
-		SAY(finding, "the squares of tensor \"%s\" add up to %g, and to %g in \"%s\"",
-		    FORMAT_SHOWN(finding->record), squares, squares_before, judging->before->path);
+		SAY(finding, "has squares that add up to %g, and that added up to %g in \"%s\"",
+		    squares, squares_before, judging->before->path);
 }
 
 /* Judges the tensors of one class. They can be matched if there are as many as before. */
@@ -534,7 +526,6 @@ static void judge_groups(struct judging *judging)
 		    finding->tensors)
 			continue;
 		finding->tensors = 1;
-		finding->record = "";
 		SAY(finding,
 		    "all tensors of %s (%s) are identical to those of \"%s\", although they "
 		    "changed earlier",
@@ -561,7 +552,6 @@ static void judge_unchanged(struct judging *judging, const struct save_seen *bef
 	if (same != seen->bytes || judging->trains || finding->tensors || is_repeated(seen, before))
 		return;
 	finding->tensors = 1;
-	finding->record = "";
 	SAY(finding, "all its large tensors (%s) are identical to those of \"%s\"",
 	    BASE_SIZE(seen->bytes), before->path);
 }
@@ -604,30 +594,56 @@ static const char *const remedies[SAVE_RULES] = {
 	"continue from an earlier checkpoint, or set examine=jump=off",
 };
 
+#define TENSOR_NAME_BYTES 512
+
+/* Writes the name of a tensor as messages show it. The caller's function may wait for other threads
+ * of the program, so the caller of this function holds no lock. */
+static void name_tensor(const struct save_plan *plan, uint64_t record,
+			char shown[FORMAT_SHOWN_NAME_BYTES])
+{
+	const char *of_record = plan->records[record].name;
+	char name[TENSOR_NAME_BYTES] = "";
+
+	if (plan->tensors && record >= plan->own)
+		of_record = plan->tensors[record - plan->own].name;
+	else if (plan->tensor_name)
+		plan->tensor_name(plan->tensor_name_user, of_record, name, sizeof(name));
+	name[sizeof(name) - 1] = '\0';
+	format_show_name(shown, *name ? name : of_record, strlen(*name ? name : of_record));
+}
+
 /* Adds what a rule found to the report, and then to the log or to *error. */
 static int tell(struct judging *judging, enum save_rule rule, struct base_error *error)
 {
 	struct save_compare *compare = judging->compare;
 	const struct ioshape_context *context = compare->context;
 	const bool fails = context->examine[rule] == SAVE_FAIL;
-	struct finding *finding = &judging->findings[rule];
-	const size_t used = strlen(finding->sentence);
+	const struct finding *finding = &judging->findings[rule];
+	char name[FORMAT_SHOWN_NAME_BYTES], sentence[BASE_ERROR_TEXT_BYTES], more[64] = "";
 	struct base_error alarm = { 0 };
 
+	if (finding->about_one)
+		name_tensor(judging->plan, finding->record, name);
 	if (finding->tensors > 1)
-		snprintf(finding->sentence + used, sizeof(finding->sentence) - used,
-			 " (and %" PRIu64 " more tensors)", finding->tensors - 1);
+		snprintf(more, sizeof(more), " (and %" PRIu64 " more tensors)",
+			 finding->tensors - 1);
+	if (finding->about_one)
+		snprintf(sentence, sizeof(sentence), "tensor \"%s\" %s%s", name, finding->sentence,
+			 more);
+	else
+		snprintf(sentence, sizeof(sentence), "%s", finding->sentence);
 	if (!compare->alarms)
-		snprintf(compare->alarm, sizeof(compare->alarm), "%s", finding->sentence);
+		snprintf(compare->alarm, sizeof(compare->alarm), "%.*s",
+			 (int)sizeof(compare->alarm) - 1, sentence);
 	compare->alarms |= 1u << rule;
 	base_fail_reason_with(&alarm, IOSHAPE_E_ALARM, remedies[rule], "%s \"%s\": %s",
-			      fails ? "cannot save" : "saving", compare->path, finding->sentence);
+			      fails ? "cannot save" : "saving", compare->path, sentence);
 	if (!fails) {
 		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", alarm.text);
 		return 0;
 	}
-	if (*finding->record)
-		base_error_in_record(&alarm, FORMAT_SHOWN(finding->record));
+	if (finding->about_one)
+		base_error_in_record(&alarm, name);
 	return base_propagate(error, &alarm);
 }
 

@@ -33,6 +33,8 @@ struct save_plan {
 	size_t own;
 	/* A safetensors file, which has no index; otherwise a torch zip. */
 	bool safetensors;
+	ioshape_name_fn tensor_name; /* names the tensors of records in alarms; NULL: none */
+	void *tensor_name_user;
 	bool checksums;         /* write checksums beside the file */
 	bool fetches;           /* a function of the caller fetches some record */
 	bool later;             /* some record may be copied after the call */

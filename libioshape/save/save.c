@@ -936,6 +936,8 @@ static int make_save(struct ioshape_save **out, struct ioshape_context *context,
 	if (!save)
 		return base_no_memory(error, "a save", sizeof(*save));
 	ret = take_payload(save, path, payload, options->metadata, error);
+	save->request.plan.tensor_name = options->tensor_name;
+	save->request.plan.tensor_name_user = options->tensor_name_user;
 	if (ret)
 		save_free(save);
 	else
@@ -1270,6 +1272,8 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	if (ret)
 		return ret;
 	report->plan_s = base_seconds(base_now_ns() - begin);
+	plan.tensor_name = options->tensor_name;
+	plan.tensor_name_user = options->tensor_name_user;
 	direct.plan = &plan;
 	ret = save_order_begin(context, &order, path, error);
 	if (!ret) {

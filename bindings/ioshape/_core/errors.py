@@ -55,7 +55,7 @@ class StorageError(OSError, RuntimeError):
     sentence: str
     #: Advice on what to do; "" if no remedy is known.
     remedy: str
-    #: The damaged record of the file, or None.
+    #: The damaged record of the file, or the tensor that looks wrong (setting "examine"); or None.
     record: str | None
     #: The offset of the damage in the file in bytes, or None.
     offset: int | None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import re
 from dataclasses import dataclass
 from pickle import UnpicklingError
 from typing import IO, TYPE_CHECKING, Any
@@ -319,13 +318,9 @@ def list_tensors(pickled: IO[bytes], file_bytes: int) -> tuple[Tensor, ...]:
     return tuple(listed)
 
 
-def with_names(sentence: str, pickle: bytes) -> str:
-    """Return a sentence with names of tensors in the place of names of records."""
-    try:
-        tensors = list_tensors(io.BytesIO(pickle), len(pickle))
-    except Exception:  # the pickle may have what only torch can read
-        return sentence
+def names_of_records(pickle: bytes) -> dict[str, str]:
+    """Return the name of the first tensor in each record of a pickle, by the record's name."""
     names: dict[str, str] = {}
-    for tensor in tensors:
+    for tensor in list_tensors(io.BytesIO(pickle), len(pickle)):
         names.setdefault(tensor.record, tensor.name)
-    return re.sub(r"data/\d+", lambda found: names.get(found[0]) or found[0], sentence)
+    return names

@@ -19,12 +19,10 @@ from ioshape._core.errors import (
     StorageError,
     failure,
     last_failure,
-    raised_for,
     warn_skipped,
 )
 from ioshape._core.report import ALARMS, CODES, FLAGS, PHASES, Downgrade, Progress, Report
 from ioshape._core.structs import said, shared_fields, sized
-from ioshape._load.pickled import with_names
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
@@ -75,7 +73,6 @@ class SaveHandle:
         failures: Iterable[Any] = (),
         downgrades: tuple[Downgrade, ...] = (),
         causes: Iterable[Cause] = (),
-        pickle: bytes = b"",
     ) -> None:
         # A pointer to the C pointer. When it is garbage-collected, the save is freed, which aborts
         # a save that has not ended.
@@ -88,7 +85,6 @@ class SaveHandle:
         self._failures = tuple(failures)  # callbacks; the save raises what they raised
         self._downgrades = (*request.downgrades, *downgrades)
         self._trace = request.context.trace
-        self._pickle = pickle  # names the tensors in an alarm
         self._causes = tuple(causes)  # for failures of which the library knows only a code
         # There is no lock, because a signal handler may use the handle while its thread does. The
         # fields below are consistent between any two bytecodes. What must happen once is decided by
@@ -377,8 +373,6 @@ class SaveHandle:
             downgrades=self._downgrades,
             skipped=code == lib.IOSHAPE_E_SKIPPED,
         )
-        if report.alarm:
-            report = replace(report, alarm=with_names(report.alarm, self._pickle))
         # A skipped save is no failure, so training can go on.
         failed = bool(code) and not report.skipped
         passage = self._passage
@@ -401,7 +395,6 @@ class SaveHandle:
         self._keep = ()
         self._failures = ()
         self._causes = ()
-        self._pickle = b""
         self._context = None
         # The process may end only after forget(), so callbacks come before it.
         try:
@@ -455,9 +448,6 @@ class SaveHandle:
                 return source.failure  # type: ignore[no-any-return]
         lib.ioshape_save_wait(self._pointer, 0)  # makes it the last error of this thread
         error = last_failure(self.path, "save")
-        if error.code == lib.IOSHAPE_E_ALARM:
-            named = with_names(error.sentence, self._pickle)
-            error = raised_for(error.facts._replace(sentence=named))
         error.report = report
         error.__cause__ = next(filter(None, (one.cause() for one in causes)), None)
         return error

@@ -21,6 +21,7 @@ from ioshape._core.errors import last_failure
 from ioshape._core.structs import owned, sized
 from ioshape._native import ffi, lib
 from ioshape._save.handle import SaveHandle
+from ioshape._save.naming import Namer
 
 if TYPE_CHECKING:
     import os
@@ -191,6 +192,8 @@ def start(
         if teller is not None:
             keep.append(teller.set_in(options, queue=True))
             failures.append(teller)
+        if payload.pickle:
+            keep.append(Namer(payload.pickle).set_in(options))
         out = owned("save", context, owner)
         if request.passage is not None:
             request.passage.save = out
@@ -210,7 +213,6 @@ def start(
                 failures=failures,
                 downgrades=payload.downgrades,
                 causes=causes,
-                pickle=payload.pickle,
             )
             if interrupted:
                 handle._wait(None)  # the borrowed memory may change when the handler returns

@@ -27,6 +27,9 @@ static struct ioshape_report report;
 static char warnings[4][1024];
 static unsigned warning_count;
 
+static char asked_of[16]; /* the record whose tensor was asked for last */
+static ioshape_name_fn namer;
+
 static void listen(void *user, enum ioshape_log_level level, const char *message)
 {
 	(void)user;
@@ -60,6 +63,8 @@ static void setup(void)
 	step = 0;
 	groups[0] = groups[1] = 0;
 	warning_count = 0;
+	*asked_of = 0;
+	namer = NULL;
 	open_context(NULL);
 }
 
@@ -68,6 +73,15 @@ static void teardown(void)
 	ioshape_context_free(context);
 	context = NULL;
 	scratch_teardown();
+}
+
+static void name_tensor(void *user, const char *record, char *name, size_t bytes)
+{
+	ck_assert_ptr_eq(user, asked_of);
+	ck_assert_str_eq(name, "");
+	snprintf(asked_of, sizeof(asked_of), "%s", record);
+	if (strcmp(record, "data/0") == 0)
+		snprintf(name, bytes, "layer.bias");
 }
 
 /* Saves the first `count` records. */
@@ -88,6 +102,8 @@ static int try_save(const char *name, size_t count)
 	}
 	report = (struct ioshape_report)IOSHAPE_REPORT_INIT;
 	options.report = &report;
+	options.tensor_name = namer;
+	options.tensor_name_user = asked_of;
 	warning_count = 0;
 	return ioshape_save_records(context, scratch_path(name), records, count, &options, NULL);
 }
@@ -163,7 +179,8 @@ TEST(rules, a_tensor_that_becomes_constant_raises_an_alarm)
 	train();
 	memset(moments, 0, LARGE * sizeof(float));
 	ck_assert_uint_eq(save("a.pt"), IOSHAPE_ALARM_CONSTANT);
-	ck_assert_ptr_nonnull(strstr(report.alarm, "all 8192 numbers of tensor \"data/2\" are 0"));
+	ck_assert_ptr_nonnull(
+		strstr(report.alarm, "tensor \"data/2\" has 8192 numbers that are all 0"));
 	train();
 	ck_assert_uint_eq(save("a.pt"), 0);
 }
@@ -193,6 +210,32 @@ TEST(rules, a_jump_raises_an_alarm_only_if_asked_for)
 	for (size_t i = 0; i < LARGE; i++)
 		weights[i] /= 20;
 	ck_assert_uint_eq(save("a.pt"), IOSHAPE_ALARM_JUMP);
+}
+
+TEST(rules, alarms_name_the_tensor_if_the_program_knows_it)
+{
+	namer = name_tensor;
+	save("a.pt");
+	train();
+	ck_assert_uint_eq(save("a.pt"), 0);
+	ck_assert_str_eq(asked_of, ""); /* a healthy save asks for no name */
+	train();
+	bias[3] = NAN;
+	ck_assert_uint_eq(save("a.pt"), IOSHAPE_ALARM_NONFINITE);
+	ck_assert_ptr_nonnull(strstr(report.alarm, "tensor \"layer.bias\" has 1 NaN"));
+	ck_assert_ptr_nonnull(strstr(warnings[0], "tensor \"layer.bias\" has 1 NaN"));
+	train();
+	bias[3] = 0;
+	moments[0] = NAN;
+	ck_assert_uint_eq(save("a.pt"), IOSHAPE_ALARM_NONFINITE);
+	ck_assert_ptr_nonnull(strstr(report.alarm, "tensor \"data/2\" has 1 NaN"));
+	open_context("nonfinite=fail");
+	bias[3] = 0;
+	moments[0] = 0;
+	save("a.pt");
+	bias[3] = NAN;
+	ck_assert_int_eq(try_save("a.pt", 4), IOSHAPE_E_ALARM);
+	ck_assert_str_eq(ioshape_last_error()->record, "layer.bias");
 }
 
 TEST(rules, a_group_that_stops_raises_an_alarm)

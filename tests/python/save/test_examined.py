@@ -47,12 +47,21 @@ def sick() -> dict[str, Any]:
     return wrong
 
 
-def test_the_report_names_the_tensor_and_its_numbers(tmp_path: Path) -> None:
+def test_report_and_log_name_the_tensor_and_its_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert ioshape.save(state(), tmp_path / "m-1.pt").alarm == ""
     report = ioshape.save(sick(), tmp_path / "m-2.pt")
     assert report.alarms == ("nonfinite",)
     assert 'tensor "model.layer.weight" has 1 NaN' in report.alarm
     assert "model.layer.weight" in str(report)
+    assert report.alarm in caplog.text
+    handle = ioshape.save_async({**sick(), "step": 2}, tmp_path / "m-3.pt")
+    assert 'tensor "model.layer.weight" has 1 NaN' in handle.result().alarm
+    ioshape.save_group(state(), tmp_path / "run", step=1)
+    group = ioshape.save_group(sick(), tmp_path / "run", step=2)
+    assert 'tensor "model.layer.weight" has 1 NaN' in group.alarm
+    assert "data/" not in caplog.text
 
 
 def test_a_save_that_fails_names_the_tensor_and_leaves_the_old_file(tmp_path: Path) -> None:
