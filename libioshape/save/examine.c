@@ -691,6 +691,8 @@ void save_compare_end(struct save_compare *compare, bool committed, struct iosha
 
 	report->alarms = compare->alarms;
 	memcpy(report->alarm, compare->alarm, sizeof(report->alarm));
+	if (compare->alarms)
+		save_count_alarms(context, compare->path, compare->alarms);
 	if (compare->compared_bytes)
 		base_log(&context->log, IOSHAPE_LOG_DEBUG,
 			 "%s: %" PRIu64 " of %" PRIu64

@@ -139,6 +139,8 @@ int save_slot_take(struct save_slot *slot, struct ioshape_context *context, cons
 		   const struct fs_found *found, struct io_file_options *options,
 		   const struct save_watch *watch, struct base_error *error);
 void save_slot_release(struct save_slot *slot);
+/* Counts a save that raised `alarms` in the path's pool, for the operator. Best effort. */
+void save_count_alarms(struct ioshape_context *context, const char *path, uint32_t alarms);
 /* Fills in the slot's part of the report. Called after the release. */
 void save_slot_report(const struct save_slot *slot, struct io_downgrades *downgrades,
 		      struct ioshape_report *report);

@@ -496,6 +496,20 @@ static bool find_pool(struct save_slot *slot, struct ioshape_context *context, c
 	return false;
 }
 
+void save_count_alarms(struct ioshape_context *context, const char *path, uint32_t alarms)
+{
+	const struct save_expected expected = { .request = &context->slots.layout };
+	struct base_error ignored = { 0 };
+	struct slots_pool *pool;
+	struct fs_found found;
+	uint32_t capacity;
+
+	fs_find(path, &found);
+	if (!save_slots_of_path(&context->slots, path, &found, &expected, &pool, &capacity,
+				&ignored))
+		slots_count_alarms(pool, alarms);
+}
+
 /* ---- Slots shared by several files ----------------------------------------------------------- */
 
 /* A slot of a pool, and the number of files that use it. */

@@ -1724,6 +1724,23 @@ static int redis_pace(void *opaque, uint64_t bytes, uint64_t most, struct slots_
 	return ret ? not_understood(pool, "pace", error) : 0;
 }
 
+/* Counts alarms for the operator. If an answer is lost and the call repeated, they count twice. */
+static int redis_alarm(void *opaque, uint32_t alarms, struct base_error *error)
+{
+	struct redis_pool *pool = opaque;
+	struct link_command command;
+	redisReply *reply;
+	int ret;
+
+	begin_call(&pool->client, &command, "alarm", pool->client.config.identity.job,
+		   known_epoch(pool));
+	link_add_numbers(&command, amount(alarms));
+	link_add_texts(&command, pool->client.config.identity.user);
+	ret = client_call(&pool->client, &command, &reply, error);
+	freeReplyObject(reply);
+	return ret;
+}
+
 /* ---- Waiting for a wake-up ------------------------------------------------------------------- */
 
 /*
@@ -1917,6 +1934,7 @@ const struct slots_ops slots_redis = {
 	.interrupt = redis_interrupt,
 	.rest = redis_rest,
 	.pace = redis_pace,
+	.alarm = redis_alarm,
 	.close = redis_close,
 	.describe = redis_describe,
 };

@@ -1124,6 +1124,14 @@ int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user),
 	return ret;
 }
 
+void slots_count_alarms(struct slots_pool *pool, uint32_t alarms)
+{
+	struct base_error ignored = { 0 };
+
+	if (pool->ops->alarm && !atomic_load(&pool->unreachable_ns))
+		pool->ops->alarm(pool->coordinator, alarms, &ignored);
+}
+
 /* ---- 10. Release ----------------------------------------------------------------------------- */
 
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info)

@@ -147,6 +147,9 @@ struct slots_ops {
 	 * otherwise at most `most`. */
 	int (*pace)(void *pool, uint64_t bytes, uint64_t most, struct slots_grant *grant,
 		    struct base_error *error);
+	/* Optional: NULL if the coordinator counts nothing. Counts a save of the job that raised
+	 * `alarms`, bits of enum ioshape_alarm, for the operator. */
+	int (*alarm)(void *pool, uint32_t alarms, struct base_error *error);
 	/* Optional: NULL if the coordinator keeps no pools. Fills in where a pool of this
 	 * configuration is kept, for the operator's commands in Python. */
 	int (*describe)(const struct slots_config *config, struct slots_coordinator *found,
@@ -226,6 +229,8 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
  * returns anything but 0, the wait ends and returns that value.
  */
 int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user), void *stop_user);
+/* Counts a save that raised `alarms`, if the coordinator counts them and is reachable. */
+void slots_count_alarms(struct slots_pool *pool, uint32_t alarms);
 /* Fills in how the slot was acquired, and whether it is still held. */
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info);
 /* Returns the group of storage targets for the slot's file, from 1 to

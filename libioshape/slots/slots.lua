@@ -27,6 +27,7 @@ local PACE_MS = 250 -- a grant of bandwidth lasts about this long ...
 local PACE_WRITERS = 8 -- ... divided by the number of writers, but at most by this number
 local LISTED = 256 -- waiters listed in a status
 local MOST_SET = 128 -- largest number of settings of the operator
+local ALARMS = {'nonfinite', 'unchanged', 'constant', 'jump'} -- by the bits of enum ioshape_alarm
 local MOST_NAME = 80 -- longest name of a setting, in bytes
 
 local operation, subject, lease, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -102,7 +103,7 @@ end
 -- `finish` and `latest` are the virtual end and start of the job's latest request. `turn` is the virtual start of its
 -- turn, which began at the time `turn_began`. `small_finish` is the end of its latest small request among small ones.
 -- `usual` is the average time of its writes, expected of a request without a size. `ms` and `bytes` are decaying sums
--- over its latest writes.
+-- over its latest writes. A job that raised alarms also has the number of each rule in ALARMS.
 local function new_job()
 	return {
 		busy = 0, members = 0, share = 0, finish = 0, latest = 0, turn = 0, turn_began = 0, small_finish = 0, usual = UNKNOWN_COST, ms = 0, bytes = 0,
@@ -687,6 +688,19 @@ elseif operation == 'pace' then
 		}
 	end
 
+elseif operation == 'alarm' then
+	operate = function(bits, user)
+		local job = load_job(subject)
+		job.user = user
+		for i, rule in ipairs(ALARMS) do
+			if math.floor(tonumber(bits) / 2 ^ (i - 1)) % 2 == 1 then
+				job[rule] = (job[rule] or 0) + 1
+			end
+		end
+		store_job(subject, job)
+		return 1
+	end
+
 elseif operation == 'set' then
 	-- Take names and values; the value 0 clears a setting.
 	operate = function(...)
@@ -716,7 +730,7 @@ elseif operation == 'set' then
 
 elseif is_look then
 	local MEMBER = {'job', 'node', 'rank', 'weight', 'bytes', 'passed', 'state', 'given', 'fence', 'since', 'is_urgent'}
-	local JOB = {'user', 'written', 'writes', 'held', 'waited'}
+	local JOB = {'user', 'written', 'writes', 'held', 'waited', unpack(ALARMS)}
 	local POOL = {'capacity', 'by_job', 'used', 'grants', 'waiters', 'written', 'held', 'waited'}
 
 	-- Append the named fields of a table to a row, and return the row.

@@ -22,6 +22,7 @@ from ioshape._cli.pools import (
     tier_option,
     user_name,
 )
+from ioshape._core.report import ALARMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -116,6 +117,10 @@ _GROWING_OF_JOBS = (
     _Metric("job_waited_seconds", "total seconds for which the job waited for slots", "waited_s"),
 )
 
+_ALARMS = _Metric(
+    "job_alarms", "saves of the job whose content looked wrong, by the rule that found it", float
+)
+
 _OF_TIERS = (
     _Metric("tier_waiting", "checkpoints that wait to be drained", "waiting"),
     _Metric(
@@ -178,6 +183,12 @@ class PoolCollector:
             ((one.pool, job.job, job.user), job) for one in pools for job in one.jobs[:_MOST_JOBS]
         ]
         yield from _families("counter", _GROWING_OF_JOBS, ["pool", "job", "user"], so_far)
+        alarms = [
+            ((*labels, rule), job.alarms.get(rule, 0))
+            for labels, job in so_far
+            for rule in ALARMS.values()
+        ]
+        yield from _families("counter", [_ALARMS], ["pool", "job", "user", "rule"], alarms)
 
 
 class TierCollector:

@@ -7,7 +7,7 @@ Operator calls the coordinator's implementation: `local_pools.py` or `redis_pool
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ioshape._core.context import Context
@@ -74,6 +74,8 @@ class PoolJob:
     held_s: float = 0
     #: seconds for which it waited for slots, added up; only with a Redis
     waited_s: float = 0
+    #: number of saves whose content looked wrong, by rule (setting "examine"); only with a Redis
+    alarms: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ except ImportError as missing:
     ) from missing
 
 from ioshape._core.errors import failure
+from ioshape._core.report import ALARMS
 from ioshape._core.structs import said
 from ioshape._core.text import one_line
 from ioshape._native import ffi, lib
@@ -318,6 +319,7 @@ def _job(row: dict[str, Any]) -> PoolJob:
         writes=_number(row["writes"]),
         held_s=_seconds(row["held"]),
         waited_s=_seconds(row["waited"]),
+        alarms={rule: _number(row[rule]) for rule in ALARMS.values()},
     )
 
 

@@ -156,8 +156,8 @@ class Schedule:
         if self.losses and self.random.random() < 0.01:
             self.misfortune()
         acts = [self.acquire, self.beat, self.release, self.again, self.kick, self.set, self.pace]
-        acts += [self.status, self.limit]
-        act = self.random.choices(acts, [30, 35, 18, 6, 1.5, 1.5, 6, 2, 1])[0]
+        acts += [self.status, self.limit, self.alarm]
+        act = self.random.choices(acts, [30, 35, 18, 6, 1.5, 1.5, 6, 2, 1, 1])[0]
         act()
         self.check()
 
@@ -320,6 +320,10 @@ class Schedule:
         kind, name = draw([("job", who.job), ("user", who.user)])
         share, rate = draw([0, 1, 150]), draw([0, 2 << 20])
         self.change({f"{kind}:{name}:share": share, f"{kind}:{name}:rate": rate})
+
+    def alarm(self) -> None:
+        who, bits = self.random.choice(JOBS), self.random.randrange(16)
+        self.operation(self.pool.alarm(who.job, bits, who.user), "alarm", who.job, bits, who.user)
 
     def status(self) -> None:
         self.operation(self.pool.status(), "status", "")
@@ -675,6 +679,7 @@ OPERATIONS_BROKEN: list[list[Value]] = [
     ["set", "", "capacity", 2],
     ["set", "", "job:j:share", 1, "job:j:rate", 5],
     ["pace", "j", 1, 1, 1000, "u"],
+    ["alarm", "j", 3, "u"],
     ["status", ""],
 ]
 

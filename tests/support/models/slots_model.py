@@ -95,6 +95,10 @@ class Use:
         return {"written": self.written, "held": self.held, "waited": self.waited}
 
 
+#: rules that judge saves, by the bits of enum ioshape_alarm
+ALARMS = ("nonfinite", "unchanged", "constant", "jump")
+
+
 @dataclass
 class Job:
     """The state that a pool keeps of a job."""
@@ -110,6 +114,7 @@ class Job:
     bytes: float = 0
     user: str = ""
     use: Use = field(default_factory=Use)
+    alarms: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ALARMS, 0))
 
 
 #: settings of the operator, by name: for the pool these, and `job:NAME:share` and so on
@@ -621,6 +626,14 @@ class Pool:
         end = start - self.now + size * 1000 / rate
         return {"bytes": size, "start": math.floor(start - self.now), "end": math.ceil(end)}
 
+    def alarm(self, job: str, bits: int, user: str = "u", lease: int = 15000) -> int:
+        self.tick(0, lease)
+        found = self.job_of(job)
+        found.user = user
+        for i, rule in enumerate(ALARMS):
+            found.alarms[rule] += bits >> i & 1
+        return 1
+
     def row(self, member: Member) -> Answer:
         who = member.who
         return {
@@ -633,7 +646,11 @@ class Pool:
 
     def job_rows(self) -> list[Answer]:
         return [
-            {"job": name, "user": job.user, "writes": job.use.writes, **job.use.row()}
+            {
+                **{"job": name, "user": job.user, "writes": job.use.writes},
+                **job.use.row(),
+                **job.alarms,
+            }
             for name, job in self.jobs.items()
         ]
 
