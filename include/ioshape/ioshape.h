@@ -624,9 +624,11 @@ struct ioshape_report {
 	double total_s;   /**< whole save */
 	/** copying into staging memory, including the wait for free staging memory */
 	double stage_s;
-	double slot_s;  /**< waiting for a slot */
-	double plan_s;  /**< planning and creating the file */
-	double write_s; /**< writing, including `paced_s` */
+	double slot_s; /**< waiting for a slot */
+	double plan_s; /**< planning and creating the file */
+	/** Writing, including `paced_s` and the examining of tensors. Each piece of 128 KiB is
+	 * examined and written in turn, so examining has no time of its own. */
+	double write_s;
 	double paced_s; /**< waiting for bandwidth, if the operator or `rate` limits it */
 	double sync_s;  /**< waiting until all bytes are on stable storage */
 	/** putting the file in place, including the wait for earlier saves to the path */

@@ -144,7 +144,9 @@ class Report:
     slot_s: float = 0.0
     #: Seconds of planning and of creating the file.
     plan_s: float = 0.0
-    #: Seconds of writing.
+    #: Seconds of writing, including the examining of tensors. Each piece of 128 KiB is examined and
+    #: written in turn, so examining has no time of its own: that would take two looks at the clock
+    #: for each piece.
     write_s: float = 0.0
     #: Seconds until all bytes were on stable storage.
     sync_s: float = 0.0

@@ -39,6 +39,7 @@ from ioshape._cli.exporter import _MOST_JOBS, PoolCollector
 from ioshape._cli.pools import table_of
 from ioshape._cli.top import PoolRates, Rates
 from ioshape._slots.pools import Member, Operator, PoolJob, PoolStatus
+from nodes import run_ranks
 from processes import environment, run_program
 from tiers import saver, undrained
 from tree import ROOT, program
@@ -655,16 +656,34 @@ for step in range(3):
 """
 
 
+SICK_RANK = """
+from group_program import *
+
+for step in range(2):
+    state = {"w": torch.arange(1e5) + rank + step}
+    if step == 1 and rank == 1:
+        state["w"][7] = float("nan")
+    ioshape.save_group(state, "run", step, mode="node")
+"""
+
+
 def test_the_exporter_counts_alarms_by_rule(tmp_path: Path) -> None:
+    """Also count a rank whose shard another process writes."""
     with running_redis() as redis:
         at = {"IOSHAPE_COORDINATOR": redis.address}
-        run_program(tmp_path, SICK, variables={"IOSHAPE_JOB": "4711", **at})
+        run_program(tmp_path, SICK, variables={"IOSHAPE_JOB": "alone", **at})
+        run_ranks(tmp_path, SICK_RANK, IOSHAPE_JOB="ranks", **at)
         with exporter(**at) as one:
             found = one.scrape()
-    labels = re.compile(r'ioshape_job_alarms_total\{job="4711",.*rule="(\w+)",.*\}')
-    counted = {match[1]: found[name] for name in found if (match := labels.fullmatch(name))}
+    labels = re.compile(r'ioshape_job_alarms_total\{job="(\w+)",.*rule="(\w+)",.*\}')
+    matches = {name: labels.fullmatch(name) for name in found}
+    counted = {match.groups(): found[name] for name, match in matches.items() if match}
+    none = {"nonfinite": 0, "unchanged": 0, "constant": 0, "jump": 0}
     # The NaN stays until it is repaired.
-    assert counted == {"nonfinite": 2, "unchanged": 0, "constant": 1, "jump": 0}
+    expected = {"alone": none | {"nonfinite": 2, "constant": 1}, "ranks": none | {"nonfinite": 1}}
+    assert counted == {
+        (job, rule): number for job, rules in expected.items() for rule, number in rules.items()
+    }
 
 
 def test_the_exporter_says_that_the_coordinator_is_away_and_back() -> None:
