@@ -31,6 +31,7 @@ from . import (
     house,
     launch,
     load,
+    nil,
     preload,
     realfs,
     report,
@@ -65,6 +66,8 @@ class Benchmark:
 BENCHMARKS = {
     "save": Benchmark(save.measure),
     "load": Benchmark(load.measure),
+    # Tensors. The file has no content.
+    "nil": Benchmark(nil.measure, size=2 << 30, copies_in_memory=1, copies_on_disk=1),
     "async": Benchmark(background.measure),
     # Four processes hold tensors, one of them also a copy. The rest is page cache.
     "torch": Benchmark(torch_figures.measure, size=2 << 30, copies_in_memory=6),
