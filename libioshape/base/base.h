@@ -411,13 +411,14 @@ void base_settings_warn(const struct base_log *log);
 /* ---- Checksum (checksum.c; the plain ones are in internal.h) --------------------------------- */
 
 /*
- * Copies bytes and checksums them in one pass, while each piece is in the first-level caches. The
- * checksum is that of the copy, even if another thread changes the original meanwhile.
+ * Copies bytes and checksums them in one pass. The checksum is that of the copy, even if another
+ * thread changes the original meanwhile. Long copies bypass the caches if the processor can
+ * checksum what it stores.
  */
 uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict from, size_t bytes);
 /*
- * Checksums and copies bytes that no other thread can change. The checksum is that of the original,
- * and the stores bypass the caches, so use it if the copy is not needed at once. 1.4 times as fast
+ * Copies and checksums bytes that no other thread can change. Long copies bypass the caches, so use
+ * it if the copy is not needed at once. On processors without VPCLMULQDQ this is 1.4 times as fast
  * in a micro-benchmark.
  */
 uint32_t base_crc32_move(uint32_t crc, void *restrict to, const void *restrict from, size_t bytes);

@@ -63,9 +63,10 @@ typedef uint32_t copy_fn(uint32_t crc, void *restrict to, const void *restrict f
 
 static void check_copying(copy_fn *copy_crc32)
 {
-	/* Below, at and above the size of the pieces that are copied. */
-	static const size_t lengths[] = { 0,     1,     63,     64,     65,     4095,  65535,
-					  65536, 65537, 131071, 131072, 131073, 300001 };
+	/* Below, at and above the sizes at which the library copies in another way. */
+	static const size_t lengths[] = { 0,     1,      63,     64,     65,    4095,
+					  16383, 16384,  16385,  16640,  65535, 65536,
+					  65537, 131071, 131072, 131073, 300001 };
 	uint64_t state = 3;
 
 	test_random_fill(&state, bytes, sizeof(bytes));
