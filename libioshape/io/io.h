@@ -199,6 +199,12 @@ int io_writer_put_summed(struct io_writer *writer, const void *data, size_t byte
 			 struct base_error *error);
 
 /*
+ * Returns whether the storage completes blocks faster than the caller fills them, so that help from
+ * another thread makes the file complete earlier. False until that has been measured.
+ */
+bool io_writer_is_starved(const struct io_writer *writer);
+
+/*
  * Returns in *to where the next bytes will be stored, and in *space how many fit. A caller that
  * produces its bytes there, and then puts them from there, saves a copy. *to is valid until the
  * next call for this writer.

@@ -51,6 +51,9 @@ struct io_writer {
 	/* Most bytes that this process may write into a file (ulimit -f). */
 	uint64_t most_bytes;
 	uint64_t first_block_ns; /* when the engine got its first block */
+	/* How often the caller waited for the storage: see judge_storage(). */
+	uint64_t judged_bytes, judged_ns, waited_ns;
+	bool starved;
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
 	char shape_why[160]; /* for io_writer_choice() */
 };
@@ -534,10 +537,39 @@ static int prove_direct(struct io_writer *writer, const struct io_buffer *first,
 	return write_again(writer, first, bytes, error);
 }
 
+/* If the caller waits for less than 1 / WAITING_PART of the time, the storage is faster. */
+#define WAITING_PART 8
+
+/*
+ * Decides whether the storage completes blocks faster than the caller fills them. It does if the
+ * caller hardly waited while it sent as many bytes as can be in flight.
+ */
+static void judge_storage(struct io_writer *writer)
+{
+	const struct io_shape *shape = &writer->queue->shape;
+	uint64_t now_ns;
+
+	if (writer->submitted - writer->judged_bytes < shape->depth * shape->block_bytes)
+		return;
+	now_ns = base_now_ns();
+	/* The first blocks found an empty queue, so they prove nothing. */
+	writer->starved = writer->judged_bytes &&
+			  writer->waited_ns * WAITING_PART < now_ns - writer->judged_ns;
+	writer->judged_bytes = writer->submitted;
+	writer->judged_ns = now_ns;
+	writer->waited_ns = 0;
+}
+
+bool io_writer_is_starved(const struct io_writer *writer)
+{
+	return writer->starved;
+}
+
 /* Sends the current buffer: a full block or, at the end of the file, what it has. */
 static int send_block(struct io_writer *writer, struct base_error *error)
 {
 	struct io_buffer *buffer = writer->buffer;
+	const uint64_t begin_ns = base_now_ns();
 	size_t bytes = writer->used;
 	bool prove;
 	int ret;
@@ -580,6 +612,8 @@ static int send_block(struct io_writer *writer, struct base_error *error)
 	writer->buffer = NULL;
 	writer->used = 0;
 	writer->submitted += bytes;
+	writer->waited_ns += base_now_ns() - begin_ns;
+	judge_storage(writer);
 	return 0;
 }
 
@@ -604,12 +638,15 @@ static size_t block_at(const struct io_writer *writer, uint64_t offset)
 static int find_space(struct io_writer *writer, uint8_t **to, size_t *space,
 		      struct base_error *error)
 {
+	uint64_t begin_ns;
 	int ret;
 
 	if (!writer->buffer) {
+		begin_ns = base_now_ns();
 		ret = io_queue_take(writer->queue, &writer->buffer, error);
 		if (ret)
 			return ret;
+		writer->waited_ns += base_now_ns() - begin_ns;
 		writer->block_bytes = block_at(writer, in_file(writer, writer->submitted));
 	}
 	*to = writer->buffer->data + writer->used;

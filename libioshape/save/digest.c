@@ -54,8 +54,9 @@ static int next_staged(void *user, size_t record, uint64_t offset, const void **
 static struct save_source source_of(struct ioshape_save *save, struct save_direct *direct)
 {
 	*direct = (struct save_direct){ .plan = &save->request.plan };
-	return save->request.task.borrow ? (struct save_source){ save_direct_next, NULL, direct } :
-					   (struct save_source){ next_staged, NULL, save };
+	return save->request.task.borrow ?
+		       (struct save_source){ save_direct_next, NULL, direct, NULL } :
+		       (struct save_source){ next_staged, NULL, save, NULL };
 }
 
 /* ---- Samples --------------------------------------------------------------------------------- */
@@ -135,7 +136,7 @@ int save_take_sample(struct ioshape_save *save, uint8_t mac[BASE_MAC_BYTES],
 	if (!ret)
 		ret = take_pieces(&sample, error);
 	base_mac_end(&sample.mac, mac);
-	free(direct.scratch);
+	save_direct_end(&direct);
 	return ret;
 }
 
@@ -199,6 +200,6 @@ int save_take_digest(struct ioshape_save *save, const uint8_t key[BASE_MAC_BYTES
 	if (!ret)
 		base_mac_end(&digesting.mac, digest->mac);
 	format_writer_free(zip);
-	free(direct.scratch);
+	save_direct_end(&direct);
 	return ret;
 }

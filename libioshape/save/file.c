@@ -689,6 +689,8 @@ static int put_safetensors(struct save_file *file, const struct save_plan *plan,
 		entries[i].crc32 = segment.crc32;
 	}
 	if (!ret)
+		save_examiner_finish(source->examiner);
+	if (!ret)
 		ret = save_examine(compare, plan, entries, error);
 	free(entries);
 	return ret;
@@ -885,7 +887,7 @@ int save_file_write_records(struct ioshape_file *file, const struct ioshape_reco
 		.count = count,
 	};
 	struct save_direct direct = { 0 };
-	const struct save_source source = { save_direct_next, save_direct_to_file, &direct };
+	const struct save_source source = { save_direct_next, save_direct_to_file, &direct, NULL };
 	struct save_plan plan;
 	uint64_t begin;
 	int ret = enter(file);
@@ -903,7 +905,7 @@ int save_file_write_records(struct ioshape_file *file, const struct ioshape_reco
 		io_writer_fail(file->file.writer);
 	else if (bytes)
 		*bytes = io_writer_offset(file->file.writer) - begin;
-	free(direct.scratch);
+	save_direct_end(&direct);
 	save_plan_free(&plan);
 	return leave(file, explain(&file->file, ret, &file->error));
 }

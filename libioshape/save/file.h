@@ -145,6 +145,39 @@ void save_count_alarms(struct ioshape_context *context, const char *path, uint32
 void save_slot_report(const struct save_slot *slot, struct io_downgrades *downgrades,
 		      struct ioshape_report *report);
 
+/* ---- Examining on a second thread (examiner.c) ----------------------------------------------- */
+
+struct save_examination;
+
+/*
+ * A thread that examines tensors while the thread of the save writes them, if the storage is faster
+ * than one thread. It starts at need. The statistics are those that the save's thread would
+ * compute. All zeros is an examiner that takes nothing.
+ */
+struct save_examiner {
+	bool allowed;           /* another core may be used */
+	struct io_writer *file; /* file that is written; NULL: none */
+	pthread_t thread;
+	bool started;
+	pthread_mutex_t lock; /* protects the members below */
+	pthread_cond_t change;
+	STAILQ_HEAD(, save_examination) waiting;
+	uint64_t waiting_bytes; /* bytes not examined yet, of these tensors and the current one */
+	bool busy;              /* the thread examines a tensor */
+	bool leaving;           /* the thread must end, and drop what waits */
+};
+
+/*
+ * Leaves the rest of a tensor to the thread. `data` must stay valid until save_examiner_finish().
+ * Returns false if the caller must examine the tensor itself.
+ */
+bool save_examiner_take(struct save_examiner *examiner, struct base_statistics *statistics,
+			const struct base_statistics_rest *rest, const void *data, size_t bytes);
+/* Completes all statistics. The calling thread helps. NULL is allowed. */
+void save_examiner_finish(struct save_examiner *examiner);
+/* Drops what is not examined yet, and ends the thread. */
+void save_examiner_close(struct save_examiner *examiner);
+
 /* ---- Bytes of a plan (plan.c) ---------------------------------------------------------------- */
 
 /* The source of the payload's bytes. */
@@ -159,18 +192,26 @@ struct save_source {
 	 * its memory, and may make bytes directly in the file's blocks. */
 	void (*to_file)(void *user, struct io_writer *file);
 	void *user;
+	/* Examines bytes that stay valid until the save ends; NULL: they do not. */
+	struct save_examiner *examiner;
 };
 
-/* A source that reads the caller's own memory. All members but the plan begin as zeros. */
+/* A source that reads the caller's own memory. All members but the plan and `examiner.allowed`
+ * begin as zeros. */
 struct save_direct {
 	const struct save_plan *plan;
 	/* Bytes that must be made are made in its blocks; NULL: in `scratch`. */
 	struct io_writer *file;
-	uint8_t *scratch; /* allocated at need; the owner frees it */
+	uint8_t *scratch; /* allocated at need */
+	struct save_examiner examiner;
 };
 int save_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		     struct base_error *error);
 void save_direct_to_file(void *direct, struct io_writer *file);
+/* Returns the source. A second thread examines if the context allows several. */
+struct save_source save_direct_source(struct save_direct *direct,
+				      const struct ioshape_context *context);
+void save_direct_end(struct save_direct *direct);
 
 /* Passes all bytes of a record to `put`, in order. */
 int save_bring_record(const struct save_plan *plan, size_t i, const struct save_source *source,

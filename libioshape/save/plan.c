@@ -649,24 +649,58 @@ int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void
 /* Bytes that are examined just before they are written, and still are in a cache then. */
 #define EXAMINED_BYTES (128 * KIB)
 
-/* Puts bytes, and examines them unless `statistics` is NULL. The pieces end at multiples of
- * EXAMINED_BYTES in memory, so that a writer can borrow whole pages. */
-static int examine_and_put(struct base_statistics *statistics, struct base_statistics_rest *rest,
+/* The examination of a record by the thread of the save. */
+struct examining {
+	struct base_statistics *statistics; /* NULL: no examination, or another thread has it */
+	struct base_statistics_rest rest;
+	struct save_examiner *examiner; /* NULL: no other thread can examine these bytes */
+};
+
+static void begin_examining(struct examining *examining, const struct save_plan *plan, size_t i,
+			    const struct save_source *source)
+{
+	const struct save_record *record = &plan->records[i];
+
+	examining->statistics = plan->examined ? &plan->examined[i].statistics : NULL;
+	examining->rest.bytes = 0;
+	/* Fetched bytes are in memory that is used again at once. */
+	examining->examiner = i < plan->own || record->fetch ? NULL : source->examiner;
+	if (examining->statistics && !base_statistics_begin(examining->statistics, record->dtype))
+		examining->statistics = NULL;
+}
+
+/* Returns the length of the next piece. It ends at a multiple of EXAMINED_BYTES in the file, so
+ * that the writer can borrow whole pages. Staging memory has the same multiples. */
+static size_t piece_of(const struct examining *examining, const uint8_t *data, size_t bytes)
+{
+	const struct save_examiner *examiner = examining->examiner;
+	const uint64_t at = examiner && examiner->file ? io_writer_offset(examiner->file) :
+							 (uintptr_t)data;
+
+	return MIN(bytes, EXAMINED_BYTES - at % EXAMINED_BYTES);
+}
+
+/* Puts the bytes of a record, and examines them. */
+static int examine_and_put(struct examining *examining,
 			   int (*put)(void *to, const void *data, size_t bytes,
 				      struct base_error *error),
 			   void *to, const uint8_t *data, size_t bytes, struct base_error *error)
 {
+	struct save_examiner *examiner = examining->examiner;
 	size_t piece;
 	int ret = 0;
 
-	if (!statistics || !statistics->dtype)
-		return put(to, data, bytes, error);
-	for (; !ret && bytes; data += piece, bytes -= piece) {
-		piece = MIN(bytes, EXAMINED_BYTES - (uintptr_t)data % EXAMINED_BYTES);
-		base_statistics_add(statistics, rest, data, piece);
+	for (; !ret && bytes && examining->statistics; data += piece, bytes -= piece) {
+		if (examiner && save_examiner_take(examiner, examining->statistics,
+						   &examining->rest, data, bytes)) {
+			examining->statistics = NULL;
+			break;
+		}
+		piece = piece_of(examining, data, bytes);
+		base_statistics_add(examining->statistics, &examining->rest, data, piece);
 		ret = put(to, data, piece, error);
 	}
-	return ret;
+	return ret || !bytes ? ret : put(to, data, bytes, error);
 }
 
 int save_bring_record(const struct save_plan *plan, size_t i, const struct save_source *source,
@@ -675,25 +709,22 @@ int save_bring_record(const struct save_plan *plan, size_t i, const struct save_
 		      void *to, struct base_error *error)
 {
 	const struct save_record *record = &plan->records[i];
-	struct base_statistics *statistics = plan->examined ? &plan->examined[i].statistics : NULL;
-	struct base_statistics_rest rest;
 	const void *data = record->data;
+	struct examining examining;
 	size_t run;
 	uint64_t done;
 	int ret = 0;
 
-	rest.bytes = 0;
-	if (statistics)
-		base_statistics_begin(statistics, record->dtype);
+	begin_examining(&examining, plan, i, source);
 	for (done = 0; !ret && done < record->bytes; done += run) {
 		run = record->bytes - done;
 		if (i >= plan->own)
 			ret = source->next(source->user, i, done, &data, &run, error);
 		if (!ret)
-			ret = examine_and_put(statistics, &rest, put, to, data, run, error);
+			ret = examine_and_put(&examining, put, to, data, run, error);
 	}
-	if (statistics)
-		base_statistics_end(statistics, &rest);
+	if (examining.statistics)
+		base_statistics_end(examining.statistics, &examining.rest);
 	return ret;
 }
 
@@ -721,6 +752,8 @@ int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 		if (!ret)
 			ret = format_writer_end(zip, error);
 	}
+	if (!ret)
+		save_examiner_finish(source->examiner);
 	if (!ret && compare) {
 		entries = format_writer_entries(zip, &count);
 		ret = save_examine(compare, plan, entries, error);
@@ -738,7 +771,21 @@ void save_direct_to_file(void *user, struct io_writer *file)
 {
 	struct save_direct *direct = user;
 
-	direct->file = file;
+	direct->file = direct->examiner.file = file;
+}
+
+struct save_source save_direct_source(struct save_direct *direct,
+				      const struct ioshape_context *context)
+{
+	direct->examiner.allowed = context->config.threads > 1;
+	return (struct save_source){ save_direct_next, save_direct_to_file, direct,
+				     &direct->examiner };
+}
+
+void save_direct_end(struct save_direct *direct)
+{
+	save_examiner_close(&direct->examiner);
+	free(direct->scratch);
 }
 
 /* Finds memory in which up to *bytes bytes can be made: in the file's block, or in scratch. May

@@ -715,14 +715,14 @@ struct save_watch save_watch_of(struct ioshape_save *save)
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
-/* Returns the source of a save's bytes: staging memory, or the caller's memory. The caller frees
- * direct->scratch. */
+/* Returns the source of a save's bytes: staging memory, or the caller's memory. The caller ends
+ * `direct`. */
 static struct save_source source_of(struct ioshape_save *save, struct save_direct *direct)
 {
 	*direct = (struct save_direct){ .plan = &save->request.plan };
-	return save->request.task.borrow ?
-		       (struct save_source){ save_direct_next, save_direct_to_file, direct } :
-		       (struct save_source){ stage_next, stage_to_file, save };
+	if (!save->request.task.borrow)
+		return (struct save_source){ stage_next, stage_to_file, save, NULL };
+	return save_direct_source(direct, save->context);
 }
 
 int save_write_payload(struct ioshape_save *save, struct format_writer *zip, struct io_writer *file,
@@ -735,7 +735,7 @@ int save_write_payload(struct ioshape_save *save, struct format_writer *zip, str
 	if (file)
 		source.to_file(source.user, file);
 	ret = save_write_records(zip, &save->request.plan, &source, &save->compare, error);
-	free(direct.scratch);
+	save_direct_end(&direct);
 	return ret;
 }
 
@@ -753,7 +753,7 @@ static int write_file(struct ioshape_save *save, struct ioshape_report *report,
 	if (!ret)
 		ret = save_write(save->context, NULL, &request->plan, &source,
 				 &request->task.file_options, &watch, &save->order, report, error);
-	free(direct.scratch);
+	save_direct_end(&direct);
 	save_order_end(save->context, &save->order);
 	return ret;
 }
@@ -1258,7 +1258,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 {
 	const struct io_file_options file_options = SAVE_FILE_OPTIONS(options);
 	struct save_direct direct = { 0 };
-	const struct save_source source = { save_direct_next, save_direct_to_file, &direct };
+	const struct save_source source = save_direct_source(&direct, context);
 	const pthread_t self = pthread_self();
 	const struct save_watch watch = { .queue = options->queue,
 					  .queue_user = options->queue_user,
@@ -1281,7 +1281,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 				 report, error);
 		save_order_end(context, &order);
 	}
-	free(direct.scratch);
+	save_direct_end(&direct);
 	save_plan_free(&plan);
 	save_report_end(report, begin, file_options.deadline_ns);
 	return ret;
