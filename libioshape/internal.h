@@ -51,6 +51,21 @@ uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
 /* Returns the CRC-32 of A followed by B, given both checksums and the length of B. */
 uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
 
+/* ---- Differences of tensors (base/statistics.c) ---------------------------------------------- */
+
+/* Sums over the numbers of two tensors A and B. A complex element counts as two numbers. */
+struct base_difference {
+	uint64_t count;
+	uint64_t changed;    /* numbers whose bits differ */
+	double squares_of_a; /* of the finite numbers of A */
+	double squares;      /* of the differences; infinite or NaN if such a number differs */
+};
+
+/* Adds bytes of two tensors to sums, which begin as zeros. Returns false if their type has no
+ * statistics: then each byte counts as a number, and there are no squares. */
+bool base_difference_add(struct base_difference *sum, uint32_t dtype, const void *a, const void *b,
+			 size_t bytes);
+
 /* ---- Parallel memory copies (base/process.c) ------------------------------------------------- */
 
 struct base_copier;

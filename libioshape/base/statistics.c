@@ -54,21 +54,22 @@ static double small_float(uint64_t bits, unsigned exponent, unsigned mantissa, i
 	return bits >> (exponent + mantissa) & 1 ? -magnitude : magnitude;
 }
 
-static double float16_of(const void *at)
-{
-	const uint32_t bits = *(const loose16 *)at;
-
-	if ((bits & 0x7c00) == 0x7c00)
-		return bits & 0x3ff ? NAN : bits >> 15 ? -INFINITY : INFINITY;
-	return small_float(bits, 5, 10, 15);
-}
-
 static double float32_of(const void *at)
 {
 	float number;
 
 	memcpy(&number, at, sizeof(number));
 	return (double)number;
+}
+
+static double float16_of(const void *at)
+{
+	const uint32_t bits = *(const loose16 *)at;
+	const uint32_t moved = (bits & 0x7fff) << 13; /* see HALVES below */
+	const double finite = float32_of(&moved) * 0x1p112;
+	const double magnitude = (bits & 0x7c00) != 0x7c00 ? finite : bits & 0x3ff ? NAN : INFINITY;
+
+	return bits >> 15 ? -magnitude : magnitude;
 }
 
 static double bfloat16_of(const void *at)
@@ -243,6 +244,38 @@ static enum base_instructions best_of(enum base_instructions most)
 	return BASE_PORTABLE;
 }
 
+/* ---- Differences ----------------------------------------------------------------------------- */
+
+/* Compares numbers of a type. `values` has the number of each byte, for the types of one byte. Four
+ * sums hide the latency of an addition. */
+typedef void (*difference_fn)(struct base_difference *sum, const double *values, const uint8_t *a,
+			      const uint8_t *b, size_t count);
+
+#define DIFFERENCE(name, bytes, number_of)                                                         \
+	static void name##_difference(struct base_difference *sum, const double *values,           \
+				      const uint8_t *a, const uint8_t *b, size_t count)            \
+	{                                                                                          \
+		double own[4] = { 0 }, steps[4] = { 0 };                                           \
+                                                                                                   \
+		(void)values;                                                                      \
+		for (size_t i = 0; i < count; i++, a += (bytes), b += (bytes)) {                   \
+			const double number = number_of(a);                                        \
+			const double step = number - number_of(b);                                 \
+                                                                                                   \
+			own[i % 4] += isfinite(number) ? number * number : 0;                      \
+			if (!memcmp(a, b, (bytes)))                                                \
+				continue;                                                          \
+			sum->changed++;                                                            \
+			steps[i % 4] += step * step;                                               \
+		}                                                                                  \
+		sum->squares_of_a += own[0] + own[1] + own[2] + own[3];                            \
+		sum->squares += steps[0] + steps[1] + steps[2] + steps[3];                         \
+	}
+
+#define VALUE_OF(at) values[*(at)]
+DIFFERENCE(bytes, 1, VALUE_OF)
+#undef VALUE_OF
+
 /* ---- Types ----------------------------------------------------------------------------------- */
 
 /* The numbers in elements of a type: an element is one number, or two if it is complex. */
@@ -251,15 +284,23 @@ struct numbers {
 	uint8_t bytes;
 	uint8_t mantissa; /* for floats that have loops: bits of the mantissa */
 	int bias;
+	difference_fn difference;
 	struct loops loops[BASE_INSTRUCTION_SETS];
 };
 
 #define FLOAT(bits, name, mantissa, bias, wide)                                                    \
-	static const struct numbers name = { name##_of, (bits) / 8, mantissa, bias,                \
-					     FLOATS(bits, name, wide) };
+	DIFFERENCE(name, (bits) / 8, name##_of)                                                    \
+	static const struct numbers name = {                                                       \
+		name##_of, (bits) / 8, mantissa, bias, name##_difference, FLOATS(bits, name, wide) \
+	};
 #define INTEGER(name)                                                                              \
-	static const struct numbers name = { name##_of, sizeof(name##_t), 0, 0, INTEGERS(name) };
-#define FLOAT8(name) static const struct numbers name = { .number_of = name##_of, .bytes = 1 };
+	DIFFERENCE(name, sizeof(name##_t), name##_of)                                              \
+	static const struct numbers name = { name##_of, sizeof(name##_t),  0,                      \
+					     0,         name##_difference, INTEGERS(name) };
+#define FLOAT8(name)                                                                               \
+	static const struct numbers name = { .number_of = name##_of,                               \
+					     .bytes = 1,                                           \
+					     .difference = bytes_difference };
 FLOAT(16, float16, 10, 15, avx2)
 FLOAT(32, float32, 23, 127, avx2)
 FLOAT(64, float64, 52, 1023, avx512)
@@ -465,4 +506,22 @@ bool base_statistics_constant(const struct base_statistics *statistics)
 {
 	return statistics->count && !statistics->nans && !statistics->infinities &&
 	       statistics->minimum == statistics->maximum;
+}
+
+/* ---- Comparing two tensors ------------------------------------------------------------------- */
+
+bool base_difference_add(struct base_difference *sum, uint32_t dtype, const void *a, const void *b,
+			 size_t bytes)
+{
+	const struct numbers *numbers = numbers_of(dtype);
+	double values[256] = { 0 };
+
+	for (unsigned value = 0; numbers && numbers->bytes == 1 && value < 256; value++)
+		values[value] = numbers->number_of(&(uint8_t){ (uint8_t)value });
+	if (numbers)
+		numbers->difference(sum, values, a, b, bytes / numbers->bytes);
+	else
+		bytes_difference(sum, values, a, b, bytes);
+	sum->count += numbers ? bytes / numbers->bytes : bytes;
+	return numbers;
 }

@@ -104,7 +104,8 @@ def _differences(a: str, b: str, exact: bool) -> Iterator[Difference]:
 
 def _size_of_change(found: Difference) -> tuple[float, float]:
     """Return a key for sorting. Tensors that have no number come first."""
-    relative = math.inf if found.relative is None else found.relative
+    known = (found.relative, found.relative_at_least, math.inf)
+    relative = next(one for one in known if one is not None)
     changed = math.inf if found.changed is None else found.changed
     return -relative, -changed
 
@@ -114,8 +115,9 @@ def _json(found: Difference) -> dict[str, Any]:
     for side in ("a", "b"):
         if told[side] is not None:
             told[side] = dict(zip(("dtype", "shape"), told[side], strict=True))
-    if told["relative"] is not None and not math.isfinite(told["relative"]):
-        told["relative"] = str(told["relative"])  # JSON has no infinity
+    for name in ("relative", "relative_at_least"):
+        if told[name] is not None and not math.isfinite(told[name]):
+            told[name] = str(told[name])  # JSON has no infinity
     return told
 
 
@@ -128,6 +130,13 @@ def _shown(tensor: tuple[str, tuple[int, ...]] | None) -> str:
     return f"{tensor[0]}:{'x'.join(map(str, tensor[1])) or 'scalar'}"
 
 
+def _relative(found: Difference) -> str:
+    if found.relative is not None:
+        return f"{found.relative:.2g}"
+    least = found.relative_at_least
+    return "-" if least is None else f"at least {least:.2g}"
+
+
 def _show(differences: list[Difference], equal: int) -> None:
     table = Table(*columns("<tensor", "<state", "<in A", "<in B", ">changed", ">relative"))
     for found in differences:
@@ -137,7 +146,7 @@ def _show(differences: list[Difference], equal: int) -> None:
             _shown(found.a),
             _shown(found.b) if found.a != found.b else "same",
             "-" if found.changed is None else f"{found.changed:.1%}",
-            "-" if found.relative is None else f"{found.relative:.2g}",
+            _relative(found),
             style="yellow" if found.state == "changed" else "red",
         )
     if differences:
@@ -160,7 +169,9 @@ def command(a: str, b: str, exact: bool, as_json: bool) -> int:
 
     Where both files have checksums, the command compares these, and reads no data. "changed" is the
     share of 1 MiB blocks that differ. With --exact it is the share of elements, and "relative" is
-    the norm of the difference divided by the norm in A. The largest changes come first.
+    the norm of the difference divided by the norm in A. Without --exact, "relative" says how large
+    it is at least, if both saves took the norm of the tensor (see ioshape inspect --stats) and the
+    norms differ. The largest changes come first.
 
     A row "(values)" means that the files differ in values that are not tensors, or in the names or
     the order of tensors.

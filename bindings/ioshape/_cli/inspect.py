@@ -76,6 +76,7 @@ def _statistics(contents: Contents) -> dict[str, dict[str, Any]]:
 
 def _for_json(told: dict[str, Any]) -> dict[str, Any]:
     """Replace the bounds of a record without finite numbers, because JSON has no infinity."""
+    del told["dtype"]  # the tensors have it
     if told["minimum"] > told["maximum"]:
         told["minimum"] = told["maximum"] = None
     return told

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dtypes of the safetensors format."""
+"""The dtypes of the safetensors format, and the library's numbers of dtypes."""
 
 from __future__ import annotations
+
+from ioshape._native import lib
 
 #: For each name of the format: torch's name, and the bits of an element. Files contain the dtypes
 #: in the reverse of this order.
@@ -27,3 +29,8 @@ DTYPES = {
     "I64": ("int64", 64),
     "U64": ("uint64", 64),
 }
+
+
+def number_of(dtype: str) -> int:
+    """Return the library's number of one of torch's dtypes; 0 if it does not know the dtype."""
+    return int(getattr(lib, f"IOSHAPE_{dtype.upper()}", 0))

@@ -2,7 +2,7 @@
 """Compare the tensors of two open files.
 
 Where checksums decide, no data is read. Otherwise data is read in pieces, so that memory is
-bounded. torch is imported only for norms, and for tensors with gaps or different strides.
+bounded. torch is imported only for tensors with gaps or different strides.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ioshape._core.errors import failure
 from ioshape._formats import safetensors as header
-from ioshape._formats.dtypes import DTYPES
+from ioshape._formats.dtypes import DTYPES, number_of
 from ioshape._load.contents import is_safetensors, tensors_of
 from ioshape._load.pickled import Tensor, item_bytes
 from ioshape._load.reader import RawRecord, Reader
-from ioshape._load.stored import byteorder, in_record
+from ioshape._load.stored import byteorder, in_record, memory_of
 from ioshape._load.verified import BoundedFile, Source
-from ioshape._native import lib
+from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Executor
 
-    import torch
-
 # A piece stays in the processor's cache between its read and its comparison.
 _PIECE_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20
+# The norms in files have about six digits, so only a larger share of a norm is a difference.
+_NORM_ERROR = 2e-6
 _NO_RECORD = (0, RawRecord("", 0, 0, 0))
 
 
@@ -49,6 +49,9 @@ class Difference:
     changed: float | None = None
     #: The norm of the difference divided by the norm in A; None if it was not computed.
     relative: float | None = None
+    #: a number that `relative` cannot be below, from the norms that both saves took; None if there
+    #: are none, or if they do not differ
+    relative_at_least: float | None = None
 
 
 class _Range(NamedTuple):
@@ -112,6 +115,15 @@ class _Side:
         if n_bytes and not _is_dense(tensor):
             return None
         return _Range(number, record, tensor.storage_offset, n_bytes)
+
+    def norm_of(self, tensor: Tensor, bytes_: _Range) -> float | None:
+        """Return a tensor's norm if the save took it, and if all its elements are finite."""
+        if (bytes_.begin, bytes_.n_bytes) != (0, bytes_.record.n_bytes):
+            return None
+        found = self.reader.statistics(bytes_.number)
+        if found is None or found.dtype != number_of(tensor.dtype):
+            return None
+        return None if found.nans or found.infinities else math.sqrt(found.sum_squares)
 
     def stored(self, tensor: Tensor) -> Any:
         """Return a plain tensor, so that slices of it can be read."""
@@ -180,79 +192,31 @@ class _Blocks:
 
 # ---- Elements ------------------------------------------------------------------------------------
 
-#: a complex number is compared as two numbers
-_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
-_ROW = 4096
-
 
 class _Meter:
-    """Counts of elements and norms of a tensor in both files."""
+    """Sums over the elements of a tensor in both files."""
 
     def __init__(self, tensor: Tensor) -> None:
-        import torch  # noqa: PLC0415 - takes seconds
+        self._dtype = number_of(tensor.dtype) if tensor.is_plain else 0
+        self._has_norm = False
+        self._sum = ffi.new("struct base_difference *")
 
-        dtype: Any = getattr(torch, _PARTS.get(tensor.dtype, tensor.dtype), None)
-        self._has_norm = tensor.is_plain and dtype is not None and "float4" not in tensor.dtype
-        self._dtype = dtype if self._has_norm else torch.uint8
-        self._elements = self._changed = 0
-        self._norm = self._norm_of_difference = 0.0
-
-    def numbers(self, stored: bytearray | torch.Tensor) -> torch.Tensor:
-        """Return the elements of a piece as a row of numbers."""
-        import torch  # noqa: PLC0415
-
-        if isinstance(stored, bytearray):
-            return torch.frombuffer(stored, dtype=self._dtype)
-        return stored.reshape(-1).view(self._dtype)
-
-    def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        """Add a piece that may differ."""
-        import torch  # noqa: PLC0415
-
-        self.add_equal(a)
-        bits = getattr(torch, f"int{8 * a.element_size()}")
-        is_equal = a.view(bits) == b.view(bits)
-        self._changed += a.numel() - int(is_equal.count_nonzero())
-        if self._has_norm:
-            # The difference of equal infinities is 0, not NaN.
-            difference = (_wide(a) - _wide(b)).masked_fill_(is_equal, 0)
-            self._norm_of_difference = math.hypot(self._norm_of_difference, _norm(difference))
-
-    def add_equal(self, a: torch.Tensor) -> None:
-        """Add a piece that is equal in both files."""
-        self._elements += a.numel()
-        if self._has_norm:
-            self._norm = math.hypot(self._norm, _norm(_wide(a)))
+    def add(self, a: bytearray | memoryview, b: bytearray | memoryview) -> None:
+        """Add equally long pieces of both files."""
+        memory = ffi.from_buffer(a), ffi.from_buffer(b)
+        self._has_norm = lib.base_difference_add(self._sum, self._dtype, *memory, len(a))
 
     def result(self, found: Difference) -> Difference:
         """Return the result, if an element differs."""
-        if not self._changed:
+        told, relative = self._sum, None
+        if not told.changed:
             return found
-        relative = None
         if self._has_norm:
-            relative = self._norm_of_difference / self._norm if self._norm else math.inf
-        share = self._changed / self._elements
+            relative = (
+                math.sqrt(told.squares / told.squares_of_a) if told.squares_of_a else math.inf
+            )
+        share = told.changed / told.count
         return replace(found, state="changed", changed=share, relative=relative)
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements in a type that holds each of them and their differences."""
-    if not tensor.is_floating_point():
-        return tensor.double()
-    return tensor if tensor.element_size() >= 4 else tensor.float()
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    import torch  # noqa: PLC0415
-
-    # A long sum in float32 loses digits, so the norms of short rows are added in float64.
-    whole = tensor.numel() - tensor.numel() % _ROW
-    norms = torch.linalg.vector_norm(tensor[:whole].view(-1, _ROW), dim=1).double()
-    rest = torch.linalg.vector_norm(tensor[whole:]).double()
-    norm = float(torch.linalg.vector_norm(torch.cat([norms, rest.view(1)])))
-    # The square of a small or large number is not a float32.
-    is_safe = 1e-12 < norm < 1e12 or tensor.dtype == torch.float64
-    return norm if is_safe else float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
 
 
 def _slices(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
@@ -267,6 +231,19 @@ def _slices(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
             return
         inner *= shape[dim]
     yield ()
+
+
+def _least_difference(a: float | None, b: float | None) -> float | None:
+    """Return a bound for the norm of the difference, divided by the norm in A.
+
+    It is at least the difference of the norms, by the triangle inequality.
+    """
+    if a is None or b is None:
+        return None
+    least = abs(a - b) - _NORM_ERROR * (a + b)
+    if not least > 0:
+        return None
+    return least / a if a else math.inf
 
 
 # ---- Files ---------------------------------------------------------------------------------------
@@ -322,7 +299,11 @@ class Comparison:
             return found
         if self._exact:
             return self._compare_elements(found, a, at_a, at_b)
-        return self._compare_blocks(found, at_a, at_b)
+        found = self._compare_blocks(found, at_a, at_b)
+        if found.state == "equal":
+            return found
+        norms = self._a.norm_of(a, at_a), self._b.norm_of(b, at_b)
+        return replace(found, relative_at_least=_least_difference(*norms))
 
     def _read(
         self, at_a: _Range, at_b: _Range, piece: tuple[int, int]
@@ -359,17 +340,18 @@ class Comparison:
                 equal.append(piece)
             else:
                 meter = meter or _Meter(tensor)
-                meter.add(meter.numbers(x), meter.numbers(y))
+                meter.add(x, y)
         if meter is None:
             return found
         for piece in equal:  # the norm of the tensor counts them, too
-            meter.add_equal(meter.numbers(self._a.read(at_a, piece)))
+            x = self._a.read(at_a, piece)
+            meter.add(x, x)
         return meter.result(found)
 
     def _compare_slices(self, found: Difference, a: Tensor, b: Tensor) -> Difference:
         stored = self._a.stored(a), self._b.stored(b)
         meter = _Meter(a)
         for index in _slices(a.shape, _PIECE_BYTES // 16):
-            x, y = (meter.numbers(one[index]) for one in stored)
-            meter.add(x, y)
+            x, y = (one[index].contiguous() for one in stored)
+            meter.add(memory_of(x), memory_of(y))
         return meter.result(found)

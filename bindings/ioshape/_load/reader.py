@@ -33,6 +33,8 @@ class RawRecord(NamedTuple):
 class Statistics(NamedTuple):
     """Statistics of the numbers in a record. A complex element counts as two numbers."""
 
+    #: the library's number of the dtype
+    dtype: int
     numbers: int
     nans: int
     infinities: int
@@ -173,6 +175,7 @@ class Reader(Owner):
         if not found.dtype:
             return None
         return Statistics(
+            dtype=found.dtype,
             numbers=found.count,
             nans=found.nans,
             infinities=found.infinities,

@@ -36,6 +36,7 @@ from ioshape import _torch as original
 from ioshape._core.locks import module_lock
 from ioshape._core.report import Downgrade
 from ioshape._device.outgoing import FETCH, Fetched, couriers_for
+from ioshape._formats.dtypes import number_of
 from ioshape._load.pickled import list_tensors
 from ioshape._native import ffi, lib
 from ioshape._save.request import Payload
@@ -388,7 +389,7 @@ def records_of(
         keep.append(name)
         to.bytes = record.n_bytes
         to.alignment = record.alignment
-        to.dtype = getattr(lib, f"IOSHAPE_{dtypes.get(record.name, '').upper()}", 0)
+        to.dtype = number_of(dtypes.get(record.name, ""))
         if record.storage is not None:
             is_of_optimizer = record.storage.data_ptr() in pickled.optimizer_storages
             to.group = _OPTIMIZER if is_of_optimizer else _PARAMETERS

@@ -327,3 +327,53 @@ TEST(tests, other_types_are_not_examined)
 	base_statistics_add(&result, &rest, bytes, sizeof(bytes));
 	ck_assert_uint_eq(result.count, 0);
 }
+
+TEST(tests, differences_are_those_of_a_plain_computation)
+{
+	static uint8_t other[sizeof(bytes)];
+	uint64_t state = 4;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(all_types); i++)
+		for (unsigned way = 0; way < 3; way++) {
+			const struct type *type = &all_types[i];
+			struct base_difference sum = { 0 }, expected = { 0 };
+
+			fill(&state, type, 1);
+			memcpy(other, bytes, sizeof(bytes));
+			for (unsigned k = 0; k < 1000 * way; k++)
+				other[test_random_below(&state, ROOM)] ^= 1;
+			for (size_t at = 0; at < ROOM; at += type->bytes) {
+				const uint64_t a = base_get_le(bytes + at, (unsigned)type->bytes);
+				const uint64_t b = base_get_le(other + at, (unsigned)type->bytes);
+				const double x = define(type->dtype, a);
+				const double step = a == b ? 0 : x - define(type->dtype, b);
+
+				expected.count++;
+				expected.changed += a != b;
+				expected.squares_of_a += isfinite(x) ? x * x : 0;
+				expected.squares += step * step;
+			}
+			ck_assert(base_difference_add(&sum, type->dtype, bytes, other, 4096));
+			ck_assert(base_difference_add(&sum, type->dtype, bytes + 4096, other + 4096,
+						      ROOM - 4096));
+			ck_assert_uint_eq(sum.count, expected.count);
+			ck_assert_uint_eq(sum.changed, expected.changed);
+			ck_assert_double_le(fabs(sum.squares_of_a - expected.squares_of_a),
+					    1e-12 * expected.squares_of_a);
+			if (isnan(expected.squares))
+				ck_assert(isnan(sum.squares));
+			else
+				ck_assert_double_le(fabs(sum.squares - expected.squares),
+						    1e-12 * expected.squares);
+		}
+}
+
+TEST(tests, differences_count_bytes_of_types_without_statistics)
+{
+	struct base_difference sum = { 0 };
+	const uint8_t a[] = { 1, 2, 3 }, b[] = { 1, 7, 4 };
+
+	ck_assert(!base_difference_add(&sum, IOSHAPE_FLOAT4_E2M1FN_X2, a, b, 3));
+	ck_assert_uint_eq(sum.count, 3);
+	ck_assert_uint_eq(sum.changed, 2);
+}

@@ -121,6 +121,27 @@ def test_norms_of_extreme_numbers_are_finite(scale: float, tmp_path: Path) -> No
     assert row["relative"] == pytest.approx(1, rel=1e-5)
 
 
+def test_norms_of_the_saves_bound_the_difference(tmp_path: Path) -> None:
+    """Compare tensors whose norms are 5 and 10: their difference is at least 5, and here 5."""
+    a = {"w": torch.tensor([3.0, 4.0]), "turned": torch.tensor([3.0, 4.0]), "zero": torch.zeros(2)}
+    b = {"w": torch.tensor([6.0, 8.0]), "turned": torch.tensor([4.0, 3.0]), "zero": torch.ones(2)}
+    for state, name in ((a, "a.pt"), (b, "b.pt")):
+        state["sick"] = torch.tensor([1.0, float("nan")]) * state["w"]
+        state["part"] = torch.cat([state["w"], torch.ones(2)])[:2]
+        ioshape.save(state, tmp_path / name)
+    found = rows(diff(tmp_path / "a.pt", tmp_path / "b.pt"))
+    assert found["w"]["relative_at_least"] == pytest.approx(1, rel=1e-5)
+    assert found["w"]["relative"] is None
+    assert found["zero"]["relative_at_least"] == "inf"
+    assert [found[name]["relative_at_least"] for name in ("turned", "sick", "part")] == [None] * 3
+    exact = rows(diff("--exact", tmp_path / "a.pt", tmp_path / "b.pt"))
+    assert exact["w"]["relative"] == pytest.approx(1)
+    assert exact["w"]["relative_at_least"] is None
+    text = call("diff", tmp_path / "a.pt", tmp_path / "b.pt").stdout
+    (line,) = (line for line in text.splitlines() if line.startswith("w "))
+    assert line.endswith("  at least 1")
+
+
 def test_equal_infinities_do_not_hide_the_norm(tmp_path: Path) -> None:
     a = torch.tensor([float("inf"), float("nan"), 3.0])
     ioshape.save({"w": a, "zero": torch.zeros(2)}, tmp_path / "a.pt")
@@ -128,6 +149,7 @@ def test_equal_infinities_do_not_hide_the_norm(tmp_path: Path) -> None:
     ioshape.save({"w": b, "zero": torch.ones(2)}, tmp_path / "b.pt")
     found = rows(diff("--exact", tmp_path / "a.pt", tmp_path / "b.pt"))
     assert found["w"]["changed"] == pytest.approx(1 / 3)
+    assert found["w"]["relative"] == pytest.approx(1 / 3)  # of the finite number
     assert found["zero"]["relative"] == "inf"  # JSON has no infinity
 
 

@@ -16,7 +16,7 @@ from ioshape._core.context import encoded
 from ioshape._core.report import Downgrade, Report
 from ioshape._core.structs import sized
 from ioshape._core.under_way import raise_unheard
-from ioshape._formats.dtypes import DTYPES
+from ioshape._formats.dtypes import DTYPES, number_of
 from ioshape._integrations.safetensors import original
 from ioshape._native import ffi, lib
 from ioshape._save import collected
@@ -82,7 +82,7 @@ def _segment(spec: Any) -> _Segment:
     fits = elements * (bits // 8) == n_bytes and max(shape, default=0) >> 63 == 0
     if not bits or bits % 8 or not fits:
         raise _NotOurs(f"dtype {dtype}, shape {shape} and {n_bytes} bytes")
-    return _Segment(getattr(lib, f"IOSHAPE_{dtype.upper()}"), shape, address, view)
+    return _Segment(number_of(dtype), shape, address, view)
 
 
 def _tensors_of(specs: Mapping[str, Any]) -> Payload:
