@@ -114,7 +114,8 @@ def save_file(
         deadline: As in ioshape.save().
         checksums: True writes a checksum of each MiB to a small file beside it,
             `NAME.ioshape-sums`. load_file() and safe_open() verify with it what they read. The
-            safetensors file itself is the same either way.
+            statistics of an examined save go to `NAME.ioshape-stats`. The safetensors file itself
+            is the same either way.
 
     Returns:
         A Report.

@@ -1154,7 +1154,8 @@ struct ioshape_reader_info {
 	/** 1 if the file is read as a torch zip; 0 if it is read as a file in another format */
 	uint32_t torch_zip;
 	uint32_t checksums; /**< 1 if the file has checksums to verify what is read */
-	uint32_t examined;  /**< 1 if the file has statistics of its tensors */
+	/** 1 if the file has statistics of its tensors, or has them beside it */
+	uint32_t examined;
 	/** faults that the save found: bits of enum ioshape_alarm */
 	uint32_t alarms;
 };
@@ -1263,10 +1264,10 @@ int ioshape_reader_get_record(struct ioshape_reader *reader, uint64_t index,
 			      struct ioshape_record_info *info);
 
 /**
- * Returns the statistics of a record.
+ * Returns the statistics of a record, or of a tensor of a safetensors file.
  *
  * @param reader      the reader
- * @param index       index of the record
+ * @param index       index of the record; in a safetensors file, position of the tensor from 0
  * @param statistics  filled. Its size must be set before the call
  * @return 0; -ENOENT if there is no record with this index; -ENODATA if the file has no
  *         statistics; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked

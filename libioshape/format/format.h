@@ -223,26 +223,32 @@ void format_index_free(struct format_index *index);
  * error message. */
 int format_check_metadata(const struct ioshape_metadata *metadata, struct base_error *error);
 
-/* ---- Checksums beside a file in another format (index.c; pure) ------------------------------- */
+/* ---- Files beside a file in another format (index.c; pure) ----------------------------------- */
+
+/* Largest size of such a file, which is read as a whole. It suffices for the checksums of 8 TiB in
+ * blocks of 1 MiB. */
+#define FORMAT_MOST_BESIDE_BYTES (32 * MIB)
+
+/* The version of the file to which such a file belongs. */
+struct format_beside {
+	uint64_t file_bytes;
+	/* Modification time of the file in nanoseconds since 1970; 0 if unknown. What lies beside a
+	 * file with another time belongs to another file. */
+	int64_t modified_ns;
+};
 
 /* Bounds of the block size of checksums, which is a power of two. */
 #define FORMAT_LEAST_CHECK_BYTES (64 * KIB)
 #define FORMAT_MOST_CHECK_BYTES (1 * GIB)
 
 #define FORMAT_CHECKSUMS_SUFFIX ".ioshape-sums"
-/* Largest size of a file of checksums, which is read as a whole. It suffices for 8 TiB in blocks of
- * 1 MiB. */
-#define FORMAT_MOST_CHECKSUMS_BYTES (32 * MIB)
 
 /* One CRC-32 for each block of a file. The last block may be shorter. */
 struct format_checksums {
-	uint64_t file_bytes;
+	struct format_beside file;
 	uint64_t block_bytes;
 	uint64_t blocks;
 	const uint32_t *crc32; /* array of `blocks` checksums */
-	/* Modification time of the file in nanoseconds since 1970; 0 if unknown. Checksums with
-	 * another time belong to another file. */
-	int64_t modified_ns;
 };
 
 /* Appends the checksums to `out` in their file format. Returns 0, -ENOMEM, or -EFBIG if they would
@@ -253,6 +259,24 @@ int format_checksums_encode(struct base_buffer *out, const struct format_checksu
  * version wrote the bytes or they are something else. After a failure there is nothing to free. */
 int format_checksums_decode(struct format_checksums *checksums, const uint8_t *data, size_t bytes);
 void format_checksums_free(struct format_checksums *checksums);
+
+/* Earlier versions refuse a file of checksums with anything else in it. So statistics have a file
+ * of their own. */
+#define FORMAT_STATISTICS_SUFFIX ".ioshape-stats"
+
+/* Statistics of the tensors of a file, in the order of the file. */
+struct format_statistics {
+	struct format_beside file;
+	struct format_entry *tensors; /* only sizes and checksums; the names are "" */
+	struct format_index index;    /* only statistics; `records` counts the tensors */
+};
+
+/* Appends the statistics to `out` in their file format. Returns 0, -ENOMEM or -EFBIG. */
+int format_statistics_encode(struct base_buffer *out, const struct format_statistics *statistics);
+/* Decodes a file of statistics as format_checksums_decode() decodes checksums. */
+int format_statistics_decode(struct format_statistics *statistics, const uint8_t *data,
+			     size_t bytes);
+void format_statistics_free(struct format_statistics *statistics);
 
 /* ---- Names (names.c; pure): a hash table from name to position ------------------------------- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Encodes and decodes the index record, which holds checksums of blocks, the tensor table, metadata
- * and statistics. Also encodes and decodes the file of checksums beside a file in another format.
- * docs/format.md specifies their bytes. All numbers are little-endian. Pure. */
+ * and statistics. Also encodes and decodes the files of checksums and of statistics beside a file
+ * in another format. docs/format.md specifies their bytes. All numbers are little-endian. Pure. */
 #define _GNU_SOURCE
 #include "format/format.h"
 
@@ -256,8 +256,6 @@ static void put_double(struct out *out, double value)
 
 static void put_statistics(struct out *out, const struct format_index *index)
 {
-	const size_t begin = begin_section(out, SECTION_STATISTICS);
-
 	put_le(out, index->alarms, 4);
 	put_le(out, 0, 4);
 	for (uint64_t i = 0; i < index->records; i++) {
@@ -272,7 +270,6 @@ static void put_statistics(struct out *out, const struct format_index *index)
 		put_double(out, row->maximum);
 		put_double(out, row->sum_squares);
 	}
-	end_section(out, begin);
 }
 
 int format_index_encode(struct base_buffer *bytes, const struct format_index *index)
@@ -280,6 +277,7 @@ int format_index_encode(struct base_buffer *bytes, const struct format_index *in
 	const struct ioshape_metadata *metadata = &index->metadata;
 	const size_t before = bytes->bytes;
 	struct out out = { .bytes = bytes };
+	size_t begin;
 
 	put_bytes(&out, INDEX_MAGIC, INDEX_MAGIC_BYTES);
 	put_le(&out, INDEX_VERSION, 4);
@@ -293,8 +291,11 @@ int format_index_encode(struct base_buffer *bytes, const struct format_index *in
 		put_table(&out, index);
 	if (metadata->step || metadata->blob_bytes || metadata->attribute_count)
 		put_metadata(&out, metadata);
-	if (index->has_statistics)
+	if (index->has_statistics) {
+		begin = begin_section(&out, SECTION_STATISTICS);
 		put_statistics(&out, index);
+		end_section(&out, begin);
+	}
 	/* The library must not write a file that it could not read again. */
 	if (!out.failed && bytes->bytes - before > FORMAT_MAX_INDEX_BYTES)
 		out.failed = IOSHAPE_E_LIMIT;
@@ -822,18 +823,73 @@ fail:
 	return ret;
 }
 
-/* ---- Checksums beside a file in another format ----------------------------------------------- */
+/* ---- Files beside a file in another format --------------------------------------------------- */
 
+/* Both files begin with: magic, u32 version, u32 CRC-32 of all that follows, u64 number, u64
+ * file_bytes, i64 modified_ns. The number is block_bytes of checksums, and the count of tensors of
+ * statistics. */
 #define SUMS_MAGIC "ioshsums"
-#define SUMS_MAGIC_BYTES 8u
-#define SUMS_VERSION BASE_FORMAT(1u)
-
-/* magic, u32 version, u32 CRC-32 of all that follows, u64 block_bytes, u64 file_bytes, i64
- * modified_ns; then u32 for each block */
-#define SUMS_CRC_AT 12u
-#define SUMS_CHECKED_FROM 16u
-#define SUMS_HEADER_BYTES 40u
+#define STATISTICS_MAGIC "ioshstat"
+#define BESIDE_MAGIC_BYTES 8u
+#define BESIDE_VERSION BASE_FORMAT(1u)
+#define BESIDE_CRC_AT 12u
+#define BESIDE_CHECKED_FROM 16u
+#define BESIDE_HEADER_BYTES 40u
+/* of checksums: u32 for each block */
 #define SUM_BYTES 4u
+/* of statistics: u64 bytes, u32 crc32, u32 zero for each tensor; then the payload of the section */
+#define TENSOR_BYTES 16u
+
+/* Appends the header, whose checksum end_beside() sets. */
+static void begin_beside(struct out *out, const char *magic, uint64_t number,
+			 const struct format_beside *file)
+{
+	put_bytes(out, magic, BESIDE_MAGIC_BYTES);
+	put_le(out, BESIDE_VERSION, 4);
+	put_le(out, 0, 4);
+	put_le(out, number, 8);
+	put_le(out, file->file_bytes, 8);
+	put_le(out, (uint64_t)file->modified_ns, 8);
+}
+
+static int end_beside(struct out *out, size_t begin)
+{
+	const size_t bytes = out->bytes->bytes - begin;
+	uint8_t *at;
+
+	if (!out->failed && bytes > FORMAT_MOST_BESIDE_BYTES)
+		out->failed = -EFBIG;
+	if (out->failed) {
+		out->bytes->bytes = begin;
+		return out->failed;
+	}
+	at = out->bytes->data + begin;
+	base_put_le(at + BESIDE_CRC_AT,
+		    base_crc32(0, at + BESIDE_CHECKED_FROM, bytes - BESIDE_CHECKED_FROM), 4);
+	return 0;
+}
+
+/* Takes the header off the bytes. Returns 0, IOSHAPE_E_FORMAT or IOSHAPE_E_DAMAGED. */
+static int take_header(struct view *bytes, const char *magic, uint64_t *number,
+		       struct format_beside *file)
+{
+	const struct view whole = *bytes;
+	struct view header;
+
+	if (!take(bytes, BESIDE_HEADER_BYTES, &header) ||
+	    memcmp(header.data, magic, BESIDE_MAGIC_BYTES) != 0 ||
+	    base_get_le(header.data + BESIDE_MAGIC_BYTES, 4) != BESIDE_VERSION)
+		return IOSHAPE_E_FORMAT;
+	if (base_get_le(header.data + BESIDE_CRC_AT, 4) !=
+	    base_crc32(0, header.data + BESIDE_CHECKED_FROM, whole.bytes - BESIDE_CHECKED_FROM))
+		return IOSHAPE_E_DAMAGED;
+	next(&header, 8);
+	next(&header, 8);
+	*number = next(&header, 8);
+	file->file_bytes = next(&header, 8);
+	file->modified_ns = (int64_t)next(&header, 8);
+	return 0;
+}
 
 static uint64_t blocks_in(uint64_t file_bytes, uint64_t block_bytes)
 {
@@ -847,60 +903,41 @@ static bool checksums_valid(const struct format_checksums *checksums)
 
 	return unit >= FORMAT_LEAST_CHECK_BYTES && unit <= FORMAT_MOST_CHECK_BYTES &&
 	       !(unit & (unit - 1)) &&
-	       checksums->blocks == blocks_in(checksums->file_bytes, unit) &&
+	       checksums->blocks == blocks_in(checksums->file.file_bytes, unit) &&
 	       (checksums->crc32 || !checksums->blocks);
 }
 
-int format_checksums_encode(struct base_buffer *out, const struct format_checksums *checksums)
+int format_checksums_encode(struct base_buffer *bytes, const struct format_checksums *checksums)
 {
-	const size_t bytes = SUMS_HEADER_BYTES + SUM_BYTES * checksums->blocks;
-	uint8_t *at;
+	const size_t begin = bytes->bytes;
+	struct out out = { .bytes = bytes };
 
-	if (bytes > FORMAT_MOST_CHECKSUMS_BYTES)
-		return -EFBIG;
-	if (base_buffer_reserve(out, bytes))
-		return -ENOMEM;
-	at = out->data + out->bytes;
-	memcpy(at, SUMS_MAGIC, SUMS_MAGIC_BYTES);
-	base_put_le(at + SUMS_MAGIC_BYTES, SUMS_VERSION, 4);
-	base_put_le(at + SUMS_CHECKED_FROM, checksums->block_bytes, 8);
-	base_put_le(at + 24, checksums->file_bytes, 8);
-	base_put_le(at + 32, (uint64_t)checksums->modified_ns, 8);
+	begin_beside(&out, SUMS_MAGIC, checksums->block_bytes, &checksums->file);
 	for (uint64_t i = 0; i < checksums->blocks; i++)
-		base_put_le(at + SUMS_HEADER_BYTES + SUM_BYTES * i, checksums->crc32[i], SUM_BYTES);
-	base_put_le(at + SUMS_CRC_AT,
-		    base_crc32(0, at + SUMS_CHECKED_FROM, bytes - SUMS_CHECKED_FROM), 4);
-	out->bytes += bytes;
-	return 0;
+		put_le(&out, checksums->crc32[i], SUM_BYTES);
+	return end_beside(&out, begin);
 }
 
 int format_checksums_decode(struct format_checksums *checksums, const uint8_t *data, size_t bytes)
 {
 	struct format_checksums found = { 0 };
+	struct view rest = { data, bytes };
 	uint32_t *values;
+	int ret = take_header(&rest, SUMS_MAGIC, &found.block_bytes, &found.file);
 
-	if (bytes < SUMS_HEADER_BYTES || memcmp(data, SUMS_MAGIC, SUMS_MAGIC_BYTES) != 0)
-		return IOSHAPE_E_FORMAT;
-	if (base_get_le(data + SUMS_MAGIC_BYTES, 4) != SUMS_VERSION)
-		return IOSHAPE_E_FORMAT;
-	if (base_get_le(data + SUMS_CRC_AT, 4) !=
-	    base_crc32(0, data + SUMS_CHECKED_FROM, bytes - SUMS_CHECKED_FROM))
-		return IOSHAPE_E_DAMAGED;
-	found.block_bytes = base_get_le(data + SUMS_CHECKED_FROM, 8);
-	found.file_bytes = base_get_le(data + 24, 8);
-	found.modified_ns = (int64_t)base_get_le(data + 32, 8);
-	found.blocks = (bytes - SUMS_HEADER_BYTES) / SUM_BYTES;
-	values = malloc(MAX(bytes - SUMS_HEADER_BYTES, 1));
+	if (ret)
+		return ret;
+	found.blocks = rest.bytes / SUM_BYTES;
+	values = malloc(MAX(rest.bytes, 1));
 	found.crc32 = values;
 	if (!values)
 		return -ENOMEM;
-	if ((bytes - SUMS_HEADER_BYTES) % SUM_BYTES || !checksums_valid(&found)) {
+	if (rest.bytes % SUM_BYTES || !checksums_valid(&found)) {
 		free(values);
 		return IOSHAPE_E_DAMAGED;
 	}
 	for (uint64_t i = 0; i < found.blocks; i++)
-		values[i] =
-			(uint32_t)base_get_le(data + SUMS_HEADER_BYTES + SUM_BYTES * i, SUM_BYTES);
+		values[i] = (uint32_t)next(&rest, SUM_BYTES);
 	*checksums = found;
 	return 0;
 }
@@ -909,4 +946,78 @@ void format_checksums_free(struct format_checksums *checksums)
 {
 	free((void *)(uintptr_t)checksums->crc32);
 	memset(checksums, 0, sizeof(*checksums));
+}
+
+int format_statistics_encode(struct base_buffer *bytes, const struct format_statistics *statistics)
+{
+	const size_t begin = bytes->bytes;
+	struct out out = { .bytes = bytes };
+
+	begin_beside(&out, STATISTICS_MAGIC, statistics->index.records, &statistics->file);
+	for (uint64_t i = 0; i < statistics->index.records; i++) {
+		put_le(&out, statistics->tensors[i].bytes, 8);
+		put_le(&out, statistics->tensors[i].crc32, 4);
+		put_le(&out, 0, 4);
+	}
+	put_statistics(&out, &statistics->index);
+	return end_beside(&out, begin);
+}
+
+/* Copies what the file says of the tensors. Returns false if they have more bytes than the file. */
+static bool copy_tensors(struct format_entry *tensors, uint64_t count, struct view *rows,
+			 uint64_t file_bytes)
+{
+	static char no_name[] = "";
+
+	for (uint64_t i = 0; i < count; i++) {
+		tensors[i] = (struct format_entry){ .name = no_name };
+		tensors[i].bytes = next(rows, 8);
+		tensors[i].crc32 = (uint32_t)next(rows, 4);
+		next(rows, 4);
+		if (tensors[i].bytes > file_bytes)
+			return false;
+		file_bytes -= tensors[i].bytes;
+	}
+	return true;
+}
+
+int format_statistics_decode(struct format_statistics *statistics, const uint8_t *data,
+			     size_t bytes)
+{
+	struct format_statistics found = { 0 };
+	struct decoder decoder = { .index = &found.index };
+	struct view rest = { data, bytes }, rows;
+	uint64_t count, space = 1;
+	int ret = take_header(&rest, STATISTICS_MAGIC, &count, &found.file);
+
+	if (ret)
+		return ret;
+	if (count > bytes / TENSOR_BYTES || !take(&rest, count * TENSOR_BYTES, &rows))
+		return IOSHAPE_E_DAMAGED;
+	found.index.records = decoder.entry_count = count;
+	decoder.sections[SECTION_STATISTICS] = rest;
+	ret = size_statistics(&decoder, &space);
+	if (ret)
+		return ret;
+	found.tensors = calloc(MAX(count, 1), sizeof(*found.tensors));
+	found.index.memory = decoder.space = malloc(space);
+	decoder.entries = found.tensors;
+	if (!found.tensors || !decoder.space)
+		ret = -ENOMEM;
+	else if (!copy_tensors(found.tensors, count, &rows, found.file.file_bytes))
+		ret = IOSHAPE_E_DAMAGED;
+	if (!ret)
+		ret = copy_statistics(&decoder, give(&decoder, space - 1));
+	if (ret)
+		format_statistics_free(&found);
+	else
+		*statistics = found;
+	return ret;
+}
+
+void format_statistics_free(struct format_statistics *statistics)
+{
+	format_index_free(&statistics->index);
+	free(statistics->tensors);
+	memset(statistics, 0, sizeof(*statistics));
 }

@@ -315,12 +315,12 @@ int format_reader_add_checksums(struct format_reader *reader, struct format_chec
 {
 	static const uint64_t from_first_block;
 
-	if (checksums->file_bytes != reader->input.bytes)
+	if (checksums->file.file_bytes != reader->input.bytes)
 		return base_fail_reason_with(error, IOSHAPE_E_DAMAGED, "use another copy",
 					     "\"%s\" has %s, but its checksums are for %s: it was "
 					     "truncated, or is another file",
 					     reader->input.path, BASE_SIZE(reader->input.bytes),
-					     BASE_SIZE(checksums->file_bytes));
+					     BASE_SIZE(checksums->file.file_bytes));
 	/* Index of the archive with one record: the record has all blocks. */
 	reader->index = (struct format_index){
 		.check_bytes = checksums->block_bytes,

@@ -713,14 +713,13 @@ void save_compare_end(struct save_compare *compare, bool committed, struct iosha
 /* ---- Remembering a load ---------------------------------------------------------------------- */
 
 void save_compare_loaded(struct ioshape_context *context, const char *path,
-			 const struct format_reader *zip)
+			 const struct format_entry *entries, uint64_t count,
+			 const struct format_index *index)
 {
-	const struct format_directory *directory = &zip->directory;
-	const struct facts facts = { directory->entries, directory->count - zip->has_index, 0,
-				     zip->has_index ? &zip->index : NULL, NULL };
+	const struct facts facts = { entries, count, 0, index, NULL };
 	struct save_seen *seen;
 
-	if (!context->examines || zip->no_checksums)
+	if (!context->examines || !count)
 		return;
 	seen = look(&facts);
 	if (seen && facts.index)

@@ -141,41 +141,57 @@ static int put(struct save_file *file, const void *data, size_t bytes, uint32_t 
 	return io_writer_put(file->writer, data, bytes, crc, error);
 }
 
+static struct format_beside version_of(const struct io_writer *file)
+{
+	return (struct format_beside){ io_writer_offset(file), io_writer_modified_ns(file) };
+}
+
 static struct format_checksums checksums_of(const struct save_checksums *checksums,
 					    const struct io_writer *file)
 {
 	return (struct format_checksums){
-		.file_bytes = io_writer_offset(file),
+		.file = version_of(file),
 		.block_bytes = BLOCK_BYTES,
 		.blocks = checksums->crcs.bytes / sizeof(uint32_t),
 		.crc32 = (const uint32_t *)(const void *)checksums->crcs.data,
-		.modified_ns = io_writer_modified_ns(file),
 	};
+}
+
+/* Writes encoded bytes to a file beside the committed one. `ret` is the result of encoding. A
+ * failure is only a downgrade. */
+static void put_small(struct io_writer *file, const char *suffix, const char *what, int ret,
+		      const struct base_buffer *bytes, struct io_downgrades *downgrades)
+{
+	struct base_error error = { 0 };
+
+	if (ret == -ENOMEM)
+		base_no_memory(&error, what, bytes->bytes);
+	else if (ret)
+		base_fail(&error, ret, "cannot store a %s file for a file of %s", what,
+			  BASE_SIZE(io_writer_offset(file)));
+	else
+		ret = io_writer_put_beside(file, suffix, bytes->data, bytes->bytes, &error);
+	if (ret)
+		io_add_downgrade(downgrades, IOSHAPE_DOWNGRADE_CHECKSUMS, "%s file not written: %s",
+				 what, error.text);
 }
 
 static void put_beside(const struct save_checksums *checksums, struct io_writer *file,
 		       struct io_downgrades *downgrades)
 {
 	const struct format_checksums all = checksums_of(checksums, file);
+	struct format_statistics statistics = checksums->statistics;
 	struct base_buffer bytes = { 0 };
-	struct base_error error = { 0 };
-	int ret;
 
-	if (!checksums->beside || !all.modified_ns)
+	if (!checksums->beside || !all.file.modified_ns)
 		return;
-	ret = format_checksums_encode(&bytes, &all);
-	if (ret == -ENOMEM)
-		base_no_memory(&error, "checksums", bytes.bytes);
-	else if (ret)
-		base_fail(&error, ret, "cannot store checksums for a file of %s",
-			  BASE_SIZE(all.file_bytes));
-	else
-		ret = io_writer_put_beside(file, FORMAT_CHECKSUMS_SUFFIX, bytes.data, bytes.bytes,
-					   &error);
-	/* The file is committed already, so this is only a downgrade. */
-	if (ret)
-		io_add_downgrade(downgrades, IOSHAPE_DOWNGRADE_CHECKSUMS,
-				 "checksum file not written: %s", error.text);
+	put_small(file, FORMAT_CHECKSUMS_SUFFIX, "checksum", format_checksums_encode(&bytes, &all),
+		  &bytes, downgrades);
+	bytes.bytes = 0;
+	statistics.file = all.file;
+	if (statistics.index.records)
+		put_small(file, FORMAT_STATISTICS_SUFFIX, "statistics",
+			  format_statistics_encode(&bytes, &statistics), &bytes, downgrades);
 	base_buffer_free(&bytes);
 }
 
@@ -669,19 +685,30 @@ static int put_in_segment(void *to, const void *data, size_t bytes, struct base_
 	return put(segment->file, data, bytes, &segment->crc32, error);
 }
 
-static int put_safetensors(struct save_file *file, const struct save_plan *plan,
-			   const struct save_source *source, struct save_compare *compare,
-			   struct base_error *error)
+/* The save of a plan. */
+struct saving {
+	struct save_file file;
+	const struct save_plan *plan;
+	const struct save_source *source;
+	struct save_compare compare;
+	/* Sizes and checksums of the records of a safetensors file. */
+	struct format_entry *entries;
+};
+
+static int put_safetensors(struct saving *saving, struct base_error *error)
 {
 	static char no_name[] = ""; /* the name tells a pickle from a tensor; these are tensors */
+	const struct save_plan *plan = saving->plan;
+	const struct save_source *source = saving->source;
 	struct format_entry *entries = calloc(plan->count, sizeof(*entries));
 	int ret = 0;
 
+	saving->entries = entries;
 	if (!entries)
 		return base_no_memory(error, "checksums", plan->count * sizeof(*entries));
-	source->to_file(source->user, file->writer);
+	source->to_file(source->user, saving->file.writer);
 	for (size_t i = 0; !ret && i < plan->count; i++) {
-		struct segment segment = { .file = file };
+		struct segment segment = { .file = &saving->file };
 
 		ret = save_bring_record(plan, i, source, put_in_segment, &segment, error);
 		entries[i].name = no_name;
@@ -691,19 +718,20 @@ static int put_safetensors(struct save_file *file, const struct save_plan *plan,
 	if (!ret)
 		save_examiner_finish(source->examiner);
 	if (!ret)
-		ret = save_examine(compare, plan, entries, error);
-	free(entries);
+		ret = save_examine(&saving->compare, plan, entries, error);
+	if (plan->examined && saving->file.checksums)
+		saving->file.checksums->statistics = (struct format_statistics){
+			.tensors = entries + plan->own,
+			.index = {
+				.records = plan->count - plan->own,
+				.examined = plan->examined + plan->own,
+				.alarms = saving->compare.alarms,
+			},
+		};
 	return ret;
 }
 
 /* ---- Files of plans -------------------------------------------------------------------------- */
-
-struct saving {
-	struct save_file file;
-	const struct save_plan *plan;
-	const struct save_source *source;
-	struct save_compare compare;
-};
 
 static int put_plan(void *user, struct io_writer *writer, struct base_error *error)
 {
@@ -711,8 +739,7 @@ static int put_plan(void *user, struct io_writer *writer, struct base_error *err
 
 	(void)writer; /* saving->file has the writer */
 	if (saving->plan->safetensors)
-		return put_safetensors(&saving->file, saving->plan, saving->source,
-				       &saving->compare, error);
+		return put_safetensors(saving, error);
 	return put_archive(&saving->file, saving->plan, saving->source, &saving->compare, error);
 }
 
@@ -744,6 +771,7 @@ int save_write(struct ioshape_context *context, const char *given, const struct 
 	file_options->exact = true;
 	ret = save_write_file(&saving.file, watch, order, report, error);
 	base_buffer_free(&checksums.crcs);
+	free(saving.entries);
 	save_compare_end(&saving.compare, !ret && !order->overtaken, report);
 	return ret;
 }

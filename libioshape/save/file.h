@@ -120,9 +120,11 @@ int save_examine(struct save_compare *compare, const struct save_plan *plan,
 void save_compare_end(struct save_compare *compare, bool committed, struct ioshape_report *report);
 
 /* Remembers a file that was loaded, because a restarted job saves to the family from which it
- * loaded. `path` may be relative. */
+ * loaded. `entries` has its records, and `index`, which may be NULL, their names and statistics.
+ * `path` may be relative. */
 void save_compare_loaded(struct ioshape_context *context, const char *path,
-			 const struct format_reader *zip);
+			 const struct format_entry *entries, uint64_t count,
+			 const struct format_index *index);
 
 /* ---- Slots of files (slot.c) ----------------------------------------------------------------- */
 

@@ -15,7 +15,8 @@ struct ioshape_reader {
 	struct base_error error;  /* error of the last failed call */
 	struct base_error beside; /* reason why checksums beside the file are unused; code 0:
 				     there are none */
-	struct io_stream *stream; /* for sequential reads; made by the first one */
+	struct format_statistics statistics; /* beside the file; `records` is 0 if there are none */
+	struct io_stream *stream;            /* for sequential reads; made by the first one */
 	struct io_queue *queue;   /* queue of the stream, while something is prefetched */
 	bool is_prefetching;      /* the prefetched blocks are for records that will be loaded */
 	struct base_fresh *fresh; /* memory into which the current call reads */
@@ -62,21 +63,19 @@ static int find_checksums(const struct io_input *input, struct format_checksums 
 	int ret;
 
 	*known = false;
-	ret = io_input_get_beside(input, FORMAT_CHECKSUMS_SUFFIX, FORMAT_MOST_CHECKSUMS_BYTES,
-				  &bytes);
+	ret = io_input_get_beside(input, FORMAT_CHECKSUMS_SUFFIX, FORMAT_MOST_BESIDE_BYTES, &bytes);
 	if (!ret)
 		ret = format_checksums_decode(checksums, bytes.data, bytes.bytes);
 	base_buffer_free(&bytes);
 	if (ret == -ENOMEM)
-		return base_no_memory(error, "the checksums of a file",
-				      FORMAT_MOST_CHECKSUMS_BYTES);
+		return base_no_memory(error, "the checksums of a file", FORMAT_MOST_BESIDE_BYTES);
 	if (ret && !is_nothing(ret))
 		cannot_read(why, ret, input->path);
 	if (ret)
 		return 0;
 	/* The modification time decides alone. If the length differs at an equal time, the file is
 	 * damaged. */
-	*known = checksums->modified_ns && checksums->modified_ns == input->modified_ns;
+	*known = checksums->file.modified_ns && checksums->file.modified_ns == input->modified_ns;
 	if (*known)
 		return 0;
 	format_checksums_free(checksums);
@@ -86,6 +85,21 @@ static int find_checksums(const struct io_input *input, struct format_checksums 
 		"\"%s%s\" was written",
 		input->path, input->path, FORMAT_CHECKSUMS_SUFFIX);
 	return 0;
+}
+
+/* Reads the statistics beside the file, if there are any of this version of the file. */
+static void find_statistics(const struct io_input *input, struct format_statistics *statistics)
+{
+	struct base_buffer bytes = { 0 };
+	int ret = io_input_get_beside(input, FORMAT_STATISTICS_SUFFIX, FORMAT_MOST_BESIDE_BYTES,
+				      &bytes);
+
+	if (!ret)
+		ret = format_statistics_decode(statistics, bytes.data, bytes.bytes);
+	base_buffer_free(&bytes);
+	if (!ret && (statistics->file.modified_ns != input->modified_ns ||
+		     statistics->file.file_bytes != input->bytes))
+		format_statistics_free(statistics);
 }
 
 /* Opens the file as a torch zip, in place of the plain reader. If the file is no zip, the reader
@@ -113,31 +127,34 @@ static int try_zip(struct format_reader *reader, const char *path,
 	return 0;
 }
 
-/* Opens a file of any format, for reader_options.any_format. `beside` is as in struct
- * ioshape_reader. */
-static int open_any_format(struct format_reader *reader, const char *path,
+/* Opens a file of any format, for reader_options.any_format. */
+static int open_any_format(struct ioshape_reader *reader, const char *path,
 			   const struct ioshape_reader_options *options, enum ioshape_direct direct,
-			   struct base_error *beside, struct base_error *error)
+			   struct base_error *error)
 {
 	const bool whole = !options->file_offset && !options->file_bytes;
+	struct format_reader *zip = &reader->zip;
 	struct format_checksums checksums;
 	bool known = false;
 	int ret;
 
-	ret = format_reader_open_plain(reader, path, options->file_offset, options->file_bytes,
-				       direct, error);
+	ret = format_reader_open_plain(zip, path, options->file_offset, options->file_bytes, direct,
+				       error);
 	if (ret)
 		return ret;
 	if (whole)
-		ret = find_checksums(&reader->input, &checksums, &known, beside, error);
+		ret = find_checksums(&zip->input, &checksums, &known, &reader->beside, error);
 	if (known) {
-		ret = format_reader_add_checksums(reader, &checksums, error);
+		ret = format_reader_add_checksums(zip, &checksums, error);
 		format_checksums_free(&checksums);
+		find_statistics(&zip->input, &reader->statistics);
 	} else if (!ret) {
-		ret = try_zip(reader, path, options, direct, error);
+		ret = try_zip(zip, path, options, direct, error);
 	}
-	if (ret)
-		format_reader_close(reader);
+	if (ret) {
+		format_reader_close(zip);
+		format_statistics_free(&reader->statistics);
+	}
 	return ret;
 }
 
@@ -146,9 +163,45 @@ static int open_any_format(struct format_reader *reader, const char *path,
 /* Limit for stretches of fresh memory with huge pages. A few thousand mappings suffice. */
 #define MOST_STRETCHES 8192u
 
+/* Returns the number of the user's records. The index belongs to the container; it is the last
+ * record if there is one. */
+static uint64_t record_count(const struct ioshape_reader *reader)
+{
+	if (reader->zip.plain)
+		return 0;
+	return reader->zip.directory.count - reader->zip.has_index;
+}
+
+/* Remembers the file of a reader as a checkpoint at this path. */
+static void remember(const struct ioshape_reader *reader, const char *path)
+{
+	const struct format_reader *zip = &reader->zip;
+
+	if (zip->plain)
+		save_compare_loaded(reader->context, path, reader->statistics.tensors,
+				    reader->statistics.index.records, &reader->statistics.index);
+	else if (!zip->no_checksums)
+		save_compare_loaded(reader->context, path, zip->directory.entries,
+				    record_count(reader), zip->has_index ? &zip->index : NULL);
+}
+
 void save_reader_is_part_of(const struct ioshape_reader *reader, const char *path)
 {
-	save_compare_loaded(reader->context, path, &reader->zip);
+	remember(reader, path);
+}
+
+struct format_statistics save_reader_statistics(const struct ioshape_reader *reader)
+{
+	return reader->statistics;
+}
+
+/* Returns the index that has the statistics; NULL if there is none. */
+static const struct format_index *examined_in(const struct ioshape_reader *reader)
+{
+	if (reader->statistics.index.records)
+		return &reader->statistics.index;
+	return reader->zip.has_index && reader->zip.index.has_statistics ? &reader->zip.index :
+									   NULL;
 }
 
 static int enter_reader(struct ioshape_reader *reader)
@@ -180,15 +233,6 @@ static int check_result(struct ioshape_reader *reader, const void *result)
 }
 
 /* ---- Records --------------------------------------------------------------------------------- */
-
-/* Returns the number of the user's records. The index belongs to the container; it is the last
- * record if there is one. */
-static uint64_t record_count(const struct ioshape_reader *reader)
-{
-	if (reader->zip.plain)
-		return 0;
-	return reader->zip.directory.count - reader->zip.has_index;
-}
 
 static bool has_table(const struct ioshape_reader *reader)
 {
@@ -261,12 +305,14 @@ IOSHAPE_EXPORT int ioshape_reader_get_info(struct ioshape_reader *reader,
 					   struct ioshape_reader_info *info)
 {
 	struct ioshape_reader_info full = { .size = sizeof(full) };
+	const struct format_index *index;
 	int ret = enter_reader(reader);
 
 	if (!ret)
 		ret = check_result(reader, info);
 	if (ret)
 		return leave(reader, ret);
+	index = examined_in(reader);
 	full.file_bytes = reader->zip.input.bytes;
 	full.records = record_count(reader);
 	full.has_table = has_table(reader);
@@ -274,8 +320,8 @@ IOSHAPE_EXPORT int ioshape_reader_get_info(struct ioshape_reader *reader,
 	full.block_bytes = reader->zip.has_index ? (uint32_t)reader->zip.index.check_bytes : 0;
 	full.torch_zip = !reader->zip.plain;
 	full.checksums = !reader->zip.no_checksums;
-	full.examined = reader->zip.has_index && reader->zip.index.has_statistics;
-	full.alarms = reader->zip.has_index ? reader->zip.index.alarms : 0;
+	full.examined = index != NULL;
+	full.alarms = index ? index->alarms : 0;
 	return leave(reader, base_give_struct(info, &full, sizeof(full), "ioshape_reader_info",
 					      &reader->error));
 }
@@ -307,21 +353,26 @@ IOSHAPE_EXPORT int ioshape_reader_get_statistics(struct ioshape_reader *reader, 
 {
 	struct ioshape_statistics full = { .size = sizeof(full) };
 	const struct base_statistics *found;
+	const struct format_index *all = NULL;
 	int ret = enter_reader(reader);
 
 	if (!ret)
 		ret = check_result(reader, statistics);
 	if (!ret)
+		all = examined_in(reader);
+	if (!ret && (!all || !reader->zip.plain))
 		ret = check_record(reader, index);
-	if (!ret && (!reader->zip.has_index || !reader->zip.index.has_statistics))
+	else if (!ret)
+		ret = check_number(reader, "tensors", all->records, index);
+	if (!ret && !all)
 		ret = base_fail_reason(&reader->error, -ENODATA,
 				       "the file has no statistics of its tensors");
 	if (ret)
 		return leave(reader, ret);
-	found = &reader->zip.index.examined[index].statistics;
+	found = &all->examined[index].statistics;
 	if (found->dtype) {
 		full.dtype = found->dtype;
-		full.alarms = reader->zip.index.examined[index].alarms;
+		full.alarms = all->examined[index].alarms;
 		full.count = found->count;
 		full.nans = found->nans;
 		full.infinities = found->infinities;
@@ -366,6 +417,7 @@ IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
 		io_stream_free(reader->stream);
 	}
 	format_reader_close(&reader->zip);
+	format_statistics_free(&reader->statistics);
 	free(reader);
 }
 
@@ -760,7 +812,7 @@ static int open_reader(struct ioshape_context *context, const char *path,
 	reader->owner = context->owner;
 	reader->options = *options;
 	if (options->any_format)
-		ret = open_any_format(&reader->zip, path, options, direct, &reader->beside, error);
+		ret = open_any_format(reader, path, options, direct, error);
 	else
 		ret = format_reader_open(&reader->zip, path, options->file_offset,
 					 options->file_bytes, direct, error);
@@ -772,8 +824,8 @@ static int open_reader(struct ioshape_context *context, const char *path,
 	if (reader->beside.code && reader->beside.code != -ENODATA)
 		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", reader->beside.text);
 	share_input(context, options, &reader->zip.input);
-	if (!options->file_offset && !options->file_bytes && !reader->zip.plain)
-		save_compare_loaded(context, path, &reader->zip);
+	if (!options->file_offset && !options->file_bytes)
+		remember(reader, path);
 	*out = reader;
 	return 0;
 }

@@ -90,12 +90,14 @@ uint32_t save_stripes_of(const struct fs_facts *storage, const struct save_expec
 
 /* ---- Checksums of files in other formats (file.c) -------------------------------------------- */
 
-/* Checksums of a file that is being written. Begins as zeros; the owner frees `crcs`. */
+/* Checksums of a file that is being written, and statistics of its tensors. Begins as zeros. */
 struct save_checksums {
-	bool beside;             /* write the checksums to a file beside this one */
+	bool beside;             /* write both to files beside this one */
 	struct base_buffer crcs; /* uint32_t for each whole block */
 	uint32_t crc;            /* checksum of the current block */
 	size_t filled;           /* bytes of the current block so far */
+	/* `records` is 0 if there are none; borrowed until the file is committed */
+	struct format_statistics statistics;
 };
 
 /* Puts bytes into the file and updates its checksums. Also continues `*crc`, unless it is NULL, as
@@ -169,6 +171,9 @@ int save_write_file(struct save_file *file, const struct save_watch *watch,
 		    struct base_error *error);
 
 /* ---- Loads (load.c) -------------------------------------------------------------------------- */
+
+/* Returns the statistics that lie beside the reader's file. They belong to the reader. */
+struct format_statistics save_reader_statistics(const struct ioshape_reader *reader);
 
 /*
  * Declares that a reader reads a shard of a collective save to `path`, so that later saves are

@@ -177,7 +177,7 @@ static int put_all(void *user, struct io_writer *writer, struct base_error *erro
 	return ret;
 }
 
-/* Opens the copy. If it has checksums beside it, the destination gets them, too. */
+/* Opens the copy. The destination gets the checksums and statistics beside it, too. */
 static int open_copy(struct file *file, struct base_error *error)
 {
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
@@ -190,6 +190,7 @@ static int open_copy(struct file *file, struct base_error *error)
 			       base_propagate(error, base_last_error()) :
 			       -EAGAIN;
 	file->checksums.beside = info.checksums && !info.torch_zip;
+	file->checksums.statistics = save_reader_statistics(file->reader);
 	/* The file is open now. This check shows that it is the one that was looked at. */
 	return is_still_there(file->from, &file->copy) && info.file_bytes == file->copy.bytes ?
 		       0 :

@@ -621,7 +621,8 @@ int tier_look(const char *copy_path, struct io_entry *copy, uint64_t *bytes,
 static int drop(const char *copy_path, const struct io_entry *copy, bool durably,
 		struct base_error *error)
 {
-	char *above = base_directory_of(copy_path), sums[NAME_MAX + 1];
+	static const char *const beside[] = { FORMAT_CHECKSUMS_SUFFIX, FORMAT_STATISTICS_SUFFIX };
+	char *above = base_directory_of(copy_path), small[NAME_MAX + 1];
 	const char *name = strrchr(copy_path, '/') + 1;
 	struct io_folder folder = IO_NO_FOLDER;
 	int ret;
@@ -631,9 +632,10 @@ static int drop(const char *copy_path, const struct io_entry *copy, bool durably
 	ret = io_folder_open(&folder, above, error);
 	if (!ret)
 		ret = io_folder_discard(&folder, name, copy, FORMAT_MANIFEST_NAME, error);
-	/* The checksums beside the file have no use any more. */
-	if (!ret && snprintf(sums, sizeof(sums), "%s" FORMAT_CHECKSUMS_SUFFIX, name) <= NAME_MAX)
-		ret = io_folder_drop_text(&folder, sums, error);
+	/* The small files beside the file have no use any more. */
+	for (size_t i = 0; !ret && i < ARRAY_LENGTH(beside); i++)
+		if (snprintf(small, sizeof(small), "%s%s", name, beside[i]) <= NAME_MAX)
+			ret = io_folder_drop_text(&folder, small, error);
 	if (!ret && durably)
 		ret = io_folder_sync(&folder, error);
 	io_folder_close(&folder);

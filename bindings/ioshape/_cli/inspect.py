@@ -26,6 +26,7 @@ from ioshape._load.pickled import item_bytes
 if TYPE_CHECKING:
     from ioshape._load.contents import Contents
     from ioshape._load.pickled import Tensor
+    from ioshape._load.reader import Statistics
 
 
 def tensor_bytes(tensor: Tensor) -> int | None:
@@ -37,18 +38,18 @@ def tensor_bytes(tensor: Tensor) -> int | None:
 
 def describe(contents: Contents, with_statistics: bool = False) -> dict[str, Any]:
     """Return the description of a file, for JSON."""
-    statistics = _statistics(contents) if with_statistics else None
+    statistics = _statistics(contents) if with_statistics else []
     offsets = {record.name: record.file_offset for record in contents.records}
     tensors = []
-    for tensor in contents.tensors:
+    for number, tensor in enumerate(contents.tensors):
         base = offsets.get(tensor.record)
         told = asdict(tensor)
         within = told.pop("storage_offset")
         del told["is_plain"]
         offset = None if base is None else base + within
         told |= {"bytes": tensor_bytes(tensor), "file_offset": offset}
-        if statistics is not None:
-            told["statistics"] = statistics.get(tensor.record)
+        if with_statistics:
+            told["statistics"] = statistics[number]
         tensors.append(told)
     records = [asdict(record) for record in contents.records]
     for record in records:
@@ -65,17 +66,23 @@ def describe(contents: Contents, with_statistics: bool = False) -> dict[str, Any
     }
 
 
-def _statistics(contents: Contents) -> dict[str, dict[str, Any]]:
-    """Return the statistics of each examined record, by its name."""
+def _statistics(contents: Contents) -> list[dict[str, Any] | None]:
+    """Return the statistics of each tensor's storage; None if it was not examined."""
+    from ioshape._load.contents import is_safetensors  # noqa: PLC0415
     from ioshape._load.reader import Reader  # noqa: PLC0415
 
     with Reader(contents.path, any_format=True, operation="inspect") as reader:
-        each = ((one.name, reader.statistics(i)) for i, one in enumerate(reader.records()))
-        return {name: _for_json(found._asdict()) for name, found in each if found is not None}
+        if is_safetensors(contents.path):
+            return [_for_json(reader.statistics(i)) for i in range(len(contents.tensors))]
+        found = {one.name: reader.statistics(i) for i, one in enumerate(reader.records())}
+    return [_for_json(found.get(tensor.record)) for tensor in contents.tensors]
 
 
-def _for_json(told: dict[str, Any]) -> dict[str, Any]:
+def _for_json(found: Statistics | None) -> dict[str, Any] | None:
     """Replace the bounds of a record without finite numbers, because JSON has no infinity."""
+    if found is None:
+        return None
+    told = found._asdict()
     del told["dtype"]  # the tensors have it
     if told["minimum"] > told["maximum"]:
         told["minimum"] = told["maximum"] = None
@@ -206,7 +213,8 @@ def command(files: tuple[str, ...], statistics: bool, as_json: bool) -> int:
 
     With --stats, the table has numbers that the save took of each storage: NaN, infinities, the
     share of zeros, the finite bounds and the norm of the finite numbers, and what looked wrong.
-    Files of torch.save, of earlier versions and of safetensors have no such numbers.
+    Files of torch.save and of earlier versions have no such numbers. Files of safetensors have them
+    if they were saved with checksums.
 
     Examples:
 

@@ -24,9 +24,9 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 _INDEX = ".index.json"
 # Matches weights as Hugging Face names them, in one file or in several with an index, and ioshape's
-# file of checksums beside such a file.
+# files of checksums and statistics beside such a file.
 _WEIGHTS = re.compile(
-    r"(.+?)(?:-\d{5}-of-\d{5})?(\.safetensors|\.bin)(?:\.index\.json)?(?:\.ioshape-sums)?"
+    r"(.+?)(?:-\d{5}-of-\d{5})?(\.safetensors|\.bin)(?:\.index\.json)?(?:\.ioshape-(?:sums|stats))?"
 )
 
 

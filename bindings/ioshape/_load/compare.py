@@ -82,6 +82,8 @@ class _Side:
         source = Source(reader)
         self._file = BoundedFile(source, source.n_bytes)  # closes the reader when it is freed
         problem, records, listed = "", reader.records(), tuple[Tensor, ...]()
+        #: position in the file of each tensor of a safetensors file
+        self._positions: dict[str, int] = {}
         if reader.is_torch_zip:
             listed, problem = tensors_of(reader, records)
             order = next((one for one in records if one.name == "byteorder"), None)
@@ -90,6 +92,7 @@ class _Side:
         elif is_safetensors(reader.path):
             records = [RawRecord("", reader.file_bytes, 0, 0)]
             listed = _of_safetensors(self._file, source.n_bytes)
+            self._positions = {tensor.name: i for i, tensor in enumerate(listed)}
         else:
             problem = "it is neither a torch zip nor named .safetensors"
         if problem:
@@ -118,9 +121,9 @@ class _Side:
 
     def norm_of(self, tensor: Tensor, bytes_: _Range) -> float | None:
         """Return a tensor's norm if the save took it, and if all its elements are finite."""
-        if (bytes_.begin, bytes_.n_bytes) != (0, bytes_.record.n_bytes):
-            return None
-        found = self.reader.statistics(bytes_.number)
+        position = self._positions.get(tensor.name, bytes_.number)
+        is_whole = self._positions or bytes_.n_bytes == bytes_.record.n_bytes
+        found = self.reader.statistics(position) if is_whole else None
         if found is None or found.dtype != number_of(tensor.dtype):
             return None
         return None if found.nans or found.infinities else math.sqrt(found.sum_squares)

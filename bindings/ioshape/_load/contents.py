@@ -28,6 +28,8 @@ _MAX_PICKLE_BYTES = 1 << 26
 _LONGEST_REASON = 200
 #: suffix of the name of the file of checksums beside a safetensors file
 SUFFIX = ".ioshape-sums"
+#: suffixes of the names of all files that ioshape writes beside a file
+BESIDE = (SUFFIX, ".ioshape-stats")
 # The unit of the checksums beside a file.
 _BLOCK_BYTES = 1 << 20
 

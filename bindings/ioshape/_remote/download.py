@@ -20,7 +20,7 @@ from ioshape._core.errors import failure
 from ioshape._core.report import Progress
 from ioshape._files.directory import sync_tree
 from ioshape._files.open import open as open_file
-from ioshape._load.contents import SUFFIX
+from ioshape._load.contents import BESIDE
 from ioshape._native import lib
 from ioshape._remote.address import Address, parse
 from ioshape._remote.answers import length
@@ -176,17 +176,18 @@ class _Download:
     # ---- Files and directories ------------------------------------------------------------------
 
     def single(self, local_path: str, *, durable: bool) -> Downloaded:
-        """Download one object, and the object with its checksums if there is one."""
+        """Download one object, and those with its checksums and statistics if there are any."""
         address = self._address
         file = self._look(address)
-        beside = self._look(Address(address.bucket, address.key + SUFFIX))
+        beside = {end: self._look(Address(address.bucket, address.key + end)) for end in BESIDE}
         if file is None:
             raise _incomplete(address)
         self._n_bytes = file.n_bytes
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="ioshape-s3") as pool:
             self._fetch_to(local_path, file, pool, durable=durable)
-            if beside is not None:
-                self._fetch_to(local_path + SUFFIX, beside, pool, durable=durable)
+            for end, small in beside.items():
+                if small is not None:
+                    self._fetch_to(local_path + end, small, pool, durable=durable)
         return Downloaded(local_path, "file", 1, file.n_bytes, bool(file.crc32))
 
     def _look(self, address: Address) -> _Object | None:

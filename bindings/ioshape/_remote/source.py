@@ -18,7 +18,7 @@ from ioshape._core.names import is_unfinished
 from ioshape._formats.dcp_names import DESCRIPTION
 from ioshape._group import dcp_families as families
 from ioshape._group.checkpoints import Handle, checkpoints
-from ioshape._load.contents import SUFFIX
+from ioshape._load.contents import BESIDE
 from ioshape._load.reader import Reader
 from ioshape._native import lib
 from ioshape._remote.listing import LISTING, MARKERS, MOST_NAMES, Kind, check_name
@@ -159,10 +159,8 @@ def look(path: str) -> Iterator[Source]:
             remedy = "give the name that it has when it is complete"
             raise refused(path, "it is being written, or is a leftover of a dead process", remedy)
         if not os.path.isdir(absolute):  # noqa: PTH112
-            beside = f"{absolute}{SUFFIX}"
-            files = [_file(absolute, name)]
-            if os.path.exists(beside):  # noqa: PTH110
-                files.insert(0, _file(beside, name + SUFFIX))
+            beside = [end for end in BESIDE if os.path.exists(absolute + end)]  # noqa: PTH110
+            files = [_file(absolute + end, name + end) for end in (*beside, "")]
             yield Source(absolute, "file", tuple(files))
         elif step and not os.path.exists(os.path.join(absolute, DESCRIPTION)):  # noqa: PTH110, PTH118
             stack.enter_context(Handle(folder, int(step[1]), "upload"))  # raises if it is damaged

@@ -37,14 +37,19 @@ static void teardown(void)
 	scratch_teardown();
 }
 
+/* Returns the statistics of a record, or of the tensor at a position in a file in another format.
+ */
 static struct ioshape_statistics statistics_of(const char *name, const char *record)
 {
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
 	struct ioshape_statistics statistics = IOSHAPE_STATISTICS_INIT;
 	struct ioshape_reader *reader;
 	uint64_t index;
 
-	ck_assert_int_eq(ioshape_reader_open(context, scratch_path(name), NULL, &reader), 0);
-	ck_assert_int_eq(ioshape_reader_find_record(reader, record, &index), 0);
+	options.any_format = 1;
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path(name), &options, &reader), 0);
+	if (ioshape_reader_find_record(reader, record, &index))
+		index = strtoul(record, NULL, 10);
 	ck_assert_int_eq(ioshape_reader_get_statistics(reader, index, &statistics), 0);
 	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 	ioshape_reader_free(reader);
@@ -140,6 +145,73 @@ TEST(tests, records_are_examined_however_they_are_written)
 				save_records("a.pt", fetches, background, borrow);
 				expect_statistics_of_numbers("a.pt", "data/0");
 			}
+}
+
+static void save_safetensors(const char *name, int background)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	const int64_t shape = NUMBERS, one = 1;
+	const int16_t seven = 7;
+	/* The file has the larger type first. */
+	const struct ioshape_tensor tensors[] = {
+		{ .name = "a", .dtype = IOSHAPE_INT16, .dims = 1, .shape = &one, .data = &seven },
+		{ .name = "b",
+		  .dtype = IOSHAPE_FLOAT32,
+		  .dims = 1,
+		  .shape = &shape,
+		  .data = numbers },
+	};
+	struct ioshape_save *save = NULL;
+
+	options.format = IOSHAPE_FORMAT_SAFETENSORS;
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path(name), tensors, 2, &options,
+					      background ? &save : NULL),
+			 0);
+	if (background)
+		ck_assert_int_eq(ioshape_save_wait(save, UINT32_MAX), 0);
+	ioshape_save_free(save);
+}
+
+TEST(tests, statistics_of_safetensors_are_beside_the_file)
+{
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_statistics found = IOSHAPE_STATISTICS_INIT;
+	struct ioshape_reader *reader;
+
+	for (int background = 0; background < 2; background++) {
+		save_safetensors("a.safetensors", background);
+		expect_statistics_of_numbers("a.safetensors", "0");
+		ck_assert_double_eq(statistics_of("a.safetensors", "1").maximum, 7);
+	}
+	/* The records of a reader begin at 0, and so do the tensors. */
+	options.any_format = 1;
+	ck_assert_int_eq(
+		ioshape_reader_open(context, scratch_path("a.safetensors"), &options, &reader), 0);
+	ck_assert_int_eq(ioshape_reader_get_statistics(reader, 2, &found), -ENOENT);
+	ioshape_reader_free(reader);
+}
+
+TEST(tests, statistics_of_another_version_of_a_file_do_not_count)
+{
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
+	struct ioshape_context_options off = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_reader *reader;
+
+	save_safetensors("a.safetensors", 0);
+	ioshape_context_free(context);
+	off.examine = "off";
+	ck_assert_int_eq(ioshape_context_open(&context, &off), 0);
+	save_safetensors("a.safetensors", 0);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 3);
+	options.any_format = 1;
+	ck_assert_int_eq(
+		ioshape_reader_open(context, scratch_path("a.safetensors"), &options, &reader), 0);
+	ck_assert_int_eq(ioshape_reader_get_info(reader, &info), 0);
+	ck_assert_uint_eq(info.checksums, 1);
+	ck_assert_uint_eq(info.examined, 0);
+	ioshape_reader_free(reader);
 }
 
 TEST(tests, unknown_types_and_groups_are_refused)

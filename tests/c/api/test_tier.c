@@ -137,6 +137,32 @@ TEST(tests, files_of_any_format_are_carried_with_their_checksums)
 	free(copy_path);
 }
 
+TEST(tests, safetensors_files_are_carried_with_their_statistics)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_reader_options reading = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_statistics found = IOSHAPE_STATISTICS_INIT;
+	const float numbers[] = { 3, 4 };
+	const int64_t shape = 2;
+	const struct ioshape_tensor tensor = {
+		.name = "w", .dtype = IOSHAPE_FLOAT32, .dims = 1, .shape = &shape, .data = numbers
+	};
+	struct ioshape_reader *reader;
+	char *copy_path = place_of("w");
+
+	options.format = IOSHAPE_FORMAT_SAFETENSORS;
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	ck_assert_int_eq(ioshape_save_tensors(context, copy_path, &tensor, 1, &options, NULL), 0);
+	keep("w");
+	ck_assert_int_eq(drain(), 0);
+	reading.any_format = 1;
+	ck_assert_int_eq(ioshape_reader_open(context, there("w"), &reading, &reader), 0);
+	ck_assert_int_eq(ioshape_reader_get_statistics(reader, 0, &found), 0);
+	ck_assert_double_eq(found.sum_squares, 25);
+	ioshape_reader_free(reader);
+	free(copy_path);
+}
+
 /* Files smaller than a block: empty, and one byte. */
 LOOP_TEST(tests, small_files_are_carried, 0, 2)
 {

@@ -9,6 +9,7 @@
 #include "support/scratch.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,11 +18,10 @@ static struct test_case tests = { .name = "checksums" };
 static const uint32_t crcs[] = { 1, 0xffffffff, 3 };
 
 static const struct format_checksums sample = {
-	.file_bytes = 2 * MIB + 5,
+	.file = { 2 * MIB + 5, 1700000000123456789 },
 	.block_bytes = MIB,
 	.blocks = ARRAY_LENGTH(crcs),
 	.crc32 = crcs,
-	.modified_ns = 1700000000123456789,
 };
 
 static struct base_buffer encoded(const struct format_checksums *checksums)
@@ -29,7 +29,7 @@ static struct base_buffer encoded(const struct format_checksums *checksums)
 	struct base_buffer bytes = { 0 };
 
 	ck_assert_int_eq(format_checksums_encode(&bytes, checksums), 0);
-	ck_assert_uint_le(bytes.bytes, FORMAT_MOST_CHECKSUMS_BYTES);
+	ck_assert_uint_le(bytes.bytes, FORMAT_MOST_BESIDE_BYTES);
 	return bytes;
 }
 
@@ -62,10 +62,10 @@ TEST(tests, what_is_written_comes_back)
 	struct base_buffer bytes = encoded(&sample);
 
 	ck_assert_int_eq(format_checksums_decode(&found, bytes.data, bytes.bytes), 0);
-	ck_assert_uint_eq(found.file_bytes, sample.file_bytes);
+	ck_assert_uint_eq(found.file.file_bytes, sample.file.file_bytes);
 	ck_assert_uint_eq(found.block_bytes, sample.block_bytes);
 	ck_assert_uint_eq(found.blocks, sample.blocks);
-	ck_assert_int_eq(found.modified_ns, sample.modified_ns);
+	ck_assert_int_eq(found.file.modified_ns, sample.file.modified_ns);
 	ck_assert_mem_eq(found.crc32, crcs, sizeof(crcs));
 	format_checksums_free(&found);
 	base_buffer_free(&bytes);
@@ -113,16 +113,16 @@ TEST(tests, a_later_version_is_not_believed)
 
 TEST(tests, what_could_not_be_read_again_is_not_written)
 {
-	const uint64_t most_blocks = FORMAT_MOST_CHECKSUMS_BYTES / sizeof(uint32_t) - 10;
+	const uint64_t most_blocks = FORMAT_MOST_BESIDE_BYTES / sizeof(uint32_t) - 10;
 	uint32_t *many = calloc(most_blocks + 1, sizeof(*many));
 	struct format_checksums large = { .block_bytes = MIB, .crc32 = many };
 	struct base_buffer bytes = { 0 };
 
 	for (large.blocks = most_blocks; large.blocks <= most_blocks + 1; large.blocks++) {
-		large.file_bytes = large.blocks * MIB;
+		large.file.file_bytes = large.blocks * MIB;
 		ck_assert_int_eq(format_checksums_encode(&bytes, &large),
 				 large.blocks == most_blocks ? 0 : -EFBIG);
-		ck_assert_uint_eq(bytes.bytes, FORMAT_MOST_CHECKSUMS_BYTES);
+		ck_assert_uint_eq(bytes.bytes, FORMAT_MOST_BESIDE_BYTES);
 	}
 	base_buffer_free(&bytes);
 	free(many);
@@ -143,6 +143,120 @@ TEST(tests, memory_may_run_out)
 	ret = format_checksums_decode(&found, bytes.data, bytes.bytes);
 	fail_memory_at(0);
 	ck_assert_int_eq(ret, -ENOMEM);
+	base_buffer_free(&bytes);
+}
+
+/* ---- Statistics ------------------------------------------------------------------------------ */
+
+/* Encodes the statistics of two tensors: one of floats, and one that was not examined. */
+static struct base_buffer encoded_statistics(void)
+{
+	const float numbers[] = { 3, 0, -4, NAN };
+	struct format_entry tensors[] = { { .bytes = sizeof(numbers), .crc32 = 7 },
+					  { .bytes = 5, .crc32 = 8 } };
+	struct format_examined examined[2] = { { .alarms = IOSHAPE_ALARM_NONFINITE } };
+	const struct format_statistics statistics = {
+		.file = sample.file,
+		.tensors = tensors,
+		.index = { .records = 2, .examined = examined, .alarms = IOSHAPE_ALARM_NONFINITE },
+	};
+	struct base_statistics_rest rest = { 0 };
+	struct base_buffer bytes = { 0 };
+
+	base_statistics_begin(&examined[0].statistics, IOSHAPE_FLOAT32);
+	base_statistics_add(&examined[0].statistics, &rest, numbers, sizeof(numbers));
+	base_statistics_end(&examined[0].statistics, &rest);
+	ck_assert_int_eq(format_statistics_encode(&bytes, &statistics), 0);
+	return bytes;
+}
+
+static int decode_statistics(const struct base_buffer *bytes, size_t length)
+{
+	struct format_statistics found;
+	uint8_t *copy = malloc(length + 1);
+	int ret;
+
+	memcpy(copy, bytes->data, length);
+	ret = format_statistics_decode(&found, copy, length);
+	if (!ret)
+		format_statistics_free(&found);
+	free(copy);
+	return ret;
+}
+
+TEST(tests, statistics_come_back)
+{
+	struct base_buffer bytes = encoded_statistics();
+	const struct format_examined *row;
+	struct format_statistics found;
+
+	ck_assert_int_eq(format_statistics_decode(&found, bytes.data, bytes.bytes), 0);
+	ck_assert_uint_eq(found.file.file_bytes, sample.file.file_bytes);
+	ck_assert_int_eq(found.file.modified_ns, sample.file.modified_ns);
+	ck_assert_uint_eq(found.index.records, 2);
+	ck_assert_uint_eq(found.index.alarms, IOSHAPE_ALARM_NONFINITE);
+	ck_assert_uint_eq(found.tensors[1].bytes, 5);
+	ck_assert_uint_eq(found.tensors[1].crc32, 8);
+	row = &found.index.examined[0];
+	ck_assert_uint_eq(row->alarms, IOSHAPE_ALARM_NONFINITE);
+	ck_assert_uint_eq(row->statistics.count, 4);
+	ck_assert_uint_eq(row->statistics.nans, 1);
+	ck_assert_uint_eq(row->statistics.zeros, 1);
+	ck_assert_double_eq(row->statistics.minimum, -4);
+	ck_assert_double_eq(row->statistics.maximum, 3);
+	ck_assert_double_eq(row->statistics.sum_squares, 25);
+	ck_assert_uint_eq(found.index.examined[1].statistics.dtype, 0);
+	format_statistics_free(&found);
+	base_buffer_free(&bytes);
+}
+
+TEST(tests, no_bit_of_statistics_may_be_wrong_and_no_byte_missing)
+{
+	struct base_buffer bytes = encoded_statistics();
+
+	for (size_t bit = 0; bit < 8 * bytes.bytes; bit++) {
+		bytes.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		ck_assert_int_ne(decode_statistics(&bytes, bytes.bytes), 0);
+		bytes.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
+	}
+	for (size_t length = 0; length < bytes.bytes; length++)
+		ck_assert_int_ne(decode_statistics(&bytes, length), 0);
+	base_buffer_free(&bytes);
+}
+
+/* The count of tensors, the size of the file and of a tensor, and the number of NaN. */
+static const struct {
+	size_t at;
+	uint64_t value;
+} false_statistics[] = { { 16, 0 },           { 16, 1 }, { 16, 3 },          { 16, UINT64_MAX },
+			 { 24, 20 },          { 40, 0 }, { 40, UINT64_MAX }, { 56, UINT64_MAX },
+			 { 56, 2 * MIB + 1 }, { 88, 5 }, { 88, UINT64_MAX } };
+
+LOOP_TEST(tests, statistics_that_contradict_each_other_are_refused, 0,
+	  ARRAY_LENGTH(false_statistics))
+{
+	struct base_buffer bytes = encoded_statistics();
+
+	base_put_le(bytes.data + false_statistics[_i].at, false_statistics[_i].value, 8);
+	seal(&bytes);
+	ck_assert_int_eq(decode_statistics(&bytes, bytes.bytes), IOSHAPE_E_DAMAGED);
+	base_buffer_free(&bytes);
+}
+
+TEST(tests, memory_for_statistics_may_run_out)
+{
+	struct base_buffer bytes = encoded_statistics();
+	struct format_statistics found;
+	int ret = -ENOMEM;
+
+	for (int i = 1; ret; i++) {
+		ck_assert_int_lt(i, 10);
+		fail_memory_at(i);
+		ret = format_statistics_decode(&found, bytes.data, bytes.bytes);
+		fail_memory_at(0);
+		ck_assert(!ret || ret == -ENOMEM);
+	}
+	format_statistics_free(&found);
 	base_buffer_free(&bytes);
 }
 
@@ -171,7 +285,7 @@ TEST(tests, a_plain_file_takes_those_of_its_length_only)
 	ck_assert_ptr_eq(of_another.crc32, sample.crc32);
 	*crc = base_crc32(0, "bytes", 5);
 	own.crc32 = crc;
-	own.file_bytes = 5;
+	own.file.file_bytes = 5;
 	ck_assert_int_eq(format_reader_add_checksums(&reader, &own, NULL), 0);
 	ck_assert(reader.has_index && !reader.no_checksums);
 	ck_assert_ptr_eq(reader.index.checks, crc);

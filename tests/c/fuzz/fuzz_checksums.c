@@ -1,9 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decodes any bytes as the checksums beside a file. Accepted bytes must be encoded to equal ones.
+ * Decodes any bytes as the checksums and as the statistics beside a file. Accepted checksums must
+ * be encoded to equal bytes.
  */
 #include "format/index.c"
 #include "fuzz.h"
+
+static void try_statistics(const uint8_t *data, size_t bytes)
+{
+	struct format_statistics found;
+	int ret = format_statistics_decode(&found, data, bytes);
+
+	MUST(!ret || ret == IOSHAPE_E_FORMAT || ret == IOSHAPE_E_DAMAGED || ret == -ENOMEM);
+	if (!ret)
+		format_statistics_free(&found);
+}
 
 static void try_bytes(const uint8_t *data, size_t bytes)
 {
@@ -12,6 +23,7 @@ static void try_bytes(const uint8_t *data, size_t bytes)
 	int ret = format_checksums_decode(&found, data, bytes);
 
 	MUST(!ret || ret == IOSHAPE_E_FORMAT || ret == IOSHAPE_E_DAMAGED || ret == -ENOMEM);
+	try_statistics(data, bytes);
 	if (ret)
 		return;
 	MUST(checksums_valid(&found));

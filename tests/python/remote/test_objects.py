@@ -18,7 +18,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from command import IOSHAPE, call, fail, succeed
-from ioshape import s3
+from ioshape import s3, safetensors
+from ioshape._load.reader import Reader
 from ioshape._remote.listing import LISTING, Entry, Listing, decode, encode
 from ioshape._remote.sums import Known, Sums, crc32
 from object_store import BUCKET, Store
@@ -182,6 +183,20 @@ def test_checksums_beside_a_file_go_with_it_and_still_count(store: Store, tmp_pa
     ioshape.verify(tmp_path / "back" / "tokens.bin")
     with ioshape.open(tmp_path / "back" / "tokens.bin") as file:
         assert file.has_checksums
+
+
+def test_statistics_beside_a_file_go_with_it(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    safetensors.save_file({"w": torch.ones(3)}, path, checksums=True)
+    s3.upload(path, f"{RUN}/")
+    names = [f"{path.name}.ioshape-sums", f"{path.name}.ioshape-stats", path.name]
+    assert written(store.harm()) == names
+    (tmp_path / "back").mkdir()
+    s3.download(f"{RUN}/m.safetensors", tmp_path / "back")
+    with Reader(str(tmp_path / "back" / "m.safetensors"), any_format=True) as reader:
+        found = reader.statistics(0)
+    assert found is not None
+    assert found.sum_squares == 3
 
 
 def test_what_is_there_is_not_sent_again(store: Store, tmp_path: Path) -> None:

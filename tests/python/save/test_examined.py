@@ -12,6 +12,7 @@ import pytest
 import torch
 from checkpoints import left_clean
 from command import call, succeed
+from ioshape import safetensors
 from ioshape._load.reader import Reader, Statistics
 from nodes import run_ranks
 
@@ -156,3 +157,45 @@ def test_all_ranks_load_the_same_healthy_checkpoint(tmp_path: Path) -> None:
     """Make only the tensor of rank 1 infinite."""
     for events in run_ranks(tmp_path, RANKS, tmp_path / "run", ranks=3):
         assert [event["step"] for event in events if event["event"] == "loaded"] == [1]
+
+
+# ---- Safetensors ---------------------------------------------------------------------------------
+
+
+def test_safetensors_have_statistics_beside_their_checksums(tmp_path: Path) -> None:
+    path = tmp_path / "m-1.safetensors"
+    tensors = {"w": torch.tensor([3.0, 4.0]), "n": torch.arange(5)}
+    safetensors.save_file(tensors, path)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [path.name]
+    safetensors.save_file(tensors, path, checksums=True)
+    (found,) = json.loads(succeed(call("inspect", "--stats", "--json", path)))
+    by_name = {one["name"]: one["statistics"] for one in found["tensors"]}
+    assert (by_name["w"]["sum_squares"], by_name["n"]["maximum"]) == (25, 4)
+    tensors["w"][0] = float("nan")
+    report = safetensors.save_file(tensors, path, checksums=True)
+    assert report.alarms == ("nonfinite",)
+    with Reader(str(path), any_format=True) as reader, pytest.raises(ioshape.StorageError):
+        reader.check_healthy()
+    (found,) = json.loads(succeed(call("inspect", "--stats", "--json", path)))
+    assert [one["statistics"]["alarms"] for one in found["tensors"] if one["name"] == "w"] == [
+        ["nonfinite"]
+    ]
+
+
+def test_safetensors_are_compared_with_the_file_that_was_loaded(tmp_path: Path) -> None:
+    safetensors.save_file({"w": torch.ones(9)}, tmp_path / "m-1.safetensors", checksums=True)
+    ioshape.configure(examine="nonfinite=warn")  # a new context remembers no saves
+    tensors = safetensors.load_file(tmp_path / "m-1.safetensors")
+    tensors["w"][0] = float("inf")
+    report = safetensors.save_file(tensors, tmp_path / "m-2.safetensors")
+    assert "m-1.safetensors" in report.alarm
+
+
+def test_diff_bounds_the_change_of_safetensors(tmp_path: Path) -> None:
+    for name, factor in (("a", 1.0), ("b", 3.0)):
+        tensors = {"w": torch.tensor([3.0, 4.0]) * factor, "v": torch.ones(3)}
+        safetensors.save_file(tensors, tmp_path / f"{name}.safetensors", checksums=True)
+    done = call("diff", "--json", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    (row,) = json.loads(done.stdout)["differences"]
+    assert row["name"] == "w"
+    assert row["relative_at_least"] == pytest.approx(2, rel=1e-5)
