@@ -149,11 +149,15 @@ const uint32_t *save_reader_checks(struct ioshape_reader *reader, uint64_t recor
 
 struct ioshape_file;
 
-/* Appends the torch zip that ioshape_save_records() would write for these records. `bytes` receives
- * its length and may be NULL. If records are invalid (-EINVAL, -EEXIST, IOSHAPE_E_LIMIT), no byte
- * is appended. After any other failure, such as that of `fetch`, the file can only be freed. */
-int save_file_write_records(struct ioshape_file *file, const struct ioshape_record *records,
-			    size_t count, uint64_t *bytes);
+/* Makes the file examine the tensors of the archives that are appended from now on. They are judged
+ * at the commit, together and by the rules of examined saves, as a checkpoint at `path`. */
+int save_file_examine(struct ioshape_file *file, const char *path);
+/* Appends the torch zip that ioshape_save_records() would write for these records. `name` is that
+ * of its tensors in alarms. `bytes` receives the length of the zip and may be NULL. If records are
+ * invalid (-EINVAL, -EEXIST, IOSHAPE_E_LIMIT), no byte is appended. After any other failure, such
+ * as that of `fetch`, the file can only be freed. */
+int save_file_write_records(struct ioshape_file *file, const char *name,
+			    const struct ioshape_record *records, size_t count, uint64_t *bytes);
 
 /* ---- Atomic directories (save/file.c) -------------------------------------------------------- */
 

@@ -131,6 +131,9 @@ struct save_slot {
 	const struct io_file_options *options;
 };
 
+/* The tensors of several archives in one file (file.c). */
+struct save_items;
+
 /* A file that the calling thread writes, from the look at its path to the commit. */
 struct save_file {
 	/* Input. All other members are zero before save_write_file(). */
@@ -145,6 +148,7 @@ struct save_file {
 	/* Write without a slot, because put() waits for other processes that do so, too. */
 	bool without_slot;
 	struct save_checksums *checksums; /* checksums of the bytes that are put; NULL: none */
+	struct save_items *items; /* tensors of archives that are judged together; NULL: none */
 	/* Downgrades before the file was opened, and then of the file. */
 	struct io_downgrades downgrades;
 	/* Writes all bytes of the file. */

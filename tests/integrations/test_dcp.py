@@ -12,6 +12,7 @@ import ioshape.dcp
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from checkpoints import left_clean
 from command import call
 from dcp_states import (
     Runs,
@@ -324,3 +325,70 @@ def test_a_script_under_ioshape_run_saves_through_us(
     assert "ioshape:" not in done.stderr
     assert done.stdout.split() == kinds.split()
     assert entries(tmp_path / "a") == [".metadata", "__0_0.distcp"]
+
+
+# ---- Examined saves ------------------------------------------------------------------------------
+
+
+def _trained() -> dict[str, Any]:
+    torch.manual_seed(1)
+    model = torch.nn.Linear(100, 100)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 100)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optim": optimizer.state_dict(), "step": 1}
+
+
+def _save_examined(state: dict[str, Any], path: Path) -> tuple[str, ...]:
+    """Save a checkpoint, and return its alarms."""
+    writer = ioshape.dcp.Writer(path)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    (report,) = writer.reports
+    return report.alarms
+
+
+def test_alarms_name_items_and_the_checkpoint_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = _trained()
+    assert _save_examined(state, tmp_path / "step-1") == ()
+    state["model"]["weight"] += 1
+    for moments in state["optim"]["state"].values():
+        moments["exp_avg"] += 1
+        moments["exp_avg_sq"] += 1
+    assert _save_examined(state, tmp_path / "step-2") == ()
+    state["model"]["weight"] += 1
+    state["model"]["weight"][3] = float("nan")
+    assert _save_examined(state, tmp_path / "step-3") == ("nonfinite", "unchanged")
+    assert 'tensor "model.weight" has 100 NaN' in caplog.text
+    assert f'in "{tmp_path}/step-2"' in caplog.text
+    assert "all tensors of the optimizer" in caplog.text
+
+
+def test_a_failing_rule_leaves_no_checkpoint(tmp_path: Path) -> None:
+    state = _trained()
+    with left_clean():
+        ioshape.configure(examine="nonfinite=fail")
+        _save_examined(state, tmp_path / "step-1")
+        state["model"]["bias"][3] = float("inf")
+        with pytest.raises(dcp.CheckpointException, match=r'"model\.bias" has 0 NaN and 1'):
+            _save_examined(state, tmp_path / "step-2")
+    assert [one.name for one in tmp_path.iterdir()] == ["step-1"]
+
+
+def test_items_have_statistics_for_inspect_and_diff(tmp_path: Path) -> None:
+    for name, factor in (("a", 1.0), ("b", 3.0)):
+        state = {"w": torch.tensor([3.0, 4.0]) * factor, "step": 7}
+        _save_examined(state, tmp_path / name)
+    (found,) = json.loads(call("inspect", "--stats", "--json", tmp_path / "a").stdout)
+    by_name = {item["name"]: item["statistics"] for item in found["items"]}
+    assert by_name["w"]["sum_squares"] == 25
+    assert by_name["step"] is None
+    assert "float32" in call("inspect", "--stats", tmp_path / "a").stdout
+    (row,) = json.loads(call("diff", "--json", tmp_path / "a", tmp_path / "b").stdout)[
+        "differences"
+    ]
+    assert row["relative_at_least"] == pytest.approx(2, rel=1e-5)
+    loaded: dict[str, Any] = {"w": torch.zeros(2), "step": 0}
+    dcp.load(loaded, checkpoint_id=tmp_path / "b", no_dist=True)
+    assert loaded["w"].tolist() == [9, 12]

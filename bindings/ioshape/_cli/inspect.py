@@ -24,6 +24,7 @@ from ioshape._cli.paths import files_argument, reason
 from ioshape._load.pickled import item_bytes
 
 if TYPE_CHECKING:
+    from ioshape._group.dcp_contents import Item
     from ioshape._load.contents import Contents
     from ioshape._load.pickled import Tensor
     from ioshape._load.reader import Statistics
@@ -127,7 +128,7 @@ def _statistics_table(tensors: list[dict[str, Any]]) -> Table:
                 ",".join(found["alarms"]) or "-",
             ]
         style = "red" if found and found["alarms"] else ""
-        table.add(tensor["name"] or ".", tensor["dtype"], *cells, style=style)
+        table.add(tensor["name"] or ".", _or_dash(tensor["dtype"]), *cells, style=style)
     return table
 
 
@@ -152,7 +153,25 @@ def _show(found: dict[str, Any]) -> None:
 # ---- Checkpoints of DCP --------------------------------------------------------------------------
 
 
-def describe_checkpoint(path: str) -> dict[str, Any]:
+def _statistics_of_item(path: str, item: Item) -> dict[str, Any] | None:
+    """Return the statistics of all shards of an item; None if one was not examined."""
+    from ioshape._load.reader import Reader, Statistics  # noqa: PLC0415
+
+    found: list[Statistics] = []
+    for chunk in item.chunks if item.dtype else ():
+        if chunk.is_transformed:
+            return None
+        part = (chunk.offset, chunk.n_bytes)
+        with Reader(str(Path(path) / chunk.file), part=part, operation="inspect") as reader:
+            each = [reader.statistics(i) for i in range(reader.n_records)]
+        examined = [one for one in each if one is not None]
+        if len(examined) != 1:
+            return None
+        found += examined
+    return _for_json(Statistics.of_all(found)) if found else None
+
+
+def describe_checkpoint(path: str, with_statistics: bool = False) -> dict[str, Any]:
     """Return the description of a DCP checkpoint, for JSON."""
     from ioshape._group.dcp_contents import items  # noqa: PLC0415
 
@@ -163,7 +182,10 @@ def describe_checkpoint(path: str) -> dict[str, Any]:
             {"file": chunk.file, "offset": chunk.offset, "bytes": chunk.n_bytes}
             for chunk in item.chunks
         ]
+        told: dict[str, Any]
         told = {"name": item.name, "dtype": item.dtype or None, "shape": item.shape}
+        if with_statistics:
+            told["statistics"] = _statistics_of_item(path, item)
         n_bytes = None if each is None else item.n_elements * each
         listed.append({**told, "bytes": n_bytes, "chunks": chunks})
     files = sorted({chunk["file"] for item in listed for chunk in item["chunks"]})
@@ -179,8 +201,20 @@ def describe_checkpoint(path: str) -> dict[str, Any]:
 def _show_checkpoint(found: dict[str, Any]) -> None:
     say(f"{found['path']}: {human_size(found['file_bytes'])}, a DCP checkpoint")
     say()
+    if any("statistics" in item for item in found["items"]):
+        _statistics_table(found["items"]).show()
+    else:
+        _item_table(found["items"]).show()
+    say()
+    say(
+        f"{plural(len(found['items']), 'item')}, tensors of {human_size(found['tensor_bytes'])}, "
+        f"in {plural(len(found['files']), 'file')} of {human_size(found['file_bytes'])}"
+    )
+
+
+def _item_table(items: list[dict[str, Any]]) -> Table:
     table = Table(*columns("<item", "<dtype", "<shape", ">bytes", ">chunks", "<first in"))
-    for item in found["items"]:
+    for item in items:
         table.add(
             item["name"],
             _or_dash(item["dtype"]),
@@ -189,12 +223,7 @@ def _show_checkpoint(found: dict[str, Any]) -> None:
             str(len(item["chunks"])),
             item["chunks"][0]["file"] if item["chunks"] else "-",
         )
-    table.show()
-    say()
-    say(
-        f"{plural(len(found['items']), 'item')}, tensors of {human_size(found['tensor_bytes'])}, "
-        f"in {plural(len(found['files']), 'file')} of {human_size(found['file_bytes'])}"
-    )
+    return table
 
 
 @click.command(short_help="List the tensors in files with their offsets.")
@@ -234,7 +263,7 @@ def command(files: tuple[str, ...], statistics: bool, as_json: bool) -> int:
         try:
             is_directory = is_checkpoint(path)
             found = (
-                describe_checkpoint(path)
+                describe_checkpoint(path, statistics)
                 if is_directory
                 else describe(ioshape.inspect(path), statistics)
             )

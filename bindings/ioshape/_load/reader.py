@@ -46,6 +46,21 @@ class Statistics(NamedTuple):
     #: what was wrong with the record when it was saved
     alarms: tuple[str, ...]
 
+    @classmethod
+    def of_all(cls, parts: list[Statistics]) -> Statistics:
+        """Return the statistics of a tensor from those of its parts."""
+        return cls(
+            parts[0].dtype,
+            numbers=sum(one.numbers for one in parts),
+            nans=sum(one.nans for one in parts),
+            infinities=sum(one.infinities for one in parts),
+            zeros=sum(one.zeros for one in parts),
+            minimum=min(one.minimum for one in parts),
+            maximum=max(one.maximum for one in parts),
+            sum_squares=sum(one.sum_squares for one in parts),
+            alarms=tuple(dict.fromkeys(alarm for one in parts for alarm in one.alarms)),
+        )
+
 
 class Request(NamedTuple):
     """A range of bytes of a record, and the address to read it to."""

@@ -123,12 +123,19 @@ class _Sink(io.RawIOBase):
         """Return the offset in the file of the next byte."""
         return self._position
 
-    def write_records(self, payload: Payload) -> None:
+    def examine(self, path: str) -> None:
+        """Examine the torch zips that are written from now on, as those of a checkpoint."""
+        if self._pointer != ffi.NULL:
+            self._check(lib.save_file_examine(self._pointer, encoded(path)))
+
+    def write_records(self, name: str, payload: Payload) -> None:
         """Write a torch zip at the current offset."""
         if self._pointer == ffi.NULL:
             return
         n_bytes = ffi.new("uint64_t *")
-        code = lib.save_file_write_records(self._pointer, payload.array, payload.length, n_bytes)
+        code = lib.save_file_write_records(
+            self._pointer, name.encode(), payload.array, payload.length, n_bytes
+        )
         for courier in payload.couriers if code else ():
             if courier.failure is not None:
                 self.failure = self.failure or courier.failure
@@ -254,11 +261,19 @@ class AtomicFile(io.BufferedWriter):
             self._sink.write_zeros(target - here)
         return target
 
-    def write_records(self, payload: Payload) -> None:
-        """Write a torch zip at the current offset, directly from the memory of its storages."""
+    def examine(self, path: str) -> None:
+        """Examine the tensors of write_records(), as those of a checkpoint at a path."""
+        if self._sink is not None:
+            self._sink.examine(path)
+
+    def write_records(self, name: str, payload: Payload) -> None:
+        """Write a torch zip at the current offset, directly from the memory of its storages.
+
+        `name` is that of its tensor in alarms.
+        """
         self.flush()
         if self._sink is not None:
-            self._sink.write_records(payload)
+            self._sink.write_records(name, payload)
 
     def close(self) -> None:
         """Make the file durable and rename it into place. A second call does nothing.

@@ -10,6 +10,7 @@
 #include "support/scratch.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -189,8 +190,8 @@ LOOP_TEST(tests, an_archive_is_a_part_of_a_file, 0, 2)
 	options.checksums = _i ? IOSHAPE_CHECKSUMS_BESIDE : IOSHAPE_CHECKSUMS_NONE;
 	file = open_file(path, &options);
 	must_write(file, data, 12345);
-	ck_assert_int_eq(save_file_write_records(file, NULL, 1, &bytes), -EINVAL);
-	ck_assert_int_eq(save_file_write_records(file, records, 4, &bytes), 0);
+	ck_assert_int_eq(save_file_write_records(file, "w", NULL, 1, &bytes), -EINVAL);
+	ck_assert_int_eq(save_file_write_records(file, "w", records, 4, &bytes), 0);
 	ck_assert_uint_gt(bytes, 3 * MIB + 20);
 	must_write(file, data, 54321);
 	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
@@ -212,6 +213,37 @@ LOOP_TEST(tests, an_archive_is_a_part_of_a_file, 0, 2)
 	free(back);
 }
 
+/* Saves two numbers as an item in a file, and returns the alarms of the report. */
+static uint32_t save_item(const char *name, const float numbers[2])
+{
+	const struct ioshape_record records[] = {
+		{ .name = "data.pkl", .data = "pickle", .bytes = 6 },
+		{ .name = "data/0", .data = numbers, .bytes = 8, .dtype = IOSHAPE_FLOAT32 },
+	};
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_file *file = open_file(scratch_path(name), NULL);
+
+	ck_assert_int_eq(save_file_write_records(file, NULL, records, 2, NULL), 0);
+	ck_assert_int_eq(save_file_examine(file, scratch_path(name)), 0);
+	for (int i = 0; i < 40; i++)
+		ck_assert_int_eq(
+			save_file_write_records(file, i ? "other" : "first", records, 2, NULL), 0);
+	ck_assert_int_eq(ioshape_file_commit(file, &report), 0);
+	ioshape_file_free(file);
+	if (report.alarms) {
+		ck_assert_ptr_nonnull(strstr(report.alarm, "has 1 NaN"));
+		ck_assert_ptr_nonnull(strstr(report.alarm, "(and 39 more tensors)"));
+	}
+	return report.alarms;
+}
+
+TEST(tests, archives_in_a_file_are_judged_together)
+{
+	ck_assert_uint_eq(save_item("step-1", (const float[]){ 1, 2 }), 0);
+	ck_assert_uint_eq(save_item("step-2", (const float[]){ 1, NAN }), IOSHAPE_ALARM_NONFINITE);
+	ck_assert_uint_eq(save_item("step-3", (const float[]){ 1, 3 }), 0);
+}
+
 static int fetch_some(void *user, uint64_t offset, void *to, size_t count)
 {
 	return offset + count == MIB + 7 ? -EIO : fetch_data(user, offset, to, count);
@@ -227,7 +259,7 @@ TEST(tests, half_an_archive_is_not_committed)
 	struct ioshape_file *file = open_file(path, NULL);
 	uint64_t bytes = 1;
 
-	ck_assert_int_eq(save_file_write_records(file, records, 2, &bytes), -EIO);
+	ck_assert_int_eq(save_file_write_records(file, "w", records, 2, &bytes), -EIO);
 	ck_assert_uint_eq(bytes, 0);
 	ck_assert_int_eq(ioshape_file_write(file, data, 1), -EIO);
 	ck_assert_int_eq(ioshape_file_commit(file, NULL), -EIO);

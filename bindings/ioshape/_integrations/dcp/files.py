@@ -29,6 +29,7 @@ class Files(filesystem.FileSystem):
         super().__init__()
         self.durable = durable
         self.folder = ""  # hidden folder of the save in progress
+        self.examined_as = ""  # the checkpoint as which files are judged; "": they are not
         self.expected_bytes = 0  # expected size of the next file in bytes; 0 if it is not known
         self.reports: list[Report] = []
         self.failure: BaseException | None = None
@@ -56,6 +57,8 @@ class Files(filesystem.FileSystem):
                 known_as=os.fspath(path),
                 part=part,
             ) as file:
+                if self.examined_as:
+                    file.examine(self.examined_as)
                 yield file
             if file.report is not None:
                 self._keep(file.report)

@@ -9,6 +9,7 @@ and have a checksum for each MiB.
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +33,21 @@ if TYPE_CHECKING:
 # the protocol of torch.save
 _PROTOCOL = 2
 
+# The state of an optimizer in a state dict: "optimizer.state.0.exp_avg"
+_OF_OPTIMIZER = re.compile(r"\boptim\w*\.state\.")
+
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose storage holds nothing else."""
     if tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
     return tensor.cpu().clone()  # needs less GPU memory than a clone there
+
+
+def _name_of(item: WriteItem) -> str:
+    """Return the name of an item in alarms, with the offset of a shard that has one."""
+    offset = item.index.offset
+    return f"{item.index.fqn}{list(offset)}" if offset and any(offset) else item.index.fqn
 
 
 def _writer_of(item: WriteItem, data: Any) -> tuple[int, Callable[[AtomicFile], object]]:
@@ -50,7 +60,10 @@ def _writer_of(item: WriteItem, data: Any) -> tuple[int, Callable[[AtomicFile], 
         pickled = pickling.collect(tensor, pickle, _PROTOCOL)
     except pickling.Unsupported:
         return sys.maxsize, lambda file: original.save(tensor, file)
-    return most_bytes(pickled.n_bytes), lambda file: file.write_records(records_of(pickled))
+    if _OF_OPTIMIZER.search(item.index.fqn):
+        pickled.optimizer_storages = frozenset({tensor.untyped_storage().data_ptr()})
+    name = _name_of(item)
+    return most_bytes(pickled.n_bytes), lambda file: file.write_records(name, records_of(pickled))
 
 
 def write_items(

@@ -227,6 +227,8 @@ class Writer(filesystem.FileSystemWriter):
         self._files.failure = None
         is_one_file = self.single_file_per_rank and self.thread_count == 1
         self._files.expected_bytes = sum(tensor_bytes(plan)) if is_one_file else 0
+        # Several files of a rank would be compared with each other.
+        self._files.examined_as = str(self.path) if is_one_file else ""
         try:
             written = super().write_data(plan, planner)
             if self._files.failure is not None:
