@@ -8,8 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 stages=(style gcc house fault asan tsan python gpu)
 quick_stages=(style gcc house python)
 long_stages=(install valgrind campaign realfs garbled coverage)
-# These run one after the other beside the others: most of both wait more than they compute.
-python_stages=" python gpu "
+# The stages of a lane run one after the other, beside all other stages: they wait more than they compute.
+lanes=("python gpu" "fault")
 # What they test, beside what has stages of its own.
 python_folders=(tests/python tests/integrations tests/system)
 
@@ -41,8 +41,8 @@ These stages run only with --long or by name:
   garbled    the Python tests with every message of the library garbled
   coverage   branch coverage of C and Python; writes it to docs/testing.md
 
-The stages python and gpu run in parallel to the others; their output comes last. build/results/seconds.tsv has the
-time of each stage.
+The stages python and gpu run in parallel to the others, and fault in parallel to both; their output comes last.
+build/results/seconds.tsv has the time of each stage.
 
   --quick    for daily work: the stages style, gcc, house and python, without slow tests (suite and mark "slow")
   --long     also the stages above and the longest tests (suite "long" in meson, mark "long" in pytest)
@@ -209,12 +209,13 @@ meson_tests() {
 	quick) selection=(--no-suite long --no-suite slow) ;;
 	whole) selection=(--no-suite long) ;;
 	esac
-	rm -f "$folder"/meson-logs/testlog*
+	rm -f "$folder"/meson-logs/"$stage"*
 	# Many tests wait more than they compute; under a checker they compute more.
 	threads=$(($(nproc) * ${threads_per_core:-4}))
 	MESON_TESTTHREADS=$threads without_randomised_addresses meson test -C "$folder" \
-		--no-rebuild --print-errorlogs "${selection[@]}" "$@" || status=$?
-	cp "$folder"/meson-logs/testlog*.json "$results/$stage.json" 2>/dev/null
+		--no-rebuild --print-errorlogs --logbase "$stage" "${selection[@]}" "$@" || status=$?
+	# meson adds the name of a wrapper to that of its log.
+	cp "$folder"/meson-logs/"$stage"*.json "$results/$stage.json" 2>/dev/null
 	note meson "$status" "$stage.json" "$stage: C tests in $folder"
 }
 
@@ -347,7 +348,8 @@ harmed_acts() {
 
 stage_fault() {
 	build build/gcc || return
-	meson_tests fault build/gcc --suite fault
+	# Other stages compute beside these.
+	threads_per_core=2 meson_tests fault build/gcc --suite fault
 	check "some acts of the campaign are harmed" harmed_acts
 }
 
@@ -402,22 +404,33 @@ stage_coverage() {
 		python tests/tools/branch_coverage.py $programs "$results/coverage-python.json"
 }
 
-beside=()
+# stages_of LANE: those of the chosen stages that are in this lane
+stages_of() {
+	local stage found=()
+	for stage in "${chosen[@]}"; do
+		[[ " $1 " != *" $stage "* ]] || found+=("$stage")
+	done
+	echo "${found[*]}"
+}
+
+beside=() # a line of stages for each lane
+for lane in "${lanes[@]}"; do
+	of_lane=$(stages_of "$lane")
+	[ -z "$of_lane" ] || beside+=("$of_lane")
+done
 in_front=()
 for stage in "${chosen[@]}"; do
-	case "$python_stages" in
-	*" $stage "*) beside+=("$stage") ;;
-	*) in_front+=("$stage") ;;
-	esac
+	[[ " ${lanes[*]} " == *" $stage "* ]] || in_front+=("$stage")
 done
 if [ ${#in_front[@]} = 0 ]; then
-	in_front=("${beside[@]}")
-	beside=()
+	read -ra in_front <<<"${beside[0]}"
+	beside=("${beside[@]:1}")
 fi
 
-# First what those beside the others wait for: they take longest.
+# First what the lanes wait for: they take longest.
+read -ra stages_ahead <<<"${beside[*]} ${in_front[*]}"
 ahead=()
-for stage in "${beside[@]}" "${in_front[@]}"; do
+for stage in "${stages_ahead[@]}"; do
 	read -ra names <<<"${needs[$stage]:-}"
 	ahead+=("${names[@]}")
 done
@@ -426,7 +439,8 @@ set -m # in a process group of its own, which ends with us
 build_ahead "${ahead[@]}" </dev/null &
 builder=$!
 set +m
-trap 'kill -- "-$builder" 2>/dev/null' EXIT
+started=("-$builder")
+trap 'kill -- "${started[@]}" 2>/dev/null' EXIT
 
 run_stages() {
 	local stage began
@@ -439,14 +453,20 @@ run_stages() {
 	done
 }
 
+runners=()
 set -m
-run_stages "${beside[@]}" </dev/null >"$results/beside.log" 2>&1 &
-aside=$!
+for number in "${!beside[@]}"; do
+	read -ra of_lane <<<"${beside[$number]}"
+	run_stages "${of_lane[@]}" </dev/null >"$results/lane-$number.log" 2>&1 &
+	runners+=("$!")
+	started+=("-$!")
+done
 set +m
-trap 'kill -- "-$builder" "-$aside" 2>/dev/null' EXIT
 (run_stages "${in_front[@]}") # without our jobs: a stage may wait for its own
-wait "$aside"
-cat "$results/beside.log"
+for number in "${!beside[@]}"; do
+	wait "${runners[$number]}"
+	cat "$results/lane-$number.log"
+done
 
 say "all"
 if [ $all_stages = yes ] && [ $length != long ]; then
