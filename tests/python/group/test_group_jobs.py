@@ -4,16 +4,14 @@
 import itertools
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import ioshape
 import pytest
 from coordinators import await_true
 from group_program import is_right
-from nodes import rank_variables, started_ranks
+from nodes import run_ranks, started_ranks
 from ports import free_port
-from processes import TIMEOUT_S, environment
 
 BEGIN = "from group_program import *\n"
 N_BYTES = 8_000_000
@@ -225,7 +223,17 @@ os._exit(0)
 
 # ---- Containers ----------------------------------------------------------------------------------
 
-SMALL = 'mount -t tmpfs -o size=4k none /dev/shm && exec "$0" "$@"'
+BEGIN_IN_CONTAINER = (
+    BEGIN
+    + """
+import ctypes
+CLONE_NEWNS, MS_PRIVATE, MS_REC = 0x20000, 1 << 18, 1 << 14
+libc = ctypes.CDLL(None)
+assert not libc.unshare(CLONE_NEWNS)
+assert not libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_PRIVATE | MS_REC), None)
+assert not libc.mount(b"none", b"/dev/shm", b"tmpfs", ctypes.c_ulong(0), b"size=4k")
+"""
+)
 
 
 @pytest.mark.slow
@@ -233,14 +241,13 @@ def test_containers_with_a_tiny_dev_shm_each(tmp_path: Path) -> None:
     """Check that such containers count as separate nodes, use a store in the directory, and need no
     shared memory.
     """
-    probe = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", SMALL, "true"], capture_output=True, check=False
-    )
+    mount = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=4k", "none", "/dev/shm"]
+    probe = subprocess.run(mount, capture_output=True, check=False)
     if probe.returncode:
         pytest.skip(f"no mounts of one's own here: {probe.stderr.decode().strip()}")
-    program = tmp_path / "ranks.py"
-    program.write_text(
-        BEGIN
+    said = run_ranks(
+        tmp_path,
+        BEGIN_IN_CONTAINER
         + """
 state = object_of(rank, 1, 40_000_000)
 handle = ioshape.save_group_async(state, arguments[0], 1, mode="node")
@@ -248,25 +255,10 @@ handle.wait()
 right = is_right(ioshape.load_group(arguments[0]), rank, 1, 40_000_000)
 say("loaded", right=right)
 """,
-        encoding="utf-8",
+        tmp_path / "run",
+        ranks=3,
     )
-    command = ["unshare", "--mount", "sh", "-c", SMALL, sys.executable, str(program)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(tmp_path / "run")],
-            env=environment(**variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for variables in rank_variables(3, 1, port=free_port())
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert all('"right": true' in output for output in outputs), outputs
+    assert [lines[-1]["right"] for lines in said] == [True] * 3
     names = itertools.chain.from_iterable(path.iterdir() for path in (tmp_path / "run").iterdir())
     files = [f"node-{node:05}.zip" for node in range(3)]
     assert sorted(path.name for path in names) == ["manifest.json", *files]
