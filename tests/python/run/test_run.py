@@ -252,14 +252,16 @@ def test_a_script_without_torch_imports_neither_torch_nor_us(tmp_path: Path) -> 
 # ---- Saving --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ours", [AS_COMMAND, AS_MODULE], ids=["command", "module"])
 @pytest.mark.slow
-def test_a_script_saves_through_us(ours: list[str], tmp_path: Path) -> None:
+def test_a_script_saves_through_us(tmp_path: Path) -> None:
     script(tmp_path, SAVE)
+    file = tmp_path / "model.pt"
     assert not succeed(run([sys.executable, "script.py"], tmp_path))
-    assert not is_ours(tmp_path / "model.pt")
-    assert not succeed(run([*ours, "script.py"], tmp_path))
-    assert is_ours(tmp_path / "model.pt")
+    assert not is_ours(file)
+    for ours in (AS_COMMAND, AS_MODULE):
+        file.unlink()
+        assert not succeed(run([*ours, "script.py"], tmp_path))
+        assert is_ours(file)
 
 
 @pytest.mark.parametrize(
@@ -470,7 +472,11 @@ LOSES = "import ioshape; ioshape.save_async([], 'missing/model.pt')"
 
 
 @pytest.mark.parametrize(
-    ("text", "status"), [("import sys; sys.exit(5)", 5), (LOSES, os.EX_IOERR)], ids=["5", "lost"]
+    ("text", "status"),
+    [
+        pytest.param("import sys; sys.exit(5)", 5, id="5"),
+        pytest.param(LOSES, os.EX_IOERR, id="lost", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.slow
 def test_exit_codes_get_through_torchrun(text: str, status: int, tmp_path: Path) -> None:
