@@ -117,7 +117,7 @@ UNDER_RUN = (
 )
 
 
-@pytest.mark.parametrize("under_run", [True, False])
+@pytest.mark.parametrize("under_run", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_unchanged_script(under_run: bool, tmp_path: Path) -> None:
     run = [sys.executable, "-m", "ioshape", "run"] if under_run else [sys.executable]
     (tmp_path / "train.py").write_text(
