@@ -6,7 +6,7 @@ import socket
 import subprocess
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import frameworks
 import hugging_kills
@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
-#: Two ranks import transformers, on a machine that may be busy.
+#: Processes import transformers, on a machine that may be busy.
 TIMEOUT_S = 600
 
 TRAINER_FILES = [
@@ -45,32 +45,43 @@ def python_with_transformers() -> str:
         pytest.skip(str(reason))
 
 
-def run(how: str, folder: Path, steps: int, ranks: int = 1, *, ours: str = "run") -> Any:
-    """Run the program on its ranks, and return what rank 0 has seen and all error output."""
+class Turn(NamedTuple):
+    """What the ranks of one training have seen."""
+
+    saving: list[list[str]]
+    removing: list[list[str]]
+    #: the error that each rank caught
+    errors: list[str]
+
+
+def run(how: str, folder: Path, *steps: int, ranks: int = 1, ours: str = "run") -> list[Turn]:
+    """Run the program with these numbers of steps, one after the other.
+
+    Return what rank 0 of each has seen.
+    """
     python = python_with_transformers()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [python, *(["-m", "ioshape", "run"] if ours == "run" else [])]
-    command += [hugging_train.__file__, how, str(folder), str(steps)]
-    started = []
-    for rank in range(ranks):
-        of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        variables = {name: str(value) for name, value in of_rank.items()} if ranks > 1 else {}
-        variables["PATCH"] = "1" if ours == "patch" else ""
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        started.append(
-            subprocess.Popen(
-                command,
-                env=environment(ACCELERATE_USE_CPU="true", **variables),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    ended = [process.communicate(timeout=TIMEOUT_S) for process in started]
-    for process, (_, stderr) in zip(started, ended, strict=True):
-        assert not process.returncode, stderr
-    return {**json.loads(ended[0][0].splitlines()[-1]), "stderr": [one[1] for one in ended]}
+    program = ["-m", "ioshape", "run"] if ours == "run" else []
+    program += [hugging_train.__file__, how, str(folder), str(ranks), *map(str, steps)]
+    done = subprocess.run(
+        [python, *program],
+        env=environment(
+            ACCELERATE_USE_CPU="true",
+            PATCH="1" if ours == "patch" else "",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert not done.returncode, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(told) == ranks * len(steps)
+    turns = [sorted(told[first : first + ranks]) for first in range(0, len(told), ranks)]
+    return [Turn(**turn[0][1], errors=[error for _, _, error in turn]) for turn in turns]
 
 
 # ---- Trainer ------------------------------------------------------------------------------------
@@ -81,18 +92,18 @@ def test_a_trainer_that_knows_nothing_of_us(tmp_path: Path) -> None:
 
     Checkpoints must appear complete, and old ones must be removed last.
     """
-    seen = run("train", tmp_path / "ours", 6)
-    assert seen["saving"] == [
+    first, resumed = run("train", tmp_path / "ours", 6, 8)
+    assert first.saving == [
         [],
         ["checkpoint-2"],
         ["checkpoint-2", "checkpoint-4"],
     ]
-    assert seen["removing"] == [["checkpoint-2", "checkpoint-4", "checkpoint-6"]]
-    assert names_in(tmp_path / "ours") == ["checkpoint-4", "checkpoint-6"]
-    last = tmp_path / "ours" / "checkpoint-6"
-    assert names_in(last) == TRAINER_FILES
-    assert is_ours(last / "optimizer.pt")
-    run("train", tmp_path / "ours", 8)
+    assert first.removing == [["checkpoint-2", "checkpoint-4", "checkpoint-6"]]
+    assert resumed.saving == [["checkpoint-4", "checkpoint-6"]]
+    assert names_in(tmp_path / "ours") == ["checkpoint-6", "checkpoint-8"]
+    for name in names_in(tmp_path / "ours"):
+        assert names_in(tmp_path / "ours" / name) == TRAINER_FILES
+        assert is_ours(tmp_path / "ours" / name / "optimizer.pt")
     run("train", tmp_path / "stock", 8, ours="no")
     for name, value in load_file(tmp_path / "stock/checkpoint-8/model.safetensors").items():
         there = load_file(tmp_path / "ours/checkpoint-8/model.safetensors")
@@ -107,8 +118,8 @@ def test_the_best_checkpoint_is_known_and_stays(tmp_path: Path) -> None:
 
 @pytest.mark.long  # covered by test_a_trainer_in_the_background
 def test_ranks_of_a_trainer_fill_one_checkpoint(tmp_path: Path) -> None:
-    seen = run("train", tmp_path, 4, ranks=2)
-    assert seen["saving"] == [[], ["checkpoint-2"]]
+    (seen,) = run("train", tmp_path, 4, ranks=2)
+    assert seen.saving == [[], ["checkpoint-2"]]
     assert names_in(tmp_path) == ["checkpoint-2", "checkpoint-4"]
     names = [name for name in TRAINER_FILES if name != "rng_state.pth"]
     assert names_in(tmp_path / "checkpoint-4") == sorted(
@@ -118,16 +129,16 @@ def test_ranks_of_a_trainer_fill_one_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.long  # covered by test_a_checkpoint_that_fails_in_the_background
 def test_a_rank_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    told = run("train_and_fail", tmp_path, 4, ranks=2)["stderr"]
+    (seen,) = run("train_and_fail", tmp_path, 4, ranks=2)
     assert names_in(tmp_path) == ["checkpoint-2"]
-    assert "one rank has failed" in told[1]
-    assert "rank 1 failed: one rank has failed" in told[0]
+    assert "one rank has failed" in seen.errors[1]
+    assert "rank 1 failed: one rank has failed" in seen.errors[0]
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_trainer_in_the_background(ranks: int, tmp_path: Path) -> None:
-    seen = run("train_in_background", tmp_path, 6, ranks, ours="no")
-    assert seen["removing"] == [["checkpoint-2", "checkpoint-4", "checkpoint-6"]]
+    (seen,) = run("train_in_background", tmp_path, 6, ranks=ranks, ours="no")
+    assert seen.removing == [["checkpoint-2", "checkpoint-4", "checkpoint-6"]]
     last = tmp_path / "checkpoint-6"
     assert len(names_in(tmp_path)) == 2
     of_ranks = ["rng_state.pth"] if ranks == 1 else ["rng_state_0.pth", "rng_state_1.pth"]
@@ -138,10 +149,10 @@ def test_a_trainer_in_the_background(ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_checkpoint_that_fails_in_the_background(tmp_path: Path) -> None:
-    told = run("train_in_background_and_fail", tmp_path, 4, ranks=2, ours="no")["stderr"]
+    (seen,) = run("train_in_background_and_fail", tmp_path, 4, ranks=2, ours="no")
     assert names_in(tmp_path) == ["checkpoint-2"]
-    assert "File name too long" in told[1]
-    assert "rank 1 failed" in told[0]
+    assert "File name too long" in seen.errors[1]
+    assert "rank 1 failed" in seen.errors[0]
 
 
 @pytest.mark.long  # covered by the campaign's kind "frameworks"
@@ -163,10 +174,10 @@ def test_killed_trainings_leave_the_newest_checkpoint_whole(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_states_that_accelerate_names(ranks: int, tmp_path: Path) -> None:
-    seen = run("accelerate_named", tmp_path, 4, ranks)
+    (seen,) = run("accelerate_named", tmp_path, 4, ranks=ranks)
     names = [f"checkpoint_{number}" for number in range(4)]
-    assert seen["saving"] == [[], names[:1], names[:2], names[1:3]]
-    assert seen["removing"] == [names[:3], names[1:]]
+    assert seen.saving == [[], names[:1], names[:2], names[1:3]]
+    assert seen.removing == [names[:3], names[1:]]
     assert names_in(tmp_path) == ["checkpoints"]
     assert names_in(tmp_path / "checkpoints") == names[2:]
     of_ranks = [f"random_states_{rank}.pkl" for rank in range(ranks)]
@@ -176,7 +187,7 @@ def test_states_that_accelerate_names(ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_state_that_is_replaced(ranks: int, tmp_path: Path) -> None:
-    run("accelerate_again", tmp_path, 3, ranks)
+    run("accelerate_again", tmp_path, 3, ranks=ranks)
     assert names_in(tmp_path) == ["state"]
     of_ranks = [f"random_states_{rank}.pkl" for rank in range(ranks)]
     assert names_in(tmp_path / "state") == [
@@ -189,8 +200,8 @@ def test_a_state_that_is_replaced(ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_fsdp_of_accelerate(tmp_path: Path) -> None:
-    seen = run("accelerate_fsdp", tmp_path, 2, ranks=2)
-    assert seen["saving"] == [["state-0"], ["state-0", "state-1"]]
+    (seen,) = run("accelerate_fsdp", tmp_path, 2, ranks=2)
+    assert seen.saving == [["state-0"], ["state-0", "state-1"]]
     names = names_in(tmp_path / "state-1")
     assert names[:3] == ["optimizer_0", "pytorch_model_fsdp_0", "random_states_0.pkl"]
 

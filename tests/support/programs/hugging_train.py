@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with Hugging Face's packages, by a script that does not know ioshape.
 
-Run as a program: hugging_train.py HOW FOLDER STEPS. It patches if PATCH is in its environment. It
-prints as JSON what another process could see in the folder while a checkpoint was saved, and while
-an old one was removed.
+Run as a program: hugging_train.py HOW FOLDER RANKS STEPS... It patches if PATCH is in its
+environment, and imports the packages. For each STEPS, one after the other, it then forks the ranks,
+because the imports take longer than their work. Each rank prints as JSON a list: its number, what
+another process could see in the folder while a checkpoint was saved and while an old one was
+removed, and the error that it caught.
 """
 
 from __future__ import annotations
@@ -126,10 +128,7 @@ def train_in_background_and_fail(folder: Path, steps: int, seen: Seen) -> None:
             if self.state.global_step == 4 and self.args.process_index == self.args.world_size - 1:
                 torch.save(torch.ones(1000), Path(output_dir, "x" * 300))
 
-    try:
-        tiny_trainer(folder, steps, seen, Failing).train()
-    except OSError as error:
-        print(error, file=sys.stderr)
+    tiny_trainer(folder, steps, seen, Failing).train()
 
 
 def train_and_fail(folder: Path, steps: int, seen: Seen) -> None:
@@ -141,10 +140,7 @@ def train_and_fail(folder: Path, steps: int, seen: Seen) -> None:
             if self.state.global_step == 4 and self.args.process_index == self.args.world_size - 1:
                 raise ValueError("one rank has failed")
 
-    try:
-        tiny_trainer(folder, steps, seen, Failing).train()
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+    tiny_trainer(folder, steps, seen, Failing).train()
 
 
 # ---- accelerate -------------------------------------------------------------------------------
@@ -268,6 +264,29 @@ HOW: dict[str, Callable[[Path, int, Seen], None]] = {
     "sets": sets,
 }
 
+#: errors that a rank catches and reports
+_FAILURES: dict[str, tuple[type[Exception], ...]] = {
+    "train_and_fail": (ValueError, OSError),
+    "train_in_background_and_fail": (OSError,),
+}
+
+
+def _be_rank(rank: int, ranks: int, how: str, folder: Path, steps: int) -> None:
+    if ranks > 1:
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        os.environ.update({name: str(value) for name, value in numbers.items()})
+    seen: Seen = {"saving": [], "removing": []}
+    _watch_removals(folder / "checkpoints" if how == "accelerate_named" else folder, seen)
+    error = ""
+    try:
+        HOW[how](folder, steps, seen)
+    except _FAILURES.get(how, ()) as caught:
+        error = str(caught)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os.write(1, f"{json.dumps([rank, seen, error])}\n".encode())
+
 
 def main() -> None:
     warnings.simplefilter("ignore")
@@ -276,14 +295,22 @@ def main() -> None:
         import ioshape  # noqa: PLC0415
 
         ioshape.patch(safetensors=True)
-    folder, steps = Path(sys.argv[2]), int(sys.argv[3])
-    seen: Seen = {"saving": [], "removing": []}
-    watched = folder / "checkpoints" if sys.argv[1] == "accelerate_named" else folder
-    _watch_removals(watched, seen)
-    HOW[sys.argv[1]](folder, steps, seen)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    print(json.dumps(seen))
+    how, folder, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    import accelerate  # noqa: F401, PLC0415
+    import torch._dynamo  # noqa: F401, PLC0415 - accelerate imports it when it saves
+
+    if not how.startswith("accelerate"):
+        from transformers import LlamaForCausalLM, Trainer  # noqa: F401, PLC0415
+    for steps in map(int, sys.argv[4:]):
+        started = []
+        for rank in range(ranks):
+            started.append(os.fork())
+            if not started[rank]:
+                _be_rank(rank, ranks, how, folder, steps)
+                return
+        ended = [os.waitpid(pid, 0)[1] for pid in started]
+        if any(ended):
+            sys.exit(f"ranks ended with {ended}")
 
 
 if __name__ == "__main__":
