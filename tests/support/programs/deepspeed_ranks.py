@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks that train with DeepSpeed, and save and load its checkpoints.
 
-    deepspeed_ranks.py RANK WHAT STAGE OPTIONS
+    deepspeed_ranks.py WHAT STAGE OPTIONS
 
-runs one rank, in the current folder. OPTIONS are JSON, for DeepSpeed's configuration.
+runs both ranks in the current folder, forked from one process, because the imports take longer than
+their work. OPTIONS are JSON, for DeepSpeed's configuration.
 """
 
 import contextlib
@@ -16,18 +17,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
-RANK, WHAT, STAGE, OPTIONS = sys.argv[1:5]
-os.environ.update(
-    RANK=RANK,
-    LOCAL_RANK=RANK,
-    WORLD_SIZE="2",
-    LOCAL_WORLD_SIZE="2",
-    LOCAL_SIZE="2",
-)
+import deepspeed
+import functorch.compile  # noqa: F401 - an engine imports it and the next one
+import torch
+import torch._inductor.compile_fx
+from torch import distributed
 
-import deepspeed  # noqa: E402 - it looks at the environment
-import torch  # noqa: E402
-from torch import distributed  # noqa: E402
+WHAT, STAGE, OPTIONS = sys.argv[1:4]
+#: number of this process, as the launcher would set it
+RANK = ""
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -184,8 +182,33 @@ def held() -> None:
     engine.destroy()
 
 
-if __name__ == "__main__":
+def be_rank(rank: str) -> None:
+    global RANK  # noqa: PLW0603 - a process has one
+    RANK = rank
+    os.environ.update(
+        RANK=rank,
+        LOCAL_RANK=rank,
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="2",
+        LOCAL_SIZE="2",
+    )
     meet = Path("meet").resolve().as_uri()
-    deepspeed.init_distributed("gloo", False, init_method=meet, rank=int(RANK), world_size=2)
+    deepspeed.init_distributed("gloo", False, init_method=meet, rank=int(rank), world_size=2)
     globals()[WHAT]()
     distributed.destroy_process_group()
+
+
+def main() -> None:
+    started = []
+    for rank in ("0", "1"):
+        started.append(os.fork())
+        if not started[-1]:
+            be_rank(rank)
+            return
+    ended = [os.waitpid(pid, 0)[1] for pid in started]
+    if any(ended):
+        sys.exit(f"ranks ended with {ended}")
+
+
+if __name__ == "__main__":
+    main()
