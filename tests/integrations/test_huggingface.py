@@ -46,7 +46,7 @@ def python_with_transformers() -> str:
 
 
 class Turn(NamedTuple):
-    """What the ranks of one training have seen."""
+    """The observations of the ranks of one training."""
 
     saving: list[list[str]]
     removing: list[list[str]]

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks that train with DeepSpeed, and save and load its checkpoints.
 
-    deepspeed_ranks.py WHAT STAGE OPTIONS
-
-runs both ranks in the current folder, forked from one process, because the imports take longer than
-their work. OPTIONS are JSON, for DeepSpeed's configuration.
+Run as a program: deepspeed_ranks.py WHAT STAGE OPTIONS. OPTIONS are JSON, for DeepSpeed's
+configuration. The ranks work in the current folder. One process forks them, because the imports
+take longer than their work.
 """
 
 import contextlib
@@ -18,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
-import functorch.compile  # noqa: F401 - an engine imports it and the next one
 import torch
-import torch._inductor.compile_fx
+import torch._inductor.compile_fx  # an engine imports it
 from torch import distributed
 
 WHAT, STAGE, OPTIONS = sys.argv[1:4]

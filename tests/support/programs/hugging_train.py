@@ -3,9 +3,11 @@
 
 Run as a program: hugging_train.py HOW FOLDER RANKS STEPS... It patches if PATCH is in its
 environment, and imports the packages. For each STEPS, one after the other, it then forks the ranks,
-because the imports take longer than their work. Each rank prints as JSON a list: its number, what
-another process could see in the folder while a checkpoint was saved and while an old one was
-removed, and the error that it caught.
+because the imports take longer than their work.
+
+Each rank prints a list as JSON. It has the number of the rank, the names that another process could
+see, and the error that the rank caught. Names are recorded while a checkpoint is saved, and while
+an old one is removed.
 """
 
 from __future__ import annotations
