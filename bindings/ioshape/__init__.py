@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from ioshape._files.open import open  # noqa: A004 - as gzip.open
     from ioshape._group.checkpoints import checkpoints, latest, prune
     from ioshape._group.group import save_group, save_group_async
-    from ioshape._group.load import load_group
-    from ioshape._latest import load_latest
+    from ioshape._group.load import load_group, load_latest
     from ioshape._load.contents import inspect, verify
     from ioshape._load.load import load
     from ioshape._probe import probe
@@ -69,7 +68,7 @@ _HOMES = {
     "latest": "_group.checkpoints",
     "load": "_load.load",
     "load_group": "_group.load",
-    "load_latest": "_latest",
+    "load_latest": "_group.load",
     "on_preemption": "_save.preemption",
     "open": "_files.open",
     "patch": "_run.patch",
@@ -92,7 +91,6 @@ _HOMES = {
 _WITH_TORCH = (
     "_group.group",
     "_group.load",
-    "_latest",
     "_load.load",
     "_run.patch",
     "_save.lazy",

@@ -19,8 +19,7 @@ from __future__ import annotations
 # a half-imported module of ioshape.
 import torch.distributed.checkpoint  # noqa: F401 # isort: skip
 
-from ioshape._integrations.dcp.newest import load_latest
-from ioshape._integrations.dcp.reader import Reader
+from ioshape._integrations.dcp.reader import Reader, load_latest
 from ioshape._integrations.dcp.writer import Writer
 
 __all__ = ["Reader", "Writer", "load_latest"]

@@ -15,14 +15,30 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+try:
+    from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
+        CheckpointCommitInfo as Info,
+    )
+    from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine as Base
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"ioshape.deepspeed needs DeepSpeed ({error}); install it: pip install deepspeed"
+    ) from None
+except ImportError as error:
+    raise ImportError(
+        f"ioshape.deepspeed needs a newer DeepSpeed ({error}); update it: pip install -U deepspeed"
+    ) from None
+
+import torch
+from torch import distributed
 
 from ioshape._core import terminal as _terminal
 from ioshape._core.errors import failure
 from ioshape._files.open import open as open_file
 from ioshape._integrations.deepspeed import patching
-from ioshape._integrations.deepspeed.original import Base, Info
-from ioshape._integrations.deepspeed.ranks import Ranks
 from ioshape._load.load import load as our_load
 from ioshape._save.save import save as our_save
 from ioshape._save.save import save_async
@@ -31,6 +47,38 @@ if TYPE_CHECKING:
     from ioshape._save.handle import SaveHandle
 
 __all__ = ["CheckpointEngine"]
+
+
+# A rank waits for the slowest rank's files. Storage may take much longer than a training step.
+_TIMEOUT = timedelta(hours=24)
+
+
+class _Ranks:
+    """A gloo group for these messages only. All ranks create it at one point in their program.
+
+    The group of the training may use NCCL, which stops the job when a checkpoint is slow. The
+    collectives of a group must also come in one order on all ranks, which a background thread
+    cannot guarantee.
+    """
+
+    def __init__(self) -> None:
+        self.rank = distributed.get_rank() if distributed.is_initialized() else 0
+        group = None
+        if distributed.is_initialized() and distributed.get_world_size() > 1:
+            group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
+        self._group = group
+
+    def all_agree(self, mine: bool) -> bool:
+        """Return whether all ranks say yes. Each rank waits for the others."""
+        if self._group is None:
+            return mine
+        said = torch.tensor([mine], dtype=torch.uint8)
+        options: Any = distributed.AllreduceOptions()
+        options.reduceOp = distributed.ReduceOp.MIN
+        # Call the group's own method. Functions of torch.distributed use a registry that
+        # destroy_process_group() empties, while a save may still be in progress.
+        self._group.allreduce([said], options).wait()
+        return bool(said.item())
 
 
 class CheckpointEngine(Base):  # type: ignore[misc] # see pyproject
@@ -50,7 +98,7 @@ class CheckpointEngine(Base):  # type: ignore[misc] # see pyproject
         super().__init__(config_params)
         self.name = "ioshape"
         self.background = background
-        self._ranks = Ranks()
+        self._ranks = _Ranks()
         self._info: Info | None = None  # describes the checkpoint that is being saved
         self._handles: list[SaveHandle] = []
         self._failure: Exception | None = None

@@ -12,12 +12,12 @@ torch.distributed.checkpoint (FSDP, ModelParallel) do not accept such a plug-in:
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401 # isort: skip # first of all, as in ioshape.dcp
 
-from ioshape._integrations.lightning import files
-from ioshape._integrations.lightning.original import find_torch_io
+from ioshape._integrations.lightning import patching
 from ioshape._save.save import save, save_async
 
 if TYPE_CHECKING:
@@ -27,11 +27,28 @@ if TYPE_CHECKING:
 
 __all__ = ["IoshapeAsyncCheckpointIO", "IoshapeCheckpointIO"]
 
+# The whole package, and its older part alone. The first that can be imported is taken.
+_PACKAGES = ("lightning.fabric", "lightning_fabric")
+
+
+def _find_torch_io() -> Any:
+    """Return the class that saves checkpoints by default."""
+    for name in _PACKAGES:
+        try:
+            return import_module(f"{name}.plugins.io.torch_io").TorchCheckpointIO
+        except ImportError:
+            continue
+    raise ImportError(
+        "ioshape.lightning needs Lightning, which is not installed; install it: "
+        "pip install lightning"
+    )
+
+
 # Type checkers see the class of the `lightning` package, whichever package is installed.
 if TYPE_CHECKING:
     from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO as _TorchCheckpointIO
 else:
-    _TorchCheckpointIO = find_torch_io()
+    _TorchCheckpointIO = _find_torch_io()
 
 
 class IoshapeCheckpointIO(_TorchCheckpointIO):
@@ -51,7 +68,7 @@ class IoshapeCheckpointIO(_TorchCheckpointIO):
             path: path of the file. Its directory is created.
             storage_options: options for URLs only.
         """
-        files.save(super().save_checkpoint, self._save, checkpoint, path, storage_options)
+        patching.save(super().save_checkpoint, self._save, checkpoint, path, storage_options)
 
     def _save(self, checkpoint: dict[str, Any], path: str) -> None:
         # Without a tier: Lightning removes old checkpoints, but only files that it sees.
@@ -60,7 +77,7 @@ class IoshapeCheckpointIO(_TorchCheckpointIO):
     def load_checkpoint(
         self,
         path: str | os.PathLike[str],
-        map_location: Callable[..., Any] | None = files.as_it_was,
+        map_location: Callable[..., Any] | None = patching.as_it_was,
         weights_only: bool | None = None,
     ) -> Any:
         """Load and verify a checkpoint.
@@ -71,7 +88,7 @@ class IoshapeCheckpointIO(_TorchCheckpointIO):
             weights_only: as in torch.load.
         """
         self._wait_for_save_to(path)
-        return files.load(super().load_checkpoint, path, map_location, weights_only)
+        return patching.load(super().load_checkpoint, path, map_location, weights_only)
 
     def _wait_for_save_to(self, _path: str | os.PathLike[str]) -> None:
         """Wait for a save to this path before the file is loaded or removed.
@@ -100,7 +117,7 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
         self._under_way[path] = save_async(checkpoint, path, tier=False)
 
     def _wait_for_save_to(self, path: str | os.PathLike[str]) -> None:
-        self._wait_for(files.local_path(path))
+        self._wait_for(patching.local_path(path))
 
     def _wait_for(self, path: str | None) -> None:
         handle = self._under_way.pop(path or "", None)

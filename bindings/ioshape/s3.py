@@ -16,8 +16,7 @@ commands "ioshape upload" and "ioshape download" use this module.
 from __future__ import annotations
 
 import ioshape._remote.client  # noqa: F401 - first, for its error message if boto3 is missing
-from ioshape._remote.download import Downloaded, download
-from ioshape._remote.look import Remote, checkpoints
+from ioshape._remote.download import Downloaded, Remote, checkpoints, download
 from ioshape._remote.upload import Uploaded, upload
 
 __all__ = ["Downloaded", "Remote", "Uploaded", "checkpoints", "download", "upload"]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 with contextlib.suppress(ImportError):
     import safetensors  # noqa: F401 # isort: skip
 
-from ioshape._integrations.safetensors import original  # noqa: F401 # raises if it is missing
+from ioshape._integrations.safetensors import patching  # noqa: F401 # raises if it is missing
 
 import safetensors.torch as _package  # isort: skip # after the check above
 from safetensors import SafetensorError

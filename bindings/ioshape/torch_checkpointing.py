@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch_checkpointing.storage import filesystem
 
 from ioshape._core.config import is_durable
-from ioshape._save.atomic import AtomicFile
-from ioshape._save.directory import sync
+from ioshape._save.atomic import AtomicFile, sync
 from ioshape._save.request import SaveRequest
 
 if TYPE_CHECKING:

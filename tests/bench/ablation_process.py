@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from ioshape._cli import bench_members
-from ioshape._cli.bench_crowd import Crowd, Member, now_ns, slow_down
+from ioshape._cli.bench_members import Crowd, Member, now_ns, slow_down
 
 MIB = 1 << 20
 TIMEOUT_S = 600.0

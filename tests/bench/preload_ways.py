@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from ioshape._cli import bench_members as members
-from ioshape._cli.bench_crowd import now_ns
+from ioshape._cli.bench_members import now_ns
 from preloaded import LIBRARY
 from tree import build_folder
 

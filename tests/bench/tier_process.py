@@ -22,7 +22,7 @@ from typing import Any
 import ioshape
 import torch
 from ioshape._cli import bench_members
-from ioshape._cli.bench_crowd import Crowd, Member, now_ns, slow_down
+from ioshape._cli.bench_members import Crowd, Member, now_ns, slow_down
 from ioshape._core.context import Context
 from ioshape._tier.tier import Tier
 

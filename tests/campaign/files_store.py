@@ -26,7 +26,7 @@ import ioshape
 import object_store
 from botocore.awsrequest import AWSResponse
 from ioshape import s3
-from ioshape._remote import client, download, listing, look
+from ioshape._remote import client, download, listing
 from urllib3 import HTTPResponse
 
 from .damage import TEXT
@@ -171,8 +171,7 @@ def connect(folder: Path) -> None:
     )
     # With a single attempt no time passes between attempts.
     made = client.connect(ENDPOINT, 1)
-    for module in (download, look):
-        module.connect = lambda *_: made  # type: ignore[attr-defined]
+    download.connect = lambda *_: made  # type: ignore[attr-defined]
     _hostile_listings()
 
 

@@ -10,7 +10,6 @@ from ioshape._integrations.huggingface.patching import MODULES
 
 # Modules that give users an integration by name. All other code works without integrations.
 ABOVE = {
-    "ioshape._latest",
     "ioshape._run",
     "ioshape.dcp",
     "ioshape.deepspeed",

@@ -172,7 +172,7 @@ def test_a_checkpoint_that_cannot_be_removed_costs_no_save(
     def refuse(_path: str) -> None:
         raise PermissionError("not here")
 
-    monkeypatch.setattr("ioshape._group.dcp_families._remove", refuse)
+    monkeypatch.setattr("ioshape._group.dcp_contents._remove", refuse)
     save(tmp_path / "step-2", small(2), keep_last=1)
     assert entries(tmp_path) == ["step-1", "step-2"]
     assert "not here" in caplog.text

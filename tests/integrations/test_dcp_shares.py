@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ioshape._integrations.dcp import items
-from ioshape._integrations.dcp import shares as planned
-from ioshape._integrations.dcp.shares import Node, Share, shares
+from ioshape._integrations.dcp import writer as items
+from ioshape._integrations.dcp import writer as planned
+from ioshape._integrations.dcp.writer import Node, Share, shares
 from ioshape._save.atomic import PART_UNIT, Part
 
 

@@ -21,13 +21,21 @@ import pytest
 import torch
 from command import IOSHAPE, call
 from coordinators import coordinator
-from ioshape._cli import bench_members, reports
+from ioshape._cli import bench_members
+from ioshape._cli import trace as reports
 from ioshape._cli.bench import Verdict
-from ioshape._cli.bench_crowd import Crowd, MemberError
 from ioshape._cli.bench_measure import Latency, Plan, Ratios, Round, Storm, Summary
-from ioshape._cli.bench_members import READ, READERS, WRITE, WRITERS, Operation, Saved
-from ioshape._cli.reports import percentile
-from ioshape._cli.trace import Span, chrome, spans_of
+from ioshape._cli.bench_members import (
+    READ,
+    READERS,
+    WRITE,
+    WRITERS,
+    Crowd,
+    MemberError,
+    Operation,
+    Saved,
+)
+from ioshape._cli.trace import Span, chrome, percentile, spans_of
 from ioshape._core import trace
 from mounts import seen_alone
 from processes import TIMEOUT_S, environment, run_interpreter
@@ -327,7 +335,7 @@ INTERRUPTED = """
     import os, signal, sys
     from functools import partial
 
-    from ioshape._cli.bench_crowd import Crowd
+    from ioshape._cli.bench_members import Crowd
 
     def interrupt():
         signal.raise_signal(signal.SIGINT)
@@ -352,7 +360,7 @@ NODES = """
     import json, os, sys, time
     from collections import Counter
     from pathlib import Path
-    from ioshape._cli.bench_crowd import now_ns
+    from ioshape._cli.bench_members import now_ns
     from ioshape._cli.bench_measure import Plan, Storm
 
     folder, seen = Path(sys.argv[1]), Path(sys.argv[2])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import cli_reference
 import ioshape
-from ioshape._core.setting import SETTINGS
+from ioshape._core.config import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "python.md"

@@ -81,7 +81,7 @@ def _measure(
         raise SentenceError(
             f"the bench needs torch ({error}); install it: pip install torch"
         ) from None
-    from ioshape._cli.bench_crowd import MemberError  # noqa: PLC0415
+    from ioshape._cli.bench_members import MemberError  # noqa: PLC0415
 
     total = all_ranks * n_bytes * (rounds + 1) * len(ways)
     with _scratch(parent) as folder:

@@ -13,9 +13,19 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from ioshape._cli import bench_members as members
-from ioshape._cli.bench_crowd import Crowd, Member, by_the_clock, now_ns, slow_down
-from ioshape._cli.bench_members import READ, WRITE, Operation, Order, Saved
-from ioshape._cli.reports import percentile
+from ioshape._cli.bench_members import (
+    READ,
+    WRITE,
+    Crowd,
+    Member,
+    Operation,
+    Order,
+    Saved,
+    by_the_clock,
+    now_ns,
+    slow_down,
+)
+from ioshape._cli.trace import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

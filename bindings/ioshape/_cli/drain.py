@@ -198,7 +198,7 @@ class _Command:
         If several nodes have saved a checkpoint, only the destination has all of it. Then the
         destination is uploaded instead of the copy.
         """
-        from ioshape._remote.look import is_uploaded  # noqa: PLC0415
+        from ioshape._remote.download import is_uploaded  # noqa: PLC0415
         from ioshape._remote.source import is_whole  # noqa: PLC0415
 
         if tier.find(copy.path) is None:
@@ -298,7 +298,7 @@ def _say_json_line(outcome: _Outcome) -> None:
 def _check_url(_context: click.Context, _option: click.Parameter, url: str | None) -> str | None:
     if url is not None:
         s3()  # reports a missing boto3 now rather than after the drain
-        from ioshape._remote.address import parse  # noqa: PLC0415
+        from ioshape._remote.listing import parse  # noqa: PLC0415
 
         parse(url)
     return url

@@ -199,7 +199,7 @@ class TierCollector:
 
     def collect(self) -> Iterable[Any]:
         """Yield the metrics of tiers. prometheus_client calls it."""
-        from ioshape._tier.look import tiers_at  # noqa: PLC0415
+        from ioshape._tier.tier import tiers_at  # noqa: PLC0415
 
         answers: list[tuple[Sequence[str], Any]] = []
         tiers: list[tuple[Sequence[str], Any]] = []

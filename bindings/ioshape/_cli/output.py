@@ -102,7 +102,7 @@ json_option: Option = click.option(
 
 def size_option(_context: click.Context, _option: click.Parameter, text: str) -> int:
     """Parse the value of an option that takes a number of bytes, such as 64M."""
-    from ioshape._core.setting import number_of_bytes  # noqa: PLC0415
+    from ioshape._core.config import number_of_bytes  # noqa: PLC0415
 
     try:
         return number_of_bytes(text)

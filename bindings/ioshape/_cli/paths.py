@@ -84,7 +84,7 @@ def damaged(directory: str, complete: set[int]) -> Iterator[tuple[str, str]]:
         directory: the directory of checkpoints.
         complete: steps of the complete checkpoints, which are skipped.
     """
-    from ioshape._group import dcp_families as families  # noqa: PLC0415
+    from ioshape._group import dcp_contents as families  # noqa: PLC0415
     from ioshape._group.checkpoints import Handle  # noqa: PLC0415
 
     of_dcp = {path: str(error) for path, error in families.members(directory)[1]}

@@ -155,7 +155,7 @@ def _one_family(paths: tuple[str, ...], what: str) -> str:
     Raises:
         SentenceError: they match no file, several families, or not all files of a family.
     """
-    from ioshape._core.family import numbered  # noqa: PLC0415
+    from ioshape._core.names import numbered  # noqa: PLC0415
     from ioshape._save.retention import family_of  # noqa: PLC0415
 
     found = []

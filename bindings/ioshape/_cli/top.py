@@ -196,7 +196,7 @@ class _View:
 
 
 def _tier_lines(folder: str) -> Iterator[str]:
-    from ioshape._tier.look import tiers_at  # noqa: PLC0415
+    from ioshape._tier.tier import tiers_at  # noqa: PLC0415
 
     try:
         tiers = tiers_at(folder)

@@ -18,7 +18,7 @@ from ioshape._core.structs import called_from_c, owned, said
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
-    from ioshape._core.setting import Setting
+    from ioshape._core.config import Setting
 
 
 # pathlib turns "//" into "/", so "s3:/x" counts as a URL. Any other "name:/" may be a directory.

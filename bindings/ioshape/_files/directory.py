@@ -15,7 +15,7 @@ from ioshape._core.config import is_durable
 from ioshape._core.job import job
 from ioshape._core.names import UNDER_WAY
 from ioshape._native import lib
-from ioshape._save.directory import Directory, sync
+from ioshape._save.atomic import Directory, sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from ioshape._core.config import tier_folder
 from ioshape._load.verified import VerifiedFile
 from ioshape._save.atomic import AtomicFile
 from ioshape._save.request import SaveRequest
-from ioshape._tier.nearest import nearest
+from ioshape._tier.drain import nearest
 
 
 @overload

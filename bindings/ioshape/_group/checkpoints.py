@@ -29,12 +29,12 @@ from ioshape._core.errors import (
 from ioshape._core.structs import Owner, called_from_c, keep_failure, sized
 from ioshape._core.text import one_line
 from ioshape._group import dcp_contents as contents
-from ioshape._group import dcp_families as families
+from ioshape._group import dcp_contents as families
 from ioshape._group.kinds import refuse_others
 from ioshape._group.tier import near
 from ioshape._load.reader import Reader
 from ioshape._native import ffi, lib
-from ioshape._tier.nearest import check_tier
+from ioshape._tier.drain import check_tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable

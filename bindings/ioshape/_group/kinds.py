@@ -12,9 +12,9 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from ioshape._core.errors import failure
-from ioshape._core.family import numbered
-from ioshape._formats.dcp_names import DATA, DESCRIPTION
-from ioshape._group import dcp_families as families
+from ioshape._core.names import numbered
+from ioshape._group import dcp_contents as families
+from ioshape._group.dcp_contents import DATA, DESCRIPTION
 from ioshape._native import lib
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from ioshape._core.errors import StorageError
 from ioshape._core.structs import sized
 from ioshape._native import lib
-from ioshape._tier.drain import drain_of
-from ioshape._tier.nearest import tier_at
+from ioshape._tier.drain import drain_of, tier_at
 from ioshape._tier.route import Passage, past_the_tier
 
 if TYPE_CHECKING:

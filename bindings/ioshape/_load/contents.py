@@ -15,7 +15,7 @@ from ioshape._formats.dtypes import DTYPES
 from ioshape._load.pickled import Tensor, list_tensors
 from ioshape._load.reader import RawRecord, Reader
 from ioshape._load.verified import VerifiedFile
-from ioshape._tier.nearest import nearest
+from ioshape._tier.drain import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

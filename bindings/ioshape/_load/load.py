@@ -26,8 +26,7 @@ from ioshape._load.together import Together, all_ranks
 from ioshape._load.unread import failures_of
 from ioshape._load.verified import BoundedFile, Source
 from ioshape._native import lib
-from ioshape._tier.drain import folder_to_load_from
-from ioshape._tier.nearest import nearest
+from ioshape._tier.drain import folder_to_load_from, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

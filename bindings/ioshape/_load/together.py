@@ -18,14 +18,12 @@ import torch
 from ioshape._core import comm as _comm
 from ioshape._core.job import job
 from ioshape._core.log import logger
-from ioshape._device.exchange import TRAILER_BYTES, Piece
-from ioshape._device.incoming import Buffer
-from ioshape._device.stretches import stretches, verify
+from ioshape._device.incoming import TRAILER_BYTES, Buffer, Piece, stretches, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ioshape._device.stretches import Stretch, Wanted
+    from ioshape._device.incoming import Stretch, Wanted
 
 # Large enough for the network, and for the storage when a single rank reads.
 PIECE_BYTES = 16 << 20

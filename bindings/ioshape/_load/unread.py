@@ -19,8 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from ioshape._core.errors import DamagedError
-from ioshape._device.incoming import Incoming
-from ioshape._device.stretches import Wanted
+from ioshape._device.incoming import Incoming, Wanted
 from ioshape._load import unpickle
 from ioshape._load.contents import name_damage
 from ioshape._load.reader import Request

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from ioshape._core.errors import failure
 from ioshape._core.names import is_unfinished
-from ioshape._formats.dcp_names import DESCRIPTION
-from ioshape._group import dcp_families as families
+from ioshape._group import dcp_contents as families
 from ioshape._group.checkpoints import Handle, checkpoints
+from ioshape._group.dcp_contents import DESCRIPTION
 from ioshape._load.contents import BESIDE
 from ioshape._load.reader import Reader
 from ioshape._native import lib

@@ -10,16 +10,17 @@ the preload library, which makes large writes of all other kinds take slots.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ioshape._run import preload
 from ioshape._run.startup import _ioshape_hook as hook
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
 
 STARTUP = Path(__file__).resolve().parent / "startup"
 
@@ -142,8 +143,8 @@ def run(
     _check_package()
     variables = environment(os.environ, load=load)
     if preloads:
-        variables = preload.environment(variables, everywhere=everywhere)
-    path = None if is_module else preload.program_of(program)
+        variables = preload_environment(variables, everywhere=everywhere)
+    path = None if is_module else program_of(program)
     if path is not None:
         command = [program, *arguments]
     else:
@@ -156,3 +157,55 @@ def run(
         os.execve(path, command, variables)
     except OSError as error:
         raise CannotRun(f"cannot start {path}: {error.strerror}") from None
+
+
+# ---- The preload library -------------------------------------------------------------------------
+#
+# The preload library under "ioshape run": programs that are not Python scripts take turns.
+
+#: The library. Its holder is in the same folder.
+LIBRARY = Path(__file__).resolve().parent / "lib" / "libioshape-preload.so"
+
+# A script that names another interpreter in its first line is a program, too.
+_FIRST_BYTES = 256
+
+
+def program_of(name: str) -> str | None:
+    """Return the path of the program that `name` is, or None if it is a script for Python.
+
+    A name without a slash that is no file here is looked up in PATH. A file is a program if it is
+    executable, and either a binary or a script for another interpreter than Python.
+    """
+    if not os.path.lexists(name):
+        # A launcher such as torchrun, itself a Python script, runs as the program that it is.
+        return shutil.which(name) if "/" not in name else None
+    return name if os.access(name, os.X_OK) and _is_other(Path(name)) else None
+
+
+def _is_other(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(_FIRST_BYTES)
+    except OSError:
+        return False
+    line = beginning.partition(b"\n")[0]
+    return beginning.startswith(b"\x7fELF") or (line.startswith(b"#!") and b"python" not in line)
+
+
+def preload_environment(variables: Mapping[str, str], *, everywhere: bool) -> dict[str, str]:
+    """Return the environment variables that preload the library in a program and its children.
+
+    Args:
+        variables: the preload_environment to extend.
+        everywhere: whether writes to filesystems of this host take slots, too.
+    """
+    # The loader separates the names by colons and spaces, and knows no quotes.
+    if not LIBRARY.exists() or set(str(LIBRARY)) & set(": "):
+        return dict(variables)
+    before = variables.get("LD_PRELOAD", "")
+    others = [name for name in before.replace(":", " ").split() if name != str(LIBRARY)]
+    # Other libraries stay first: some must be.
+    wanted = {"LD_PRELOAD": ":".join([*others, str(LIBRARY)])}
+    if everywhere:
+        wanted["IOSHAPE_PRELOAD_ALL"] = "yes"
+    return {**variables, **wanted}

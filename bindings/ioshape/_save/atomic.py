@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._core import trace
 from ioshape._core.callbacks import Teller
-from ioshape._core.context import encoded
+from ioshape._core.context import current, encoded
+from ioshape._core.descriptors import open_file
 from ioshape._core.errors import last_failure, warn_skipped
 from ioshape._core.report import Downgrade, Report
-from ioshape._core.structs import owned, sized
+from ioshape._core.structs import Owner, owned, sized
 from ioshape._native import ffi, lib
 from ioshape._save.handle import report_of
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from ioshape._core.errors import StorageError
     from ioshape._save.request import Payload, SaveRequest
+
 
 # Smaller writes are gathered into blocks of this size. A call of the library costs as much as
 # copying a few KiB.
@@ -333,3 +335,46 @@ class AtomicFile(io.BufferedWriter):
             )
         finally:
             self.discard()
+
+
+# ---- Directories ---------------------------------------------------------------------------------
+
+
+class Directory(Owner):
+    """A directory in progress. Without commit() it leaves no trace, even after a kill."""
+
+    def __init__(self, path: str) -> None:
+        context = current()
+        super().__init__("directory", path, context)
+        self.name = path
+        if lib.save_directory_make(context.pointer, encoded(path), self._out):
+            raise last_failure(path, "save")
+        #: temporary path to fill until commit(); other processes may also create files there
+        self.path = os.fsdecode(ffi.string(lib.save_directory_path(self._pointer)))
+
+    def commit(self) -> None:
+        """Rename the directory to its final name, durably.
+
+        Raise FileExistsError if that name is taken, except by an empty directory.
+        """
+        if lib.save_directory_commit(self._pointer):
+            raise last_failure(self.name, "save")
+
+    def close(self) -> None:
+        """Remove the directory unless it was committed."""
+        self._let_go()
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def sync(path: str) -> None:
+    """Bring a file, or the names in a directory, to stable storage. Return when it is done."""
+    fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from ioshape._core.descriptors import open_file
 from ioshape._core.errors import StorageError
-from ioshape._core.family import numbered
+from ioshape._core.names import numbered
 from ioshape._core.under_way import canonical
 from ioshape._load.reader import Reader
 
 if TYPE_CHECKING:
-    from ioshape._core.family import Numbered
+    from ioshape._core.names import Numbered
     from ioshape._core.report import Report
 
 _log = logging.getLogger("ioshape")

@@ -134,7 +134,7 @@ def test_debug_shows_where_an_error_came_from() -> None:
     done = call("--debug", "slots", "status", "pool", env={"IOSHAPE_ENGINE": "steam"})
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
-    assert "setting.py" in done.stderr
+    assert "config.py" in done.stderr
 
 
 def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:

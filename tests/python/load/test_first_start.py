@@ -404,7 +404,7 @@ def test_a_file_that_goes_while_the_newest_is_looked_for_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a concurrent process that keeps only its newest checkpoint."""
-    from ioshape import _latest as newest  # noqa: PLC0415
+    from ioshape._group import load as newest  # noqa: PLC0415
 
     ioshape.save(checkpoint(1), tmp_path / "step-1.pt")
     look, looks = newest._newest_first, []

@@ -22,12 +22,12 @@ PATIENCE_S = 10 * TIMEOUT_S
 PROGRAM = """
 import json, os, resource, sys, tempfile
 from ioshape import s3
-from ioshape._remote import client, download, look, upload
+from ioshape._remote import client, download, upload
 
 endpoint, most_bytes, most_cpu_s, folder, *buckets = sys.argv[1:]
 folder = tempfile.mkdtemp(dir=folder)
 made = client.connect(endpoint, 2)
-for module in (download, look, upload):
+for module in (download, upload):
     module.connect = lambda *_: made  # to make one takes longer than all else
 calls = {
     "download": lambda url: s3.download(url, folder + "/a", jobs=2),

@@ -62,8 +62,8 @@ def syncs(calls: Counter[str]) -> int:
 
 def test_many_small_files_are_synced_together(tmp_path: Path) -> None:
     text = """
-import ioshape._save.together, torch
-ioshape._save.together.WITHIN_S = 1000
+import ioshape._save.small, torch
+ioshape._save.small.WITHIN_S = 1000
 for number in range(100):
     torch.save({"n": number, "all": [torch.full((100,), float(number)), "text"]}, f"{number}.pt")
 """
@@ -81,8 +81,8 @@ for number in range(100):
 
 def test_few_small_files_do_not_wait_for_what_others_have_written(tmp_path: Path) -> None:
     text = """
-import ioshape._save.together, os, torch
-ioshape._save.together.WITHIN_S = 1000
+import ioshape._save.small, os, torch
+ioshape._save.small.WITHIN_S = 1000
 os.mkdir("other")
 for name in ("a.pt.new", "b.pt", "other/c.pt"):
     torch.save(torch.ones(3), name)

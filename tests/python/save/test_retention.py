@@ -13,7 +13,7 @@ import ioshape
 import pytest
 from checkpoints import Gate, checkpoint, names_in, number_in, wait_until
 from command import call, fail, succeed
-from ioshape._core.family import numbered
+from ioshape._core.names import numbered
 from ioshape._save import retention
 from processes import run_program
 from records import flip

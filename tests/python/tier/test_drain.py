@@ -19,7 +19,7 @@ import pytest
 import torch
 from command import IOSHAPE, call, fail, on_terminal, succeed
 from coordinators import await_true, coordinator, writers
-from ioshape._tier.look import tiers_at
+from ioshape._tier.tier import tiers_at
 from mounts import small_disk
 from object_store import BUCKET, Store
 from processes import TIMEOUT_S, environment, run_interpreter

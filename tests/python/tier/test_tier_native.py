@@ -10,8 +10,7 @@ from pathlib import Path
 import ioshape
 import pytest
 from ioshape._core.context import Context
-from ioshape._tier.look import tiers_at
-from ioshape._tier.tier import Drained, Tier
+from ioshape._tier.tier import Drained, Tier, tiers_at
 
 
 @pytest.fixture

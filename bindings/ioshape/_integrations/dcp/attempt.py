@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ioshape._core.descriptors import open_file
 from ioshape._core.errors import StorageError, failure
 from ioshape._core.log import logger
-from ioshape._formats.dcp_names import DATA, DESCRIPTION, OF_A_RANK
+from ioshape._group.dcp_contents import DATA, DESCRIPTION, OF_A_RANK
 from ioshape._integrations.dcp import metadata as description
-from ioshape._save.atomic import AtomicFile
-from ioshape._save.directory import Directory, sync
+from ioshape._save.atomic import AtomicFile, Directory, sync
 from ioshape._save.request import SaveRequest
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from ioshape._integrations.dcp.shares import Share
+    from ioshape._integrations.dcp.writer import Share
 
 # Seconds to wait for another process that puts a checkpoint in place at this path: a few renames.
 _MOST_WAIT_S = 120.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint import filesystem
 
 from ioshape._core.errors import failure
+from ioshape._integrations.tested import is_tested
 from ioshape._save.atomic import AtomicFile
 from ioshape._save.request import SaveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from ioshape._core.report import Report
     from ioshape._save.atomic import Part
@@ -98,3 +101,27 @@ class FilesAlone(filesystem.FileSystem):
             text = io.StringIO()
             yield text
             file.write(text.getvalue().encode())
+
+
+# ---- HuggingFaceStorageWriter --------------------------------------------------------------------
+#
+# Make DCP's HuggingFaceStorageWriter write its safetensors files through ioshape.
+
+
+def follow(hf_storage: ModuleType, *, load: bool) -> None:  # noqa: ARG001 - it reads as before
+    """Patch the writer. "ioshape run" calls this when its module has been imported."""
+    if not is_tested("torch"):
+        return
+    writer = hf_storage.HuggingFaceStorageWriter
+    by_torch = writer.__init__
+
+    @functools.wraps(by_torch)
+    def begin(self: Any, *arguments: Any, **named: Any) -> None:
+        by_torch(self, *arguments, **named)
+        if type(self.fs) is filesystem.FileSystem:  # not the filesystem of a URL
+            self.fs = FilesAlone()
+            # With sync_files DCP would sync the whole machine, because these files have no
+            # descriptor.
+            self.sync_files = False
+
+    writer.__init__ = begin

@@ -1,38 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write checkpoints of torch.distributed.checkpoint: Writer replaces DCP's FileSystemWriter."""
+"""Write checkpoints of torch.distributed.checkpoint: Writer replaces DCP's FileSystemWriter.
+
+Each rank writes its items one after the other to a file of its own, or to its range of a file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import pickle
 import queue
+import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ioshape._core.config import is_durable
+from ioshape import _torch as original
+from ioshape._core.config import is_durable, value_of
+from ioshape._core.job import node_name
 from ioshape._core.log import logger
-from ioshape._group import dcp_families as families
+from ioshape._group import dcp_contents as families
 from ioshape._integrations.dcp.attempt import Assignment, Attempt, arrived
 from ioshape._integrations.dcp.files import Files
-from ioshape._integrations.dcp.items import write_items
-from ioshape._integrations.dcp.shares import own_node, shares_of, tensor_bytes
 from ioshape._integrations.dcp.staging import copy_later, copy_of
 from ioshape._save import lazy as lazily
+from ioshape._save import pickling
+from ioshape._save.atomic import PART_UNIT, Part
+from ioshape._save.pickling import records_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
     from torch.distributed.checkpoint.metadata import Metadata
-    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
-    from torch.distributed.checkpoint.storage import WriteResult
+    from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
     from ioshape._core.report import Report
-    from ioshape._integrations.dcp.shares import Share
     from ioshape._save.atomic import AtomicFile
 
+
 _log = logger()
+
+# The state of an optimizer in a state dict: "optimizer.state.0.exp_avg"
+_OF_OPTIMIZER = re.compile(r"\boptim\w*\.state\.")
 
 # Assignments that rank 0 has sent to this process for saves in progress, by the checkpoint's path.
 _told: dict[str, Assignment] = {}
@@ -322,3 +338,163 @@ class Writer(filesystem.FileSystemWriter):
             families.remove(directory, keep_last=keep_last, prefix=prefix)
         except OSError as error:  # the save itself has succeeded
             _log.warning("older checkpoints in %s were not removed: %s", directory, error)
+
+
+# ---- Items ---------------------------------------------------------------------------------------
+#
+# Write the items of a save plan, one after the other, to data files.
+#
+# Each tensor is an archive of its own in the file, as in DCP's own code, which uses torch.save.
+# These archives are those of ioshape.save: they come straight from the tensors' memory, also from
+# a GPU's, and have a checksum for each MiB.
+
+# the protocol of torch.save
+_PROTOCOL = 2
+
+# The state of an optimizer in a state dict: "optimizer.state.0.exp_avg"
+_OF_OPTIMIZER = re.compile(r"\boptim\w*\.state\.")
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose storage holds nothing else."""
+    if tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    return tensor.cpu().clone()  # needs less GPU memory than a clone there
+
+
+def _name_of(item: WriteItem) -> str:
+    """Return the name of an item in alarms, with the offset of a shard that has one."""
+    offset = item.index.offset
+    return f"{item.index.fqn}{list(offset)}" if offset and any(offset) else item.index.fqn
+
+
+def _writer_of(item: WriteItem, data: Any) -> tuple[int, Callable[[AtomicFile], object]]:
+    """Return the largest size of an item in bytes, and a function that writes it to a file."""
+    if item.type == WriteItemType.BYTE_IO:
+        content = data.getbuffer()
+        return content.nbytes, lambda file: file.write(content)
+    tensor = _alone(data.detach())
+    try:
+        pickled = pickling.collect(tensor, pickle, _PROTOCOL)
+    except pickling.Unsupported:
+        return sys.maxsize, lambda file: original.save(tensor, file)
+    if _OF_OPTIMIZER.search(item.index.fqn):
+        pickled.optimizer_storages = frozenset({tensor.untyped_storage().data_ptr()})
+    name = _name_of(item)
+    return most_bytes(pickled.n_bytes), lambda file: file.write_records(name, records_of(pickled))
+
+
+def write_items(
+    file_for: Callable[[int], tuple[AtomicFile, str]], items: list[WriteItem], planner: SavePlanner
+) -> list[WriteResult]:
+    """Write all items in DCP's order: those that are not tensors come first.
+
+    Args:
+        file_for: Returns the file that takes an item of at most so many bytes, and its name.
+        items: The items.
+        planner: The planner, which knows the data of the items.
+
+    Returns:
+        The results for DCP, with the position of each item.
+    """
+    written = []
+    for item in sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO):
+        most, write = _writer_of(item, planner.resolve_data(item))
+        file, name = file_for(most)
+        begin = file.tell()
+        write(file)
+        n_bytes = file.tell() - begin
+        info = filesystem._StorageInfo(name, begin, n_bytes)
+        written.append(WriteResult(index=item.index, size_in_bytes=n_bytes, storage_data=info))
+    return written
+
+
+# ---- Files that several ranks write --------------------------------------------------------------
+#
+# Compute which files several ranks write together, and the range of each rank.
+
+# Bytes of an item in a file besides its data, at most: an archive has a directory, and a checksum
+# for each MiB. The size of an item that is not a tensor is unknown before it is written.
+_ITEM_BYTES = 8 << 10
+# Bytes of a tensor's pickle beside its data: a few hundred, unless the tensor has attributes.
+_PICKLE_BYTES = 1 << 10
+
+
+class Node(NamedTuple):
+    """A key that a rank sends to rank 0 with its plan. Ranks with equal keys write one file."""
+
+    name: str
+
+
+class Share(NamedTuple):
+    """A rank's range of a file that several ranks write."""
+
+    #: name of the file
+    file: str
+    part: Part
+
+
+def own_node() -> Node | None:
+    """Return this rank's key by the setting `mode`; None if it writes its own file, as with DCP."""
+    mode = value_of("mode")
+    if mode == "node":
+        return Node(node_name())
+    return Node("") if mode == "rank0" else None
+
+
+def most_bytes(n_bytes: int) -> int:
+    """Return the largest size in a file of an item with this many bytes of data."""
+    return n_bytes + (n_bytes >> 16) + _ITEM_BYTES
+
+
+def planned_bytes(plan: SavePlan) -> int:
+    """Return the bytes that a rank asks for, which suffice for its tensors and their pickles."""
+    return sum(most_bytes(n_bytes + _PICKLE_BYTES) for n_bytes in tensor_bytes(plan))
+
+
+def tensor_bytes(plan: SavePlan) -> list[int]:
+    """Return the bytes of each item of a plan; 0 for items that are not tensors."""
+    tensors = [item.tensor_data for item in plan.items]
+    return [
+        one.chunk.sizes.numel() * one.properties.dtype.itemsize if one is not None else 0
+        for one in tensors
+    ]
+
+
+def _known_plans(n_ranks: int) -> list[SavePlan]:
+    """Return the plans of all ranks that DCP's planner has cached, or none.
+
+    If several kinds of planners have cached plans, it is not known which ones fit.
+    """
+    kept = list(getattr(SavePlanner, "_cached_global_plan", {}).values())
+    return kept[0] if len(kept) == 1 and len(kept[0]) == n_ranks else []
+
+
+def shares_of(plans: Iterable[SavePlan]) -> list[Share | None]:
+    """Return each rank's share of a file; None for ranks that write a file of their own."""
+    given = list(plans)
+    # If a plan has not changed, DCP does not send it again.
+    known = _known_plans(len(given)) or given
+    told = [
+        plan if getattr(plan, "usable", True) else old
+        for plan, old in zip(given, known, strict=True)
+    ]
+    nodes = [one.storage_data if isinstance(one.storage_data, Node) else None for one in told]
+    return shares(list(zip(nodes, map(planned_bytes, told), strict=True)))
+
+
+def shares(asked: list[tuple[Node | None, int]]) -> list[Share | None]:
+    """Return each rank's share, from its node and the bytes that it asks for."""
+    nodes: dict[Node, list[int]] = {}
+    for rank, (node, n_bytes) in enumerate(asked):
+        if node is not None and n_bytes:
+            nodes.setdefault(node, []).append(rank)
+    found: list[Share | None] = [None] * len(asked)
+    for ranks in nodes.values():
+        lengths = [-(-asked[rank][1] // PART_UNIT) * PART_UNIT for rank in ranks]
+        offset = 0
+        for rank, length in zip(ranks, lengths, strict=True):
+            part = Part(offset, length, sum(lengths))
+            found[rank] = Share(f"__{ranks[0]}_0.distcp", part)
+            offset += length
+    return found

@@ -17,7 +17,7 @@ from ioshape._core.report import Downgrade, Report
 from ioshape._core.structs import sized
 from ioshape._core.under_way import raise_unheard
 from ioshape._formats.dtypes import DTYPES, number_of
-from ioshape._integrations.safetensors import original
+from ioshape._integrations.safetensors.patching import by_safetensors
 from ioshape._native import ffi, lib
 from ioshape._save import collected
 from ioshape._save.request import Payload, SaveRequest, start
@@ -151,8 +151,7 @@ def _start(payload: Payload, request: SaveRequest, *, background: bool) -> SaveH
 
 def _by_original(specs: Any, metadata: Any, request: SaveRequest, why: _NotOurs) -> Report:
     begin, started = time.perf_counter(), time.time()
-    assert original.serialize_file is not None
-    original.serialize_file(specs, request.path, metadata=metadata)
+    by_safetensors(specs, request.path, metadata=metadata)
     step = Downgrade(
         f"written by safetensors itself, without fsync and without a slot: {why}", "safetensors"
     )

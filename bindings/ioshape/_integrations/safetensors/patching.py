@@ -12,14 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 from ioshape._core.locks import module_lock
 from ioshape._core.replacing import replace
-from ioshape._integrations.safetensors import original
 from ioshape._integrations.tested import is_tested
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
+try:
+    import safetensors
+except ImportError as error:
+    raise ImportError(
+        "ioshape.safetensors needs the package safetensors, which is not installed; install it: "
+        'pip install "safetensors>=0.5"'
+    ) from error
 
-@functools.wraps(original.serialize_file)  # type: ignore[arg-type] # original.py has checked
+if not hasattr(safetensors, "serialize_file"):
+    raise ImportError(
+        "this version of safetensors has no serialize_file(), which ioshape needs; install "
+        'another: pip install "safetensors>=0.5"'
+    )
+
+#: the function of the package, as it was before
+by_safetensors: Callable[..., None] = safetensors.serialize_file
+
+
+@functools.wraps(by_safetensors)
 def _serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
     from ioshape._integrations.safetensors.funnel import serialize_file  # noqa: PLC0415
 
@@ -40,7 +57,7 @@ def patch(*, load: bool = True) -> None:  # noqa: ARG001 - it replaces nothing t
     global _in_force  # noqa: PLW0603
     with _lock:
         _in_force += 1
-        replace([(original.serialize_file, _serialize_file)])
+        replace([(by_safetensors, _serialize_file)])
 
 
 def unpatch() -> None:
@@ -49,7 +66,7 @@ def unpatch() -> None:
     with _lock:
         _in_force -= 1
         if not _in_force:
-            replace([(_serialize_file, original.serialize_file)])
+            replace([(_serialize_file, by_safetensors)])
 
 
 def follow(_module: ModuleType, *, load: bool) -> None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ioshape._core.text import one_line
-from ioshape._device.incoming import Incoming
+from ioshape._device.incoming import Incoming, Wanted
 from ioshape._device.stream import bytes_of, changed
-from ioshape._device.stretches import Wanted
 from ioshape._formats import safetensors as header
 from ioshape._load.reader import Request
 from ioshape._load.stored import memory_of, of_safetensors
