@@ -13,25 +13,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ioshape._core.errors import DamagedError, Different, MismatchError
+from ioshape._core.errors import Different, MismatchError
 from ioshape._device.stream import bytes_of, changed
+from ioshape._load.placement import Plan, join_names
 from ioshape._load.unread import (
     TENSORS,
     Unread,
     UnreadFile,
     address_of,
-    failures_of,
     tensors_in,
     unread_object,
 )
-from ioshape._load.verified import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ioshape._core.report import Progress
-    from ioshape._load.reader import RawRecord, Reader
-    from ioshape._load.together import Together
+    from ioshape._load.reader import RawRecord
 
 
 class Pair(NamedTuple):
@@ -43,12 +40,6 @@ class Pair(NamedTuple):
 
 
 # ---- Comparison of the file with the targets ----------------------------------------------------
-
-
-def join_names(name: str, key: object) -> str:
-    if not isinstance(key, str):
-        return f"{name}[{key!r}]"
-    return f"{name}.{key}" if name else key
 
 
 def _has_state(target: object) -> bool:
@@ -217,13 +208,15 @@ def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class Bringer:
-    """Reads the bytes of tensors that torch.load has left unread."""
+    """Reads the bytes of tensors that torch.load has left unread.
 
-    def __init__(self, file: UnreadFile) -> None:
+    It adds the names of targets to `changed` before their content changes.
+    """
+
+    def __init__(self, file: UnreadFile, changed: list[str]) -> None:
         self._file = file
         self._incoming = file.incoming()
-        #: names of the targets whose content may have changed
-        self.changed: list[str] = []
+        self._changed = changed
 
     def bring(self, pairs: list[Pair], kept: list[Any]) -> None:
         """Fill the targets, and the storages of the objects in `kept`."""
@@ -244,11 +237,10 @@ class Bringer:
         self._file.bring([*wanted.values(), *direct], self._incoming)
         for pair in copied:
             self._begins(pair)
-            with torch.no_grad():
-                pair.target.copy_(pair.source)
+        _copy(copied, [])
 
     def _begins(self, pair: Pair) -> None:
-        self.changed.append(pair.name)
+        self._changed.append(pair.name)
         changed(pair.target)
 
     def _direct(self, record: RawRecord, pair: Pair, direct: list[Unread]) -> bool:
@@ -274,75 +266,58 @@ class Bringer:
         return True
 
 
-# ---- Loading ------------------------------------------------------------------------------------
+def _copy(pairs: list[Pair], _kept: list[Any]) -> None:
+    with torch.no_grad():
+        for pair in pairs:
+            pair.target.copy_(pair.source)
 
 
-class Into(NamedTuple):
-    """The arguments `into` and `strict` of load()."""
+# ---- The plan -----------------------------------------------------------------------------------
 
-    target: Any
-    strict: bool
+
+class Into(Plan):
+    """The plan of load(into=..., strict=...)."""
+
+    def __init__(self, target: Any, *, strict: bool) -> None:
+        super().__init__("cpu")
+        self._target = target
+        self._strict = strict
+        self.changed = []
+
+    def read(self, file: UnreadFile) -> tuple[Any] | None:
+        """Fill the targets directly from a file."""
+        found = unread_object(file, "cpu")
+        if found is None:
+            return None
+        return (self._filled(found[0], file.name, Bringer(file, self.changed).bring),)
+
+    def finish(self, loaded: Any, path: str) -> Any:
+        """Fill the targets by copies."""
+        return self._filled(loaded, path, _copy)
+
+    def _filled(
+        self, loaded: Any, path: str, bring: Callable[[list[Pair], list[Any]], None]
+    ) -> Any:
+        found = _Match()
+        result = found.match(loaded, self._target)
+        if found.different or (self._strict and (found.missing or found.unexpected)):
+            raise MismatchError(
+                path, tuple(found.missing), tuple(found.unexpected), tuple(found.different)
+            )
+        bring(found.pairs, found.kept)
+        for call in found.after:
+            call()
+        return result
 
 
 def filling_of(
     into: Any, *, strict: bool, map_location: Any = None, mmap: bool | None = None
 ) -> Into | None:
-    """Check the arguments of load() and return them; None if `into` was not given."""
+    """Check the arguments of load() and return their plan; None if `into` was not given."""
     if into is None:
         return None
     if map_location is not None or mmap:
         raise ValueError(
             "into determines where tensors are loaded: leave out map_location and mmap"
         )
-    return Into(into, strict)
-
-
-def fill(
-    loaded: Any, path: str, into: Into, bring: Callable[[list[Pair], list[Any]], None] | None = None
-) -> Any:
-    """Fill the targets from a loaded object and return the result of load(into=).
-
-    `bring` reads the bytes if they are unread. Without it, tensors are copied.
-    """
-    found = _Match()
-    result = found.match(loaded, into.target)
-    if found.different or (into.strict and (found.missing or found.unexpected)):
-        raise MismatchError(
-            path, tuple(found.missing), tuple(found.unexpected), tuple(found.different)
-        )
-    if bring is None:
-        with torch.no_grad():
-            for pair in found.pairs:
-                pair.target.copy_(pair.source)
-    else:
-        bring(found.pairs, found.kept)
-    for call in found.after:
-        call()
-    return result
-
-
-def load_into(
-    reader: Reader,
-    torch_load: Callable[[Any], Any],
-    progress: Callable[[Progress], object] | None,
-    part: tuple[int, int] | None,
-    into: Into,
-    together: Together | None = None,
-) -> Any:
-    """Fill the targets from an open file, or from a shard of it."""
-    file = UnreadFile(reader, progress, together=together)
-    bringer = Bringer(file)
-    try:
-        with failures_of(file, part):
-            found = unread_object(file, "cpu")
-            if found is not None:
-                return fill(found[0], reader.path, into, bringer.bring)
-    except DamagedError as error:
-        error.changed = tuple(bringer.changed)
-        raise
-    if together is not None:
-        together.leave()
-    whole = Source(reader, progress)
-    with failures_of(whole, part):
-        loaded = torch_load(whole)
-    return fill(loaded, reader.path, into)
+    return Into(into, strict=strict)

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ioshape import _torch as original
 from ioshape._core import terminal as _terminal
-from ioshape._core.errors import StorageError, failure
+from ioshape._core.errors import DamagedError, StorageError, failure
 from ioshape._load import unpickle
 from ioshape._load.contents import verify as verify_file
-from ioshape._load.into import Into, fill, filling_of, load_into
-from ioshape._load.only import Only, load_only, patterns_of, pick
-from ioshape._load.placement import load_at_once
+from ioshape._load.into import filling_of
+from ioshape._load.placement import Only, Plan
 from ioshape._load.reader import Reader, can_read
 from ioshape._load.together import Together, all_ranks
-from ioshape._load.unread import failures_of
+from ioshape._load.unread import UnreadFile, failures_of
 from ioshape._load.verified import BoundedFile, Source
 from ioshape._native import lib
 from ioshape._tier.drain import folder_to_load_from, nearest
@@ -131,9 +130,10 @@ def load(
     """
 
     filling = filling_of(into, strict=strict, map_location=map_location, mmap=mmap)
-    wanted = patterns_of(only)
-    if filling is not None and wanted is not None:
+    parts = None if only is None else Only(only, map_location)
+    if filling is not None and parts is not None:
         raise ValueError("give into or only, not both")
+    plan: Plan | None = filling or parts
 
     def by_torch(file: Any, mmap: bool | None, load: Callable[..., Any] = original.load) -> Any:
         return load(
@@ -145,24 +145,23 @@ def load(
             **pickle_load_args,
         )
 
-    def filled(loaded: Any) -> Any:
-        if filling is not None:
-            return fill(loaded, str(f), filling)
-        return pick(loaded, str(getattr(f, "name", f)), wanted)
+    def finished(loaded: Any) -> Any:
+        path = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", f)
+        return loaded if plan is None else plan.finish(loaded, str(path))
 
     if not isinstance(f, (str, os.PathLike)):
-        return filled(by_torch(f, mmap))
+        return finished(by_torch(f, mmap))
 
     def from_path(path: str) -> Any:
         # Pass the caller's own object if possible, because torch quotes it in its messages.
         given = f if path == os.fspath(f) else path
         if isinstance(path, str) and path.endswith(".safetensors"):
-            return filled(by_torch(given, mmap))  # newer versions of torch read them
+            return finished(by_torch(given, mmap))  # newer versions of torch read them
         is_mapped = filling is None and _is_mapped(mmap)
         if verify == "first" or (verify and is_mapped):
             verify_file(path, progress=progress, tier=False)
         if is_mapped:
-            return filled(by_torch(given, mmap))
+            return finished(by_torch(given, mmap))
         reader = _open(path, verify=verify is not False, fresh=filling is None)
         try:
             if reader is not None:
@@ -172,20 +171,19 @@ def load(
                     reader,
                     lambda file: by_torch(file, mmap=False, load=unpickle.load),
                     progress,
-                    into=filling if is_usual else None,
-                    only=Only(wanted, map_location) if is_usual and wanted is not None else None,
+                    plan=plan if is_usual else None,
                     is_plain=is_usual and weights_only is not False,
                     map_location=map_location,
                     together=together,
                 )
-                return loaded if is_usual else filled(loaded)
+                return loaded if is_usual else finished(loaded)
             file = _inflated(path) if verify is not False else None
             if file is None and _is_regular(path):
                 file = BoundedFile(io.FileIO(path), os.path.getsize(path))  # noqa: PTH202
             if file is None:
-                return filled(by_torch(given, mmap))
+                return finished(by_torch(given, mmap))
             with file:
-                return filled(by_torch(file, mmap))
+                return finished(by_torch(file, mmap))
         except RuntimeError as error:
             if isinstance(error, StorageError) or not _is_foreign_zip(path):
                 raise
@@ -207,8 +205,7 @@ def load_through(
     torch_load: Callable[[Any], Any],
     progress: Callable[[Progress], object] | None,
     part: tuple[int, int] | None = None,
-    into: Into | None = None,
-    only: Only | None = None,
+    plan: Plan | None = None,
     *,
     is_plain: bool = False,
     map_location: Any = None,
@@ -216,29 +213,35 @@ def load_through(
 ) -> Any:
     """Return the object that torch loads from an open file, or from a shard. Close the reader.
 
-    `is_plain` says that the file must contain only what weights_only=True allows.
+    By the plan, torch creates the object without the bytes of its storages, which are then read to
+    where they are wanted. If the object contains more than tensors, containers and plain values,
+    torch reads the bytes, and the plan takes the complete object. Without a plan all bytes are
+    read. `is_plain` says that the file must contain only what weights_only=True allows.
     """
     with reader, _terminal.shown("loading ", reader.path, progress) as progress:  # noqa: PLR1704
-        if into is not None:
-            return load_into(reader, torch_load, progress, part, into, together)
-        if only is not None:
-            _leave(together)
-            return load_only(reader, torch_load, progress, part, only)
         has_small = reader.file_bytes < _SMALL_BYTES * reader.n_records
-        if is_plain and not has_small:
-            loaded = load_at_once(reader, map_location, progress, part, together)
-            if loaded is not None:
-                return loaded[0]
-        _leave(together)
+        # A function as map_location may look at the bytes.
+        if plan is None and is_plain and not has_small and not callable(map_location):
+            plan = Plan(map_location)
+        if together is not None and (plan is None or not plan.is_whole):
+            together.leave()
+        if plan is not None:
+            unread = UnreadFile(reader, progress, is_whole=plan.is_whole, together=together)
+            try:
+                with failures_of(unread, part):
+                    found = plan.read(unread)
+            except DamagedError as error:
+                error.changed = tuple(plan.changed)
+                raise
+            if found is not None:
+                return found[0]
+        if together is not None:
+            together.leave()
         file = Source(reader, progress)
         with failures_of(file, part):
             # A buffer reads many small records in one call.
-            return torch_load(BoundedFile(file, file.n_bytes) if has_small else file)
-
-
-def _leave(together: Together | None) -> None:
-    if together is not None:
-        together.leave()
+            loaded = torch_load(BoundedFile(file, file.n_bytes) if has_small else file)
+        return loaded if plan is None else plan.finish(loaded, reader.path)
 
 
 def _open(path: str, *, verify: bool, fresh: bool) -> Reader | None:

@@ -8,20 +8,19 @@ others are read into the memory that torch has allocated.
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ioshape._device.stream import bytes_of
-from ioshape._load.unread import Unread, UnreadFile, failures_of, unread_object
+from ioshape._load.unread import Unread, UnreadFile, tensors_in, unread_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from ioshape._core.report import Progress
-    from ioshape._load.reader import Reader
-    from ioshape._load.together import Together
 
 _new_storage: Any = torch.UntypedStorage
 
@@ -136,25 +135,108 @@ def _default(storage: torch.UntypedStorage, location: str) -> Any:
     return restore(storage, location)
 
 
-def load_at_once(
-    reader: Reader,
-    map_location: Any,
-    progress: Callable[[Progress], object] | None,
-    part: tuple[int, int] | None,
-    together: Together | None = None,
-) -> tuple[Any] | None:
-    """Return the object in new memory, all of which is known before it is filled.
+class Plan:
+    """What a load does with the storages of a file: read all of them to new memory.
+
+    All of that memory is known before it is filled.
 
     So several threads can fill it, in huge pages, and storages for a device are read to it
-    directly. Return None if torch must read one tensor after the other.
+    directly.
     """
-    if callable(map_location):
-        return None  # the function may look at the bytes
-    file = UnreadFile(reader, progress, together=together)
-    placement = Placement(map_location, file)
-    with failures_of(file, part):
+
+    #: whether all storages are read
+    is_whole = True
+
+    def __init__(self, map_location: Any) -> None:
+        self._map_location = map_location
+        #: names of existing tensors whose content may have changed
+        self.changed: list[str] = []
+
+    def read(self, file: UnreadFile) -> tuple[Any] | None:
+        """Read what is wanted, and return the result; None if torch must read the whole file."""
+        placement = Placement(self._map_location, file)
         found = unread_object(file, placement.defer_known)
         if found is None:
             return None
         placement.bring(found[1])
-    return found[:1]
+        return found[:1]
+
+    def finish(self, loaded: Any, _path: str) -> Any:
+        """Return the result for an object that torch has loaded completely."""
+        return loaded
+
+
+# ---- load(only=...) ------------------------------------------------------------------------------
+#
+# load(only=...): parts of an object.
+#
+# torch.load creates the object without the bytes of large storages. Then the parts that are not
+# wanted are left out, and the bytes of the rest are read.
+
+
+class Only(Plan):
+    """The plan of load(only=...)."""
+
+    is_whole = False
+
+    def __init__(self, only: Iterable[str], map_location: Any) -> None:
+        super().__init__(map_location)
+        if isinstance(only, str):
+            raise TypeError("only takes a list of names, not one name")
+        each = [".*".join(map(re.escape, name.split("*"))) for name in only]
+        self._wanted = re.compile("|".join(each) or "(?!)", re.DOTALL)
+
+    def read(self, file: UnreadFile) -> tuple[Any] | None:
+        """Read the storages of the wanted parts."""
+        placement = Placement(self._map_location, file)
+        unread = unread_object(file, placement.defer)
+        if unread is None:
+            return None
+        found = self.finish(unread[0], file.name)
+        placement.bring(tensors_in(found))
+        return (found,)
+
+    def finish(self, loaded: Any, path: str) -> Any:
+        """Return the parts of an object that match, with the containers around them.
+
+        Raises:
+            ValueError: Nothing matches.
+        """
+        found = _picked(loaded, self._wanted, "", ())
+        if found is _NOTHING:
+            raise ValueError(
+                f'cannot load a part of "{path}": nothing in it has a name that was given; '
+                "ioshape.inspect() lists the names of its tensors"
+            )
+        return found
+
+
+def join_names(name: str, key: object) -> str:
+    if not isinstance(key, str):
+        return f"{name}[{key!r}]"
+    return f"{name}.{key}" if name else key
+
+
+_NOTHING = object()
+
+
+def _picked(value: Any, wanted: re.Pattern[str], name: str, inside: tuple[int, ...]) -> Any:
+    if wanted.fullmatch(name):
+        return value
+    if id(value) in inside:
+        return _NOTHING  # the container contains itself
+    inside = (*inside, id(value))
+    if isinstance(value, dict):
+        items = ((k, _picked(v, wanted, join_names(name, k), inside)) for k, v in value.items())
+        kept = {key: item for key, item in items if item is not _NOTHING}
+        if not kept:
+            return _NOTHING
+        same = copy.copy(value)  # keeps attributes, such as _metadata of a state dict
+        same.clear()
+        same.update(kept)
+        return same
+    if type(value) in (list, tuple):
+        parts = (_picked(v, wanted, f"{name}[{i}]", inside) for i, v in enumerate(value))
+        found = [part for part in parts if part is not _NOTHING]
+        return type(value)(found) if found else _NOTHING
+    return _NOTHING

@@ -91,7 +91,7 @@ class UnreadFile(Source):
             together: The exchange with other ranks that load this file as well, or None.
         """
         super().__init__(reader, progress)
-        self._together = together
+        self._together = together if is_whole else None
         self._prefetches = is_whole and together is None
         self._listed = reader.records()
         self._records = {record.file_offset: record for record in self._listed}
