@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from ioshape._core.context import current, encoded
 from ioshape._core.errors import last_failure
+from ioshape._core.structs import path_said, shared_fields
 from ioshape._native import ffi, lib
 
 
@@ -111,21 +111,10 @@ def probe(path: str | os.PathLike[str], *, nbytes: int = 0, files: int = 0) -> S
     context = current()
     if lib.save_probe_path(context.pointer, encoded(name), nbytes, files, found):
         raise last_failure(name, "probe")
-    values: dict[str, Any] = {}
-    for name in (one.name for one in fields(Storage)):
-        if name != "targets":
-            values[name] = _value(getattr(found, name))
+    values = shared_fields(Storage, found, text=path_said)
     values["direct"] = None if found.direct < 0 else bool(found.direct)
-    targets = found.targets[0 : found.targets_listed]
     values["targets"] = tuple(
-        StorageTarget(_value(one.name), one.total_bytes, one.free_bytes) for one in targets
+        StorageTarget(**shared_fields(StorageTarget, one, text=path_said))
+        for one in found.targets[0 : found.targets_listed]
     )
     return Storage(**values)
-
-
-def _value(member: Any) -> Any:
-    """Return a struct member as a Python value.
-
-    Strings are names of files and mounts, which need not be valid in any encoding.
-    """
-    return os.fsdecode(ffi.string(member)) if isinstance(member, ffi.CData) else member

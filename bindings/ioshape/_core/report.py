@@ -7,48 +7,20 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ioshape._core.structs import said, sized
+from ioshape._core.structs import enum_names, said, sized
 from ioshape._native import ffi, lib
 
 #: names of the downgrades of the library, as Downgrade.code has them
-CODES = {
-    lib.IOSHAPE_DOWNGRADE_ENGINE: "engine",
-    lib.IOSHAPE_DOWNGRADE_DIRECT: "direct",
-    lib.IOSHAPE_DOWNGRADE_PREALLOCATE: "preallocate",
-    lib.IOSHAPE_DOWNGRADE_LAYOUT: "layout",
-    lib.IOSHAPE_DOWNGRADE_LOCK: "lock",
-    lib.IOSHAPE_DOWNGRADE_OWNER: "owner",
-    lib.IOSHAPE_DOWNGRADE_SYNC: "sync",
-    lib.IOSHAPE_DOWNGRADE_SLOT: "slot",
-    lib.IOSHAPE_DOWNGRADE_SKIPPED: "skipped",
-    lib.IOSHAPE_DOWNGRADE_OVERTAKEN: "overtaken",
-    lib.IOSHAPE_DOWNGRADE_CHECKSUMS: "checksums",
-    lib.IOSHAPE_DOWNGRADE_TIER: "tier",
-    lib.IOSHAPE_DOWNGRADE_PARITY: "parity",
-}
+CODES = enum_names("IOSHAPE_DOWNGRADE_")
 
 #: Names of the phases of a save or load, as progress callbacks get them.
-PHASES = {
-    lib.IOSHAPE_PHASE_STAGE: "stage",
-    lib.IOSHAPE_PHASE_WAIT: "wait",
-    lib.IOSHAPE_PHASE_PLAN: "plan",
-    lib.IOSHAPE_PHASE_WRITE: "write",
-    lib.IOSHAPE_PHASE_SYNC: "sync",
-    lib.IOSHAPE_PHASE_COMMIT: "commit",
-    lib.IOSHAPE_PHASE_READ: "read",
-    lib.IOSHAPE_PHASE_DONE: "done",
-}
+PHASES = enum_names("IOSHAPE_PHASE_")
 
 #: fields that are numbers in C and bool in Python
 FLAGS = frozenset({"direct"})
 
 #: rules that judge the content of a save, by the bits of enum ioshape_alarm
-ALARMS = {
-    lib.IOSHAPE_ALARM_NONFINITE: "nonfinite",
-    lib.IOSHAPE_ALARM_UNCHANGED: "unchanged",
-    lib.IOSHAPE_ALARM_CONSTANT: "constant",
-    lib.IOSHAPE_ALARM_JUMP: "jump",
-}
+ALARMS = enum_names("IOSHAPE_ALARM_")
 
 #: Attributes of earlier versions, and where to find their values now. A job must not end because
 #: its log line uses one. So until version 0.3 they are empty and give a warning.

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from _typeshed import DataclassInstance
 
 
 def sized(name: str) -> Any:
@@ -30,24 +29,48 @@ def said(text: Any) -> str:
     return str(ffi.string(text).decode(errors="replace")) if text else ""
 
 
-def shared_fields(
-    cls: type[DataclassInstance], struct: Any, *, flags: frozenset[str] = frozenset()
-) -> dict[str, Any]:
-    """Return the fields that a dataclass and a C struct have in common, by name.
+def enum_names(prefix: str) -> dict[int, str]:
+    """Return the names behind a prefix of the constants of a C enum, in lower case, by number."""
+    names = (name for name in dir(lib) if name.startswith(prefix))
+    found = {int(getattr(lib, name)): name.removeprefix(prefix).lower() for name in names}
+    return dict(sorted(found.items()))
 
-    A char array is read as a str. A number whose name is in `flags` is read as a bool.
+
+def shared_fields(
+    cls: Any,
+    struct: Any,
+    *,
+    flags: frozenset[str] = frozenset(),
+    text: Callable[[Any], str] = said,
+) -> dict[str, Any]:
+    """Return the fields that a class of values and a C struct have in common, by name.
+
+    `n_bytes` is named `bytes` in C. A number whose name is in `flags` is read as a bool.
+
+    Args:
+        cls: A data class or a named tuple.
+        struct: The struct, or a pointer to it.
+        flags: Names of fields.
+        text: Converts a string of C.
     """
-    names = {field.name for field in fields(cls)}
+    names = set(getattr(cls, "_fields", None) or (field.name for field in fields(cls)))
+    kind = ffi.typeof(struct)
     found: dict[str, Any] = {}
-    for name, member in ffi.typeof(struct).item.fields:
+    for in_c, member in (kind.item if kind.kind == "pointer" else kind).fields:
+        name = "n_bytes" if in_c == "bytes" and "n_bytes" in names else in_c
         if name not in names:
             continue
-        value = getattr(struct, name)
-        if member.type.kind == "array" and member.type.item.cname == "char":
-            found[name] = said(value)
+        value = getattr(struct, in_c)
+        if member.type.kind in ("array", "pointer") and member.type.item.cname == "char":
+            found[name] = text(value)
         else:
             found[name] = bool(value) if name in flags else value
     return found
+
+
+def path_said(text: Any) -> str:
+    """Return a C string that is a path, which need not be valid in any encoding."""
+    return os.fsdecode(ffi.string(text))
 
 
 # ---- Ownership ----------------------------------------------------------------------------------
@@ -64,10 +87,13 @@ def owned(name: str, *keep: object) -> Any:
     return ffi.gc(ffi.new(ffi.typeof(free).args[1]), partial(free, ffi.new_handle(keep)))
 
 
-class Owner:
-    """Base class of objects that own a C struct.
+_Owner = TypeVar("_Owner", bound="Owner")
 
-    After _let_go(), a use of the struct raises ValueError instead of crashing.
+
+class Owner:
+    """Base class of objects that own a C struct. The end of a `with` block closes them.
+
+    After close(), a use of the struct raises ValueError instead of crashing.
     """
 
     def __init__(self, name: str, path: str, *keep: object) -> None:
@@ -80,7 +106,13 @@ class Owner:
             raise ValueError(f'cannot use "{self._about}": it is closed; open it again')
         return self._out[0]
 
-    def _let_go(self) -> None:
+    def __enter__(self: _Owner) -> _Owner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         """Free the struct. Further calls have no effect."""
         out, self._out = self._out, None
         if out is not None:

@@ -26,7 +26,15 @@ from ioshape._core.errors import (
     no_usable,
     warn_passed_over,
 )
-from ioshape._core.structs import Owner, called_from_c, keep_failure, sized
+from ioshape._core.structs import (
+    Owner,
+    called_from_c,
+    enum_names,
+    keep_failure,
+    path_said,
+    shared_fields,
+    sized,
+)
 from ioshape._core.text import one_line
 from ioshape._group import dcp_contents as contents
 from ioshape._group import dcp_contents as families
@@ -43,11 +51,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["each", "node", "rank0"]
 
-MODES: dict[int, Mode] = {
-    lib.IOSHAPE_MODE_EACH: "each",
-    lib.IOSHAPE_MODE_NODE: "node",
-    lib.IOSHAPE_MODE_RANK0: "rank0",
-}
+MODES: dict[int, Any] = enum_names("IOSHAPE_MODE_")
 
 
 @dataclass(frozen=True)
@@ -218,12 +222,6 @@ class Handle(Owner):
         code = lib.ioshape_checkpoint_open(self._context.pointer, path, wanted, self._out)
         self._check(code)
 
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._let_go()
-
     def _check(self, code: int) -> None:
         if code:
             raise last_failure(self._directory, self._operation)
@@ -246,16 +244,9 @@ class Handle(Owner):
     def describe(self) -> Checkpoint:
         """Return the description of the checkpoint."""
         info = self._info()
-        return Checkpoint(
-            step=info.step,
-            path=os.fsdecode(ffi.string(info.path)),
-            saved=datetime.fromtimestamp(info.saved_s, tz=timezone.utc),
-            mode=MODES[info.mode],
-            ranks=info.ranks,
-            files=info.files,
-            n_bytes=info.bytes,
-            distinct=info.distinct,
-        )
+        told = shared_fields(Checkpoint, info, text=path_said)
+        saved = datetime.fromtimestamp(info.saved_s, tz=timezone.utc)
+        return Checkpoint(**{**told, "mode": MODES[info.mode], "saved": saved})
 
     def shard(self, rank: int) -> Shard:
         """Return where the shard of a rank is stored."""
@@ -263,15 +254,7 @@ class Handle(Owner):
             raise ValueError(f"rank is {rank}; ranks count from 0")
         info = sized("ioshape_shard_info")
         self._check(lib.ioshape_checkpoint_get_shard(self._pointer, rank, info))
-        return Shard(
-            rank=rank,
-            file=os.fsdecode(ffi.string(info.file)),
-            name=os.fsdecode(ffi.string(info.name)),
-            offset=info.offset,
-            n_bytes=info.bytes,
-            crc32=info.crc32,
-            same_as=info.same_as,
-        )
+        return Shard(**{**shared_fields(Shard, info, text=path_said), "rank": rank})
 
     def reader(
         self,
@@ -334,7 +317,7 @@ def nearest(directory: str, step: int | None, operation: str, folder: str) -> Ha
         there = Handle(directory, step, operation)
         if there.serial > here.serial:
             here, there = there, here
-        there.__exit__()
+        there.close()
     return here
 
 

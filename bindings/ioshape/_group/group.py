@@ -11,6 +11,7 @@ import errno
 import os
 import pickle
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,7 @@ from ioshape._core.context import Context, current, encoded
 from ioshape._core.errors import NoUsableCheckpointError, PassedOver, failure, last_failure
 from ioshape._core.job import Job, job
 from ioshape._core.locks import module_lock
-from ioshape._core.structs import called_from_c, keep_failure, owned, said, sized
+from ioshape._core.structs import called_from_c, enum_names, keep_failure, owned, said, sized
 from ioshape._core.under_way import after_saves, raise_unheard, starting
 from ioshape._group.tier import GroupTier
 from ioshape._native import ffi, lib
@@ -44,12 +45,7 @@ _DEADLINE_MS = 120_000  # the library's default
 _MOST_STEP = (1 << 63) - 1
 
 
-_MODES = {
-    "auto": lib.IOSHAPE_MODE_AUTO,
-    "each": lib.IOSHAPE_MODE_EACH,
-    "node": lib.IOSHAPE_MODE_NODE,
-    "rank0": lib.IOSHAPE_MODE_RANK0,
-}
+_MODES = {name: number for number, name in enum_names("IOSHAPE_MODE_").items()}
 
 
 def save_group(
@@ -338,37 +334,20 @@ def in_thread(
 
     Ctrl-C interrupts the wait. A result that the function still returns then goes to `unwanted`.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-    lock = threading.Lock()
-    gone = False
-    ended = threading.Event()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            result = function()
+            future.set_result(function())
         except BaseException as error:
-            errors.append(error)
-        else:
-            with lock:
-                results.append(result)
-                left = gone
-            if left:
-                unwanted(result)
-        ended.set()
+            future.set_exception(error)
 
     threading.Thread(target=run, name="ioshape-group", daemon=True).start()
     try:
-        ended.wait()
-    except BaseException:  # Ctrl-C
-        with lock:
-            gone = True
-        if results:
-            unwanted(results[0])
+        return future.result()
+    except BaseException:
+        future.add_done_callback(lambda done: done.exception() or unwanted(done.result()))
         raise
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 def _local_ranks(this_job: Job) -> int:

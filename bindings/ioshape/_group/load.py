@@ -199,7 +199,7 @@ def _drained(checkpoint: Handle, where: str) -> Handle | None:
         there = Handle(where, checkpoint.describe().step, "load")
         if there.serial == checkpoint.serial:
             return there
-        there.__exit__()
+        there.close()
     return None
 
 

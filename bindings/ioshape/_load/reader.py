@@ -11,7 +11,7 @@ from ioshape._core.context import current, encoded
 from ioshape._core.errors import Facts, StorageError, failure, last_failure, raised_for
 from ioshape._core.job import started_together
 from ioshape._core.report import ALARMS
-from ioshape._core.structs import Owner, said, sized
+from ioshape._core.structs import Owner, said, shared_fields, sized
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
@@ -126,16 +126,6 @@ class Reader(Owner):
             if code:
                 raise last_failure(path, operation)
 
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file. A second call does nothing."""
-        self._let_go()
-
     def _check(self, code: int) -> None:
         if not code:
             return
@@ -189,17 +179,9 @@ class Reader(Owner):
         self._check(lib.ioshape_reader_get_statistics(self._pointer, record, found))
         if not found.dtype:
             return None
-        return Statistics(
-            dtype=found.dtype,
-            numbers=found.count,
-            nans=found.nans,
-            infinities=found.infinities,
-            zeros=found.zeros,
-            minimum=found.minimum,
-            maximum=found.maximum,
-            sum_squares=found.sum_squares,
-            alarms=tuple(name for bit, name in ALARMS.items() if found.alarms & bit),
-        )
+        alarms = tuple(name for bit, name in ALARMS.items() if found.alarms & bit)
+        told = shared_fields(Statistics, found)
+        return Statistics(**{**told, "numbers": found.count, "alarms": alarms})
 
     def crc32_of_all(self, record: RawRecord) -> int | None:
         """Return the checksum that a caller who reads a record in pieces must compare.

@@ -360,16 +360,6 @@ class Directory(Owner):
         if lib.save_directory_commit(self._pointer):
             raise last_failure(self.name, "save")
 
-    def close(self) -> None:
-        """Remove the directory unless it was committed."""
-        self._let_go()
-
-    def __enter__(self) -> Directory:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def sync(path: str) -> None:
     """Bring a file, or the names in a directory, to stable storage. Return when it is done."""

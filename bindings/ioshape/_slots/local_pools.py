@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ioshape._core.descriptors import open_file
 from ioshape._core.errors import failure
-from ioshape._core.structs import said
+from ioshape._core.structs import said, shared_fields
 from ioshape._native import ffi, lib
 from ioshape._slots.pools import MOST_LISTED, Member, PoolStatus, where_is, word
 
@@ -237,18 +237,13 @@ def _record(file: int, number: int) -> Any:
 def _member(record: Any, holder: int | None = None) -> Member:
     """Return the request that a record describes; `holder` is the number of its slot."""
     now = time.monotonic_ns()
-    return Member(
-        id=word(ffi.string(record.id)),
-        job=word(ffi.string(record.job)),
-        node=word(ffi.string(record.node)),
-        rank=record.rank,
-        weight=record.weight,
-        bypass=holder == 0,
-        urgent=bool(record.urgent),
-        bytes=record.bytes,
-        passed=0 if holder is None else record.passed,
-        fence=0 if holder is None else record.number,
-        since_s=max(now - record.since_ns, 0) / 1e9,
-        lease_s=max(record.until_ns - now, 0) / 1e9,
-        pid=record.pid,
-    )
+    told: dict[str, Any] = {
+        "bypass": holder == 0,
+        "passed": 0 if holder is None else record.passed,
+        "fence": 0 if holder is None else record.number,
+        "since_s": max(now - record.since_ns, 0) / 1e9,
+        "lease_s": max(record.until_ns - now, 0) / 1e9,
+    }
+    flags = frozenset({"urgent"})
+    shared = shared_fields(Member, record, flags=flags, text=lambda text: word(ffi.string(text)))
+    return Member(**{**shared, **told})

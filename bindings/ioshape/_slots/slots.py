@@ -229,16 +229,7 @@ class _Queue:
     def tell_place(self, place: Any) -> None:
         """Report a position in the queue to the caller's function. The library calls this."""
         if self.callback is not None:
-            self.callback(
-                Place(
-                    position=place.position,
-                    ahead=said(place.ahead),
-                    capacity=place.capacity,
-                    waited_s=place.waited_s,
-                    pool=said(place.pool),
-                    coordinator=said(place.coordinator),
-                )
-            )
+            self.callback(Place(**shared_fields(Place, place)))
 
 
 def slot(

@@ -24,7 +24,15 @@ from ioshape._core.context import encoded
 from ioshape._core.descriptors import open_file
 from ioshape._core.errors import last_failure
 from ioshape._core.log import logger
-from ioshape._core.structs import Owner, called_from_c, keep_failure, sized
+from ioshape._core.structs import (
+    Owner,
+    called_from_c,
+    enum_names,
+    keep_failure,
+    path_said,
+    shared_fields,
+    sized,
+)
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
@@ -37,14 +45,7 @@ if TYPE_CHECKING:
 
 Result = Literal["drained", "overtaken", "newer", "gone", "failed", "waits"]
 
-_RESULTS: dict[int, Result] = {
-    lib.IOSHAPE_DRAINED: "drained",
-    lib.IOSHAPE_DRAINED_OVERTAKEN: "overtaken",
-    lib.IOSHAPE_DRAINED_NEWER: "newer",
-    lib.IOSHAPE_DRAINED_GONE: "gone",
-    lib.IOSHAPE_DRAINED_FAILED: "failed",
-    lib.IOSHAPE_DRAINED_WAITS: "waits",
-}
+_RESULTS: dict[int, Any] = {lib.IOSHAPE_DRAINED: "drained", **enum_names("IOSHAPE_DRAINED_")}
 
 
 _PARITIES = config.SETTINGS["parity"].words
@@ -162,7 +163,10 @@ class Stop:
 
 
 class Tier(Owner):
-    """A folder on a fast disk, with this user's checkpoints on it. Any thread may use it."""
+    """A folder on a fast disk, with this user's checkpoints on it.
+
+    Any thread may use it, but none while it is closed.
+    """
 
     def __init__(self, context: Context, folder: str, *, keep_last: int = 0) -> None:
         """Open the tier; create the user's own folder in it if it does not exist.
@@ -185,10 +189,6 @@ class Tier(Owner):
             folder,
             "save",
         )
-
-    def close(self) -> None:
-        """Close the tier. No call on it may be running. A second call does nothing."""
-        self._let_go()
 
     @staticmethod
     def _check(code: int, path: str, operation: str) -> None:
@@ -306,20 +306,15 @@ class Tier(Owner):
 def _taken(out: Any) -> str:
     """Return the path that C has allocated, and free the C string."""
     try:
-        return os.fsdecode(ffi.string(out[0]))
+        return path_said(out[0])
     finally:
         lib.ioshape_free(out[0])
 
 
 def _copy(row: Any) -> Copy:
-    return Copy(
-        path=os.fsdecode(ffi.string(row.path)),
-        copy_path=os.fsdecode(ffi.string(row.copy_path)),
-        n_bytes=row.bytes,
-        saved=datetime.fromtimestamp(row.saved_s, tz=timezone.utc),
-        number=row.number,
-        is_directory=bool(row.directory),
-    )
+    saved = datetime.fromtimestamp(row.saved_s, tz=timezone.utc)
+    told = shared_fields(Copy, row, text=path_said)
+    return Copy(saved=saved, is_directory=bool(row.directory), **told)
 
 
 class _Listener(Teller):
