@@ -276,7 +276,7 @@ def test_what_dcp_is_told_to_keep_dcp_keeps(
     writer = ioshape.dcp.Writer(tmp_path / "a", cache_staged_state_dict=True)
     assert writer.stage({})[0] == "theirs"
     # This simulates a torch with another stager.
-    monkeypatch.setattr("ioshape._integrations.dcp.writer.copy_of", staging._cannot_copy)
+    monkeypatch.setattr(staging, "_CAN_STAGE", False)
     assert ioshape.dcp.Writer(tmp_path / "a").stage({})[0] == "theirs"
 
 

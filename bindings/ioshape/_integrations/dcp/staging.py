@@ -233,32 +233,56 @@ class _Later(_Copying):
 # ---- State dicts --------------------------------------------------------------------------------
 
 
-def _cannot_copy(_state_dict: Any) -> Any:
-    """Return None, so that torch makes the copy."""
-    return None
+def copy_of(state_dict: Any) -> Any:
+    """Return a copy of all that a state dict contains; None if torch must make it."""
+    if not _CAN_STAGE:
+        return None
+    _begin_copy()
+    stager = _Stager()
+    copied = stager.stage(state_dict)
+    now, _ = stager.take()
+    _Copying(now, _SLICE_BYTES).copy()
+    return copied
 
 
-def _copies_at_once(state_dict: Any, _optimizer: Any, _path: str, _tell_failure: Any) -> Any:
-    return copy_of(state_dict)
+def copy_later(
+    state_dict: Any, optimizer: Any, path: str, tell_failure: Callable[[Exception], object]
+) -> Any:
+    """Return a future of a copy, for which storages are copied in the background.
+
+    These are the storages that an optimizer changes, or without one all large ones, and the program
+    says when they change. Before the future has a result, `tell_failure` is called if the copy is
+    unusable. If torch would ignore a future, return what copy_of() returns.
+    """
+    if not _CAN_STAGE or not hasattr(state_dict_saver, "AsyncSaveResponse"):
+        return copy_of(state_dict)
+    waiters = lazily.waiters_of(optimizer)
+    _begin_copy()
+    stager = _Stager(lazily.steady(optimizer))
+    copied = stager.stage(state_dict)
+    now, steady = stager.take()
+    _Copying(now, _SLICE_BYTES).copy()
+    addresses = {source.data_ptr() for _, source in steady}
+    tensors = [
+        tensor
+        for tensor in lazily.tensors_in(state_dict)
+        if tensor.untyped_storage().data_ptr() in addresses and not tensor.is_inference()
+    ]
+    later = _Later(steady, tensors, path, tell_failure)
+    future = later.start(copied)
+    lazily.watch(later, waiters)
+    return future
 
 
-#: returns a copy of all that a state dict contains; None if torch must make it
-copy_of: Callable[[Any], Any] = _cannot_copy
-#: like copy_of, but returns a future if storages are copied in the background: those that an
-#: optimizer changes, or without one all large ones, and the program says when they change. Before
-#: the future has a result, the last argument is called if the copy is unusable
-copy_later: Callable[[Any, Any, str, Callable[[Exception], object]], Any] = _copies_at_once
+_CAN_STAGE = hasattr(StateDictStager, "_stage_untyped_storage")
 
-if hasattr(StateDictStager, "_stage_untyped_storage"):
-
-    def _is_never_steady(_storage: torch.UntypedStorage) -> bool:
-        return False
+if _CAN_STAGE:
 
     class _Stager(StateDictStager):
         """torch's own stager, which knows all kinds of tensors, with memory that is kept."""
 
         def __init__(
-            self, is_steady: Callable[[torch.UntypedStorage], bool] = _is_never_steady
+            self, is_steady: Callable[[torch.UntypedStorage], bool] = lambda _storage: False
         ) -> None:
             super().__init__()
             self._is_steady = is_steady
@@ -303,36 +327,3 @@ if hasattr(StateDictStager, "_stage_untyped_storage"):
             copied = memory.untyped_storage()
             copied.copy_(storage, non_blocking=non_blocking)
             return copied
-
-    def _copy_of(state_dict: Any) -> Any:
-        _begin_copy()
-        stager = _Stager()
-        copied = stager.stage(state_dict)
-        now, _ = stager.take()
-        _Copying(now, _SLICE_BYTES).copy()
-        return copied
-
-    copy_of = _copy_of
-
-    def _copy_later(
-        state_dict: Any, optimizer: Any, path: str, tell_failure: Callable[[Exception], object]
-    ) -> Any:
-        waiters = lazily.waiters_of(optimizer)
-        _begin_copy()
-        stager = _Stager(lazily.steady(optimizer))
-        copied = stager.stage(state_dict)
-        now, steady = stager.take()
-        _Copying(now, _SLICE_BYTES).copy()
-        addresses = {source.data_ptr() for _, source in steady}
-        tensors = [
-            tensor
-            for tensor in lazily.tensors_in(state_dict)
-            if tensor.untyped_storage().data_ptr() in addresses and not tensor.is_inference()
-        ]
-        later = _Later(steady, tensors, path, tell_failure)
-        future = later.start(copied)
-        lazily.watch(later, waiters)
-        return future
-
-    if hasattr(state_dict_saver, "AsyncSaveResponse"):  # else torch ignores the future
-        copy_later = _copy_later
