@@ -136,12 +136,10 @@ def _default(storage: torch.UntypedStorage, location: str) -> Any:
 
 
 class Plan:
-    """What a load does with the storages of a file: read all of them to new memory.
+    """The plan of a load: which storages are read, and to where. This one reads all to new memory.
 
-    All of that memory is known before it is filled.
-
-    So several threads can fill it, in huge pages, and storages for a device are read to it
-    directly.
+    All of that memory is known before it is filled. So several threads can fill it, in huge pages,
+    and storages for a device are read to it directly.
     """
 
     #: whether all storages are read
