@@ -24,6 +24,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -103,12 +104,12 @@ static bool it_is_known_for_what_it_is(void)
 /* Stops the server during a save. A save waits until the server comes back. */
 static int lose_the_server(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
-	bool *lost = user;
+	atomic_bool *lost = user;
 
 	(void)total;
-	if (phase == IOSHAPE_PHASE_WRITE && done && !*lost) {
-		*lost = true;
+	if (phase == IOSHAPE_PHASE_WRITE && done && !atomic_load(lost)) {
 		nfs_server_signal(SIGSTOP);
+		atomic_store(lost, true);
 	}
 	return 0;
 }
@@ -119,7 +120,8 @@ static bool a_server_that_is_away_is_waited_for(void)
 		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save *handle = NULL;
-	bool lost = false, well;
+	atomic_bool lost = false;
+	bool well;
 
 	options.metadata = &new_sample.metadata;
 	options.progress = lose_the_server;
@@ -127,6 +129,8 @@ static bool a_server_that_is_away_is_waited_for(void)
 	well = !ioshape_save_tensors(context, FILE_HERE, new_sample.tensors, new_sample.count,
 				     &options, &handle) ||
 	       complain("%s", ioshape_last_error()->sentence);
+	while (well && !atomic_load(&lost) && ioshape_save_wait(handle, 10) == -EINPROGRESS)
+		;
 	if (well && ioshape_save_wait(handle, 300) != -EINPROGRESS)
 		well = complain("it ended without a server");
 	nfs_server_signal(SIGCONT);
