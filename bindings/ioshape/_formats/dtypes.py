@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from ioshape._native import lib
 
 #: For each name of the format: torch's name, and the bits of an element. Files contain the dtypes
@@ -31,6 +33,7 @@ DTYPES = {
 }
 
 
+@functools.cache  # each save asks for each tensor
 def number_of(dtype: str) -> int:
     """Return the library's number of one of torch's dtypes; 0 if it does not know the dtype."""
     return int(getattr(lib, f"IOSHAPE_{dtype.upper()}", 0))
