@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import ioshape
+import ioshape.dcp
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from checkpoints import left_clean
 from torch import nn
 
@@ -315,3 +317,16 @@ def test_a_healthy_training_that_is_only_evaluated_raises_no_alarm(
         report = ioshape.save(state, path, durable=False)
         assert (number, report.alarm) == (number, "")
         torch.randn(8)  # an evaluation draws numbers, too
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_items_of_a_healthy_training_raise_no_alarm(
+    kind: Callable[[], Step], tmp_path: Path
+) -> None:
+    """Save with torch's distributed checkpoint, which stores each tensor as an item."""
+    torch.manual_seed(0)
+    step = kind()
+    for number in range(5):
+        writer = ioshape.dcp.Writer(tmp_path / f"step-{number}")
+        dcp.save({**step(), "step": number}, storage_writer=writer, no_dist=True)
+        assert [(number, report.alarm) for report in writer.reports] == [(number, "")]
