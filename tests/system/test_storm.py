@@ -412,6 +412,7 @@ def test_the_storm_of_the_benchmark_has_mounts_of_their_own_in_one_place(tmp_pat
     """Check that groups meet across mounts, and that the processes of a node see its own mount."""
     given = {
         "picture": "",
+        "first": False,
         "plan": {
             **{"ranks": 4, "n_bytes": 1 << 16, "nodes": 2, "rounds": 0, "slow": 1},
             "ways": ["torch", "node"],
