@@ -60,11 +60,11 @@ static int run(const struct act *act, unsigned rank)
 /* A temporary folder with the name of a process on another machine. */
 #define RELIC ".made.ioshape-tmp-01234567-0123456789abcdef"
 
+static const struct timespec long_ago[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
+
 /* Leaves the temporary folder of a process that died long ago. */
 static void leave_relic(void)
 {
-	const struct timespec long_ago[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
-
 	scratch_remove(RELIC);
 	if (mkdir(RELIC, 0700))
 		harm_must(-errno, "leave a folder");
@@ -97,6 +97,9 @@ static enum state look(const struct act *act)
 static unsigned again(const struct act *act)
 {
 	scratch_remove("made");
+	/* What was removed in part goes a day later. */
+	if (act->variant && utimensat(AT_FDCWD, RELIC, long_ago, 0) && errno != ENOENT)
+		harm_must(-errno, "let a day pass");
 	harm_alone(make, act, "make a directory");
 	return scratch_entries(".") - 1 - harm_homeless(".");
 }
