@@ -51,7 +51,8 @@ struct io_writer {
 	/* Most bytes that this process may write into a file (ulimit -f). */
 	uint64_t most_bytes;
 	uint64_t first_block_ns; /* when the engine got its first block */
-	/* How often the caller waited for the storage: see judge_storage(). */
+	/* The caller waited `waited_ns` for the storage since this byte and time: see
+	 * judge_storage(). */
 	uint64_t judged_bytes, judged_ns, waited_ns;
 	bool starved;
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;

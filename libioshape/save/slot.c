@@ -307,7 +307,7 @@ static int find_mount(struct save_slots *slots, const char *path, uint64_t mount
 		directory = directory_on(path, mount);
 		ret = add_mount(slots, path, directory, mount, error);
 		free(directory);
-		known = slots->mounts;
+		known = ret ? NULL : slots->mounts;
 	}
 	*out = known;
 	return ret;

@@ -84,7 +84,7 @@ BENCHMARKS = {
     "realfs": Benchmark(
         realfs.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=8, needs=CLUSTER_NEEDS
     ),
-    # As for storm, and tensors of one process on the disk.
+    # It needs what storm needs, and space on the disk for the tensors of one process.
     "ablation": Benchmark(ablation.measure, size=512 << 20, copies_in_memory=12, copies_on_disk=8),
     # Ranks hold and copy tensors; the files in stripefs are in memory, too. On disk: a build.
     "preload": Benchmark(

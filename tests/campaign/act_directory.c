@@ -97,7 +97,7 @@ static enum state look(const struct act *act)
 static unsigned again(const struct act *act)
 {
 	scratch_remove("made");
-	/* What was removed in part goes a day later. */
+	/* A removal that stops half-way makes the folder new, and it stays for a day. */
 	if (act->variant && utimensat(AT_FDCWD, RELIC, long_ago, 0) && errno != ENOENT)
 		harm_must(-errno, "let a day pass");
 	harm_alone(make, act, "make a directory");
