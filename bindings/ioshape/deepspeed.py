@@ -23,13 +23,13 @@ try:
         CheckpointCommitInfo as Info,
     )
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine as Base
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise ImportError(
-        f"ioshape.deepspeed needs DeepSpeed ({error}); install it: pip install deepspeed"
+        f"ioshape.deepspeed needs DeepSpeed ({_error}); install it: pip install deepspeed"
     ) from None
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
-        f"ioshape.deepspeed needs a newer DeepSpeed ({error}); update it: pip install -U deepspeed"
+        f"ioshape.deepspeed needs a newer DeepSpeed ({_error}); update it: pip install -U deepspeed"
     ) from None
 
 import torch

@@ -103,10 +103,11 @@ end
 -- `finish` and `latest` are the virtual end and start of the job's latest request. `turn` is the virtual start of its
 -- turn, which began at the time `turn_began`. `small_finish` is the end of its latest small request among small ones.
 -- `usual` is the average time of its writes, expected of a request without a size. `ms` and `bytes` are decaying sums
--- over its latest writes. A job that raised alarms also has the number of each rule in ALARMS.
-local function new_job()
+-- over its latest writes. They begin as those of the pool, because a small first write says little about large ones. A
+-- job that raised alarms also has the number of each rule in ALARMS.
+local function new_job(ms, bytes)
 	return {
-		busy = 0, members = 0, share = 0, finish = 0, latest = 0, turn = 0, turn_began = 0, small_finish = 0, usual = UNKNOWN_COST, ms = 0, bytes = 0,
+		busy = 0, members = 0, share = 0, finish = 0, latest = 0, turn = 0, turn_began = 0, small_finish = 0, usual = UNKNOWN_COST, ms = ms, bytes = bytes,
 		user = '', writes = 0, written = 0, held = 0, waited = 0
 	}
 end
@@ -203,7 +204,7 @@ local function load_job(name)
 		if now - pool.tidied > TIDIED and call('HLEN', J) >= MOST_JOBS then
 			forget_absent_jobs()
 		end
-		job = new_job()
+		job = new_job(pool.ms, pool.bytes)
 	end
 	if job.busy ~= pool.busy then
 		job.busy, job.members = pool.busy, 0
@@ -525,9 +526,8 @@ if operation == 'acquire' then
 	local function expected_cost(job, bytes, weight)
 		local time = job.usual
 		if bytes > 0 then
-			local known = job.bytes > 0 and job or pool
 			-- Without the limit, a job that announces far too much would push its own queued requests far back.
-			time = math.min(1 + bytes * known.ms / known.bytes, math.max(BELIEVED, 8 * job.usual))
+			time = math.min(1 + bytes * job.ms / job.bytes, math.max(BELIEVED, 8 * job.usual))
 		end
 		return time * weight
 	end

@@ -190,6 +190,21 @@ def test_one_that_dies_with_terabytes_announced_leaves_shares_as_they_were() -> 
         assert times[job] / share == pytest.approx(part, rel=0.1), times
 
 
+def test_a_small_first_write_says_little_about_a_large_one() -> None:
+    simulation, size = Simulation(1), 8 * GIB
+    small, one, two = ranks("small", 3)
+    simulation.save(small, 4096)  # it takes 20 ms, so at its speed a GiB would take an hour
+    simulation.run_all()
+    for who in ranks("large", 4):
+        simulation.keep_saving(who, size)
+    later: list[Save] = []
+    for at, who in ((1000, one), (3000, two)):  # during one write of the other job
+        simulation.at(simulation.now + at, lambda who=who: later.append(simulation.save(who, GIB)))
+    simulation.run(600_000)
+    usual = Save("", one, size, 1, 0).alone()
+    assert max(save.waited for save in later) <= 2 * usual
+
+
 def test_within_a_job_who_comes_first_goes_first() -> None:
     random, simulation = Random(1), Simulation(3)
     jobs = [ranks(job, 20, share) for job, share in (("a", 1), ("b", 3))]

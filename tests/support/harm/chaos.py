@@ -413,8 +413,8 @@ def _threads(pid: int) -> str:
 class Scene:
     """The clients of one pool, the harm done to them, and the results."""
 
-    #: a client without a turn, or that does not end, for so long has hung; other jobs may have
-    #: turns of 20 s first (TURN in slots.lua), if a bad line made the writes of its job look long
+    #: a client without a turn, or that does not end, for so long has hung; another job may have a
+    #: turn of 20 s first (TURN in slots.lua)
     patience_s = 30.0
 
     def __init__(

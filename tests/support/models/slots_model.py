@@ -103,6 +103,8 @@ ALARMS = ("nonfinite", "unchanged", "constant", "jump")
 class Job:
     """The state that a pool keeps of a job."""
 
+    ms: float
+    bytes: float
     share: int = 0  # while it has members
     finish: float = 0
     latest: float = 0
@@ -110,8 +112,6 @@ class Job:
     turn_began: int = 0
     small_finish: float = 0
     usual: float = 1000
-    ms: float = 0
-    bytes: float = 0
     user: str = ""
     use: Use = field(default_factory=Use)
     alarms: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ALARMS, 0))
@@ -306,14 +306,13 @@ class Pool:
     def job_of(self, name: str) -> Job:
         if name not in self.jobs:
             self.forget_absent_jobs()
-            self.jobs[name] = Job()
+            self.jobs[name] = Job(self.numbers.ms, self.numbers.bytes)
         return self.jobs[name]
 
     def expected_cost(self, job: Job, size: int, weight: int) -> float:
         time = job.usual
         if size > 0:
-            known = job if job.bytes > 0 else self.numbers
-            time = min(1 + size * known.ms / known.bytes, max(BELIEVED, 8 * job.usual))
+            time = min(1 + size * job.ms / job.bytes, max(BELIEVED, 8 * job.usual))
         return time * weight
 
     def settle(self, member: Member, passed: int | None) -> None:
