@@ -192,7 +192,7 @@ int base_umask(void)
 	return found;
 }
 
-/* ---- Descriptors ----------------------------------------------------------------------------- */
+/* ---- Descriptors and forks ------------------------------------------------------------------- */
 
 /* Higher descriptors are not registered; no process is expected to have so many. */
 #define MOST_REGISTERED 65536
@@ -223,7 +223,7 @@ static void let_go(uint64_t bits, int first, int nowhere)
 }
 
 /* Drops all registered descriptors, in the child of fork(). */
-static void in_child(void)
+static void let_go_of_all(void)
 {
 	const int before = errno, nowhere = base_above_streams(open("/", O_PATH | O_CLOEXEC));
 
@@ -234,13 +234,39 @@ static void in_child(void)
 	errno = before;
 }
 
-/*
- * Installs the fork handler. The library is never unloaded (-z nodelete), so the handler stays
- * valid.
- */
+/* Held while a thread starts, and by a thread that forks. glibc frees the thread-local memory of an
+ * earlier thread before it reuses its stack. A child forked at that moment would free it again.
+ * Checks for errors: in a child forked during install_handlers(), the handlers may run twice. */
+static pthread_mutex_t starting = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&starting);
+}
+
+static void in_parent(void)
+{
+	pthread_mutex_unlock(&starting);
+}
+
+static void in_child(void)
+{
+	/* The child may not unlock what its parent locked. */
+	starting = (pthread_mutex_t)PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
+	let_go_of_all();
+}
+
+static void install_handlers(void)
+{
+	pthread_atfork(before_fork, in_parent, in_child);
+}
+
+/* Installs the fork handlers. The library is never unloaded (-z nodelete), so they stay valid. */
 static void watch_forks(void)
 {
-	pthread_atfork(NULL, NULL, in_child);
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, install_handlers);
 }
 
 static uint64_t bit_of(int fd)
@@ -263,9 +289,7 @@ int base_above_streams(int fd)
 
 int base_register_fd(int fd)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-	pthread_once(&once, watch_forks);
+	watch_forks();
 	fd = base_above_streams(fd);
 	if (fd >= 0 && fd < MOST_REGISTERED)
 		atomic_fetch_or(&owned[fd / WORD_BITS], bit_of(fd));
@@ -448,10 +472,13 @@ int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument)
 	sigset_t all, before;
 	int ret;
 
+	watch_forks();
 	/* The application's signals are for its own threads. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_mutex_lock(&starting);
 	ret = pthread_create(thread, NULL, run, argument);
+	pthread_mutex_unlock(&starting);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return -ret;
 }

@@ -18,11 +18,30 @@ static struct base_crew crew;
 static _Atomic unsigned calls, working;
 static _Atomic bool hold;
 
+/* Wraps pthread_create(): a thread takes a while to start if the flag is set. */
+static _Atomic bool start_slowly, starting;
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+			  void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+			  void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+			  void *argument)
+{
+	int ret;
+
+	starting = true;
+	if (start_slowly)
+		usleep(300000);
+	ret = __real_pthread_create(thread, attributes, run, argument);
+	starting = false;
+	return ret;
+}
+
 static void set_up(void)
 {
 	base_crew_init(&crew);
 	calls = working = 0;
-	hold = false;
+	hold = start_slowly = starting = false;
 }
 
 static void clean_up(void)
@@ -98,6 +117,36 @@ TEST(tests, a_child_has_no_helpers)
 	}
 	ck_assert_int_eq(waitpid(child, &status, 0), child);
 	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+}
+
+static void *begin(void *argument)
+{
+	base_crew_begin(&crew, 1, work, &crew);
+	return argument;
+}
+
+TEST(tests, no_child_is_made_while_a_thread_starts)
+{
+	bool starting_then;
+	pthread_t beginner;
+	int status;
+	pid_t child;
+
+	start_slowly = true;
+	ck_assert_int_eq(__real_pthread_create(&beginner, NULL, begin, NULL), 0);
+	while (!starting)
+		usleep(1000);
+	child = fork();
+	if (!child) {
+		starting_then = starting;
+		base_crew_init(&crew);
+		begin(NULL); /* starts a thread, too */
+		_exit(starting_then ? 8 : 7);
+	}
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+	pthread_join(beginner, NULL);
+	base_crew_finish(&crew);
 }
 
 TEST(tests, copies_are_the_same)

@@ -204,7 +204,7 @@ for thread in threads:
 """
 
 
-@pytest.mark.long  # on a machine with a load of 8, glibc once aborted a child: "double free"
+@pytest.mark.long  # 40 children import the package
 def test_forks_while_others_use_the_package_for_the_first_time(tmp_path: Path) -> None:
     for _ in range(5):
         run_program(tmp_path, FIRST_USE)
