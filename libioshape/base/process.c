@@ -236,23 +236,29 @@ static void let_go_of_all(void)
 
 /* Held while a thread starts, and by a thread that forks. glibc frees the thread-local memory of an
  * earlier thread before it reuses its stack. A child forked at that moment would free it again.
- * Checks for errors: in a child forked during install_handlers(), the handlers may run twice. */
-static pthread_mutex_t starting = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
+ */
+static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+
+/* Whether this thread forks. A child forked during install_handlers() has each handler twice. */
+static _Thread_local bool forking;
 
 static void before_fork(void)
 {
-	pthread_mutex_lock(&starting);
+	if (!forking)
+		pthread_mutex_lock(&starting);
+	forking = true;
 }
 
 static void in_parent(void)
 {
-	pthread_mutex_unlock(&starting);
+	if (forking)
+		pthread_mutex_unlock(&starting);
+	forking = false;
 }
 
 static void in_child(void)
 {
-	/* The child may not unlock what its parent locked. */
-	starting = (pthread_mutex_t)PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
+	in_parent();
 	let_go_of_all();
 }
 

@@ -256,15 +256,18 @@ TEST(tests_case, a_process_that_neither_holds_nor_waits_keeps_no_connection)
 	MUST(!slots_pool_open(&pool, &config, &policy, &error), "%s", error.text);
 	for (int turn = 0; turn < 2; turn++) {
 		const uint64_t begin = base_now_ns();
+		unsigned looks = 0, kept = 0;
 
 		MUST(!slots_acquire(pool, &wanted, &slot, &error), "%s", error.text);
 		slots_info(slot, &info);
 		ck_assert_str_eq(info.coordinator, "redis");
-		/* A holder keeps a connection for its heartbeats. */
-		while (!turn && redis_case_ms_since(begin) < 1500) {
-			ck_assert_uint_ge(connections(), 1);
+		/* A holder keeps a connection for its heartbeats. On a busy machine an answer may
+		 * be late, and then it connects anew. */
+		for (; !turn && redis_case_ms_since(begin) < 1500; looks++) {
+			kept += connections() > 0;
 			poll(NULL, 0, 50);
 		}
+		ck_assert_uint_ge(2 * kept, looks);
 		slots_release(slot);
 		while (connections()) {
 			ck_assert_uint_lt(redis_case_ms_since(begin), REDIS_CASE_GENEROUS_MS);

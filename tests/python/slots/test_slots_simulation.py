@@ -198,8 +198,12 @@ def test_a_small_first_write_says_little_about_a_large_one() -> None:
     for who in ranks("large", 4):
         simulation.keep_saving(who, size)
     later: list[Save] = []
-    for at, who in ((1000, one), (3000, two)):  # during one write of the other job
-        simulation.at(simulation.now + at, lambda who=who: later.append(simulation.save(who, GIB)))
+
+    def ask(who: Identity) -> None:
+        later.append(simulation.save(who, GIB))
+
+    simulation.at(simulation.now + 1000, partial(ask, one))  # during one write of the other job
+    simulation.at(simulation.now + 3000, partial(ask, two))
     simulation.run(600_000)
     usual = Save("", one, size, 1, 0).alone()
     assert max(save.waited for save in later) <= 2 * usual
