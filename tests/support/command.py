@@ -1,21 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the `ioshape` command like a user."""
 
+import contextlib
 import fcntl
+import functools
 import os
 import pty
 import struct
 import subprocess
 import sysconfig
 import termios
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from processes import TIMEOUT_S, environment
+from ioshape._cli.app import COMMANDS
+from processes import TIMEOUT_S, Nursery, Program, environment
 
 IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
 
 Done = subprocess.CompletedProcess[str]
+
+
+#: variables that a Python reads when it starts
+_OF_PYTHON = ("PYTHON", "LANG", "LC_", "LD_")
+
+#: held while a forked command runs: a nursery serves one after the other
+_forking = threading.Lock()
+
+
+@functools.cache
+def _nursery() -> Nursery:
+    modules = [f"ioshape._cli.{name}" for name in COMMANDS]
+    return Nursery((*modules, "rich.console", "rich.live", "rich.table", "redis"))
 
 
 def call(
@@ -26,9 +43,18 @@ def call(
     typed: str = "",
 ) -> Done:
     """Run the command with these variables, and none of its others from this environment."""
+    words = [*map(str, prefix), str(IOSHAPE), *map(str, arguments)]
+    variables = {"TERM": "xterm", **(env or {})}
+    # "ioshape run" becomes another Python.
+    starts_python = prefix or arguments[:1] == ("run",) or any(map(_is_of_python, variables))
+    if not starts_python and _forking.acquire(blocking=False):
+        try:
+            return _forked(words, folder or Path.cwd(), variables, typed)
+        finally:
+            _forking.release()
     return subprocess.run(
-        [*prefix, IOSHAPE, *map(str, arguments)],
-        env=environment(TERM="xterm", **(env or {})),
+        words,
+        env=environment(**variables),
         cwd=folder,
         input=typed,
         capture_output=True,
@@ -36,6 +62,20 @@ def call(
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+def _is_of_python(variable: str) -> bool:
+    return variable.startswith(_OF_PYTHON)
+
+
+def _forked(words: Sequence[str], folder: Path, variables: Mapping[str, str], typed: str) -> Done:
+    """Run the command in a process that has its imports: they take longer than its work."""
+    program = Program(folder, words, variables, _nursery())
+    with contextlib.closing(program):
+        with contextlib.suppress(BrokenPipeError):
+            program.stdin.write(typed)
+            program.stdin.close()
+        return Done(words, *program.outcome())
 
 
 def succeed(done: Done) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that has imported torch and forks programs on request, so that they start fast.
+"""A process that has imported modules, such as torch, and forks programs on request.
 
-It imports nothing of the library, starts no thread and computes nothing. So a program is in the
-state after `import torch`, and ends like every program, except for let_forks_end_fast().
+Its arguments are the modules. It starts no thread and computes nothing. So a program starts fast,
+in the state after these imports, and ends like every program, except for let_forks_end_fast().
 processes.py is its client. A request is one packet of JSON, with the program's stdin, stdout and
 stderr. The answers are the process ID, a word when the process has ended, and its status when that
 word has been acknowledged.
@@ -13,10 +13,10 @@ import json
 import os
 import socket
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401 - what takes so long
 from forked import become, let_forks_end_fast
 
 
@@ -54,6 +54,8 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]
 
 
 if __name__ == "__main__":
+    for _module in sys.argv[1:]:
+        import_module(_module)
     let_forks_end_fast()
     _request, _descriptors = _serve(socket.socket(fileno=os.dup(0)))
     if _request is not None:

@@ -70,19 +70,44 @@ def environment(**more: str) -> dict[str, str]:
 # ---- The process that forks programs -------------------------------------------------------------
 
 
-class _Nursery:
+class Nursery:
     """A client of nursery.py, which serves one program after another."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str] = ("torch",),
+        *,
+        python: str = sys.executable,
+        prefix: Sequence[str] = (),
+        under_run: bool = False,
+    ) -> None:
+        """Start nursery.py.
+
+        Args:
+            modules: what it imports before it forks.
+            python: the interpreter, which may have packages of its own.
+            prefix: a command such as `strace`, behind which it runs.
+            under_run: whether programs see torch as under `ioshape run`.
+        """
+        self._under_run = under_run
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                (sys.executable, str(ROOT / "tests" / "support" / "nursery.py")),
-                env=environment(),
+                (*prefix, python, str(ROOT / "tests" / "support" / "nursery.py"), *modules),
+                env=self.environment(),
                 stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
+                # The stdout of its programs is a pipe, too: Python asks once whether it can seek.
+                stdout=subprocess.PIPE,
             )
         self._connection.settimeout(TIMEOUT_S)
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a program that starts now."""
+        if not self._under_run:
+            return environment()
+        from ioshape._run import run  # noqa: PLC0415 - few tests need it
+
+        return run.environment(environment())
 
     def start(self, request: object, *files: int) -> int:
         """Start a program. Return its process ID."""
@@ -95,25 +120,40 @@ class _Nursery:
         self._connection.send(b"heard")
         return int(self._connection.recv(64))
 
+    def close(self) -> None:
+        """End nursery.py."""
+        self._connection.close()
+        self._process.wait(TIMEOUT_S)
 
-_nursery = functools.cache(_Nursery)
+
+@functools.cache
+def common_nursery(*, under_run: bool = False) -> Nursery:
+    """Return a nursery that tests share."""
+    return Nursery(under_run=under_run)
 
 
 class Program:
     """A running program."""
 
-    def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        nursery: Nursery | None = None,
+    ) -> None:
         #: file for its stderr
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         read_input, write_input = os.pipe()
         read_output, write_output = os.pipe()
+        self._nursery = nursery or common_nursery()
         request = {
             "arguments": list(command),
-            "environment": environment(**variables),
+            "environment": {**self._nursery.environment(), **variables},
             "folder": str(folder),
         }
         self._status: int | None = None
-        self.pid = _nursery().start(request, read_input, write_output, self._errors.fileno())
+        self.pid = self._nursery.start(request, read_input, write_output, self._errors.fileno())
         os.close(read_input)
         os.close(write_output)
         #: a file object, so that a test can close it
@@ -154,12 +194,17 @@ class Program:
 
     def end(self, status: int = 0) -> Finished:
         """Wait until the program has ended with this status (-9: signal 9). Return its output."""
+        ended, output, errors = self.outcome()
+        if ended != status:
+            raise AssertionError(f"status {ended}, not {status}\n{output}\n{errors}")
+        return Finished(output, errors)
+
+    def outcome(self) -> tuple[int, str, str]:
+        """Wait until the program has ended. Return its status and what it has written."""
         ended = self.wait()
         self._reader.join(TIMEOUT_S)
         output = "".join(self._lines.get_nowait() for _ in range(self._lines.qsize()))
-        if ended != status:
-            raise AssertionError(f"status {ended}, not {status}\n{output}\n{self.errors()}")
-        return Finished(output, self.errors())
+        return ended, output, self.errors()
 
     def wait(self) -> int:
         """Wait for the program.
@@ -168,10 +213,10 @@ class Program:
         """
         if self._status is None:
             try:
-                self._status = _nursery().status()
+                self._status = self._nursery.status()
             except TimeoutError:
                 os.kill(self.pid, signal.SIGABRT)  # faulthandler prints the stacks of all threads
-                self._status = _nursery().status()
+                self._status = self._nursery.status()
                 raise AssertionError(f"it does not end\n{self.errors()}") from None
         return self._status
 
@@ -206,10 +251,11 @@ def started_program(
     source: str,
     *arguments: str | Path,
     variables: Mapping[str, str] | None = None,
+    nursery: Nursery | None = None,
 ) -> Iterator[Program]:
     """Start a program, and kill it at the end."""
     command = [_written(folder, source), *map(str, arguments)]
-    program = Program(folder, command, variables or {})
+    program = Program(folder, command, variables or {}, nursery)
     try:
         yield program
     finally:
@@ -222,9 +268,12 @@ def run_program(
     *arguments: str | Path,
     status: int = 0,
     variables: Mapping[str, str] | None = None,
+    nursery: Nursery | None = None,
 ) -> Finished:
     """Run a program to its end, which must be with this status."""
-    with started_program(folder, source, *arguments, variables=variables) as program:
+    with started_program(
+        folder, source, *arguments, variables=variables, nursery=nursery
+    ) as program:
         return program.end(status)
 
 

@@ -6,69 +6,80 @@ strace counts the calls that the kernel sees, and makes calls fail.
 
 import json
 import os
-import subprocess
-import sys
+import signal
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
-from processes import TIMEOUT_S
+from processes import Finished, Nursery, run_program
 from records import is_ours
 
 WATCHED = "fsync,fdatasync,syncfs,linkat,rename,renameat,renameat2"
 
 SAVE = 'import torch\ntorch.save({"a": torch.ones(3)}, "model.pt")\n'
 
-Done = subprocess.CompletedProcess[str]
+
+class Watched:
+    """Programs under `ioshape run` that strace watches."""
+
+    def __init__(self, logs: Path) -> None:
+        self.log = logs / "calls"
+        strace = ("strace", "-ff", "--seccomp-bpf", "-qq", "-o", str(self.log))
+        # The seccomp filter lets all other calls run at full speed.
+        watch = ("-e", f"trace={WATCHED}")
+        self._nursery = Nursery(prefix=(*strace, *watch), under_run=True)
+
+    def run(
+        self,
+        folder: Path,
+        text: str,
+        variables: Mapping[str, str] | None = None,
+        status: int = 0,
+    ) -> tuple[Finished, Counter[str]]:
+        """Run a program. Return how often it made each of the watched calls."""
+        before = self._logs()
+        done = run_program(
+            *(folder, text, self.log),
+            status=status,
+            variables=variables,
+            nursery=self._nursery,
+        )
+        lines = [
+            line
+            for log in self._logs() - before
+            for line in log.read_text(encoding="utf-8").splitlines()
+        ]
+        return done, Counter(line.split("(")[0] for line in lines)
+
+    def _logs(self) -> set[Path]:
+        """Return the logs, one for each process and thread."""
+        return set(self.log.parent.glob(f"{self.log.name}.*"))
+
+    def close(self) -> None:
+        self._nursery.close()
 
 
-def run(folder: Path, text: str, *watch: str, **variables: str) -> tuple[Done, Counter[str]]:
-    """Run a script under `ioshape run`, and return how often it made each of the watched calls."""
-    script, log = folder / "script.py", folder / "calls"
-    script.write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [
-            # The seccomp filter lets all other calls run at full speed.
-            *(
-                "strace",
-                "-f",
-                "--seccomp-bpf",
-                "-qq",
-                "-o",
-                str(log),
-                "-e",
-                f"trace={WATCHED}",
-                *watch,
-            ),
-            *(sys.executable, "-m", "ioshape", "run", str(script)),
-        ],
-        cwd=folder,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    lines = log.read_text(encoding="utf-8").splitlines()
-    # strace logs a call twice if a call of another thread interrupts the line.
-    calls = [line.split(maxsplit=1)[1] for line in lines if "resumed>" not in line]
-    return done, Counter(call.split("(")[0] for call in calls)
+@pytest.fixture(scope="module", name="watched")
+def _watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with closing(Watched(tmp_path_factory.mktemp("watched"))) as watched:
+        yield watched
 
 
 def syncs(calls: Counter[str]) -> int:
     return calls["fsync"] + calls["fdatasync"]
 
 
-def test_many_small_files_are_synced_together(tmp_path: Path) -> None:
+def test_many_small_files_are_synced_together(watched: Watched, tmp_path: Path) -> None:
     text = """
 import ioshape._save.small, torch
 ioshape._save.small.WITHIN_S = 1000
 for number in range(100):
     torch.save({"n": number, "all": [torch.full((100,), float(number)), "text"]}, f"{number}.pt")
 """
-    done, calls = run(tmp_path, text)
-    assert done.returncode == 0, done.stderr
+    _, calls = watched.run(tmp_path, text)
     assert calls["linkat"] == 100
     assert syncs(calls) == 0
     assert calls["syncfs"] == 1  # once, when the program ends
@@ -76,10 +87,12 @@ for number in range(100):
         loaded = torch.load(tmp_path / f"{number}.pt", weights_only=True)
         assert loaded["n"] == number
         assert torch.equal(loaded["all"][0], torch.full((100,), float(number)))
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", *[".pt"] * 100, ".py"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [*[".pt"] * 100, ".py"]
 
 
-def test_few_small_files_do_not_wait_for_what_others_have_written(tmp_path: Path) -> None:
+def test_few_small_files_do_not_wait_for_what_others_have_written(
+    watched: Watched, tmp_path: Path
+) -> None:
     text = """
 import ioshape._save.small, os, torch
 ioshape._save.small.WITHIN_S = 1000
@@ -88,32 +101,34 @@ for name in ("a.pt.new", "b.pt", "other/c.pt"):
     torch.save(torch.ones(3), name)
 os.rename("a.pt.new", "a.pt")
 """
-    done, calls = run(tmp_path, text)
-    assert done.returncode == 0, done.stderr
+    _, calls = watched.run(tmp_path, text)
     assert calls["syncfs"] == 0
     assert syncs(calls) == 5  # three files and two directories
 
 
-def test_small_files_that_need_not_be_durable_are_not_synced(tmp_path: Path) -> None:
-    done, calls = run(tmp_path, SAVE, IOSHAPE_DURABLE="0")
-    assert done.returncode == 0, done.stderr
+def test_small_files_that_need_not_be_durable_are_not_synced(
+    watched: Watched, tmp_path: Path
+) -> None:
+    _, calls = watched.run(tmp_path, SAVE, {"IOSHAPE_DURABLE": "0"})
     assert calls["linkat"] == 1
     assert syncs(calls) + calls["syncfs"] == 0
     assert torch.equal(torch.load(tmp_path / "model.pt")["a"], torch.ones(3))
 
 
-def test_they_are_synced_while_the_program_goes_on(tmp_path: Path) -> None:
-    text = f"""{SAVE}
-import os, time
-log = open("calls")
-calls = ""
-while calls.count("fsync(") < 2:  # as soon as there is one, strace has written it
+def test_they_are_synced_while_the_program_goes_on(watched: Watched, tmp_path: Path) -> None:
+    text = f"""
+import os, sys, time
+from pathlib import Path
+def count():
+    logs = Path(sys.argv[1]).parent.iterdir()
+    return sum(log.read_text().count("fsync(") for log in logs)
+before = count()
+{SAVE}
+while count() < before + 2:  # as soon as there is one, strace has written it
     time.sleep(0.05)
-    calls += log.read()
 os._exit(0)  # no exit handlers
 """
-    done, calls = run(tmp_path, text)
-    assert done.returncode == 0, done.stderr
+    _, calls = watched.run(tmp_path, text)
     assert syncs(calls) == 2
 
 
@@ -128,10 +143,9 @@ os._exit(0)  # no exit handlers
     ids=["replaced", "durable", "large", "ours"],
 )
 def test_others_are_durable_when_the_call_returns(
-    tmp_path: Path, before: str, save: str, variables: dict[str, str]
+    watched: Watched, tmp_path: Path, before: str, save: str, variables: dict[str, str]
 ) -> None:
-    done, calls = run(tmp_path, f"{before}\n{save}", **variables)
-    assert done.returncode == 0, done.stderr
+    _, calls = watched.run(tmp_path, f"{before}\n{save}", variables)
     assert syncs(calls) == 2  # the file and its directory
     assert calls["syncfs"] == 0
     assert is_ours(tmp_path / "model.pt")
@@ -149,15 +163,14 @@ MADE = [
 ]
 
 
-def test_whatever_it_is_it_is_saved_as_torch_saves_it(tmp_path: Path) -> None:
+def test_whatever_it_is_it_is_saved_as_torch_saves_it(watched: Watched, tmp_path: Path) -> None:
     text = f"""
 import torch
 for number, made in enumerate({MADE}):
     torch.manual_seed(1)
     torch.save(eval(made), f"{{number}}.pt")
 """
-    done, _ = run(tmp_path, text)
-    assert done.returncode == 0, done.stderr
+    watched.run(tmp_path, text)
     for number, made in enumerate(MADE):
         torch.manual_seed(1)
         torch.save(eval(made), tmp_path / "theirs.pt")
@@ -165,40 +178,41 @@ for number, made in enumerate({MADE}):
         assert repr(loaded) == repr(torch.load(tmp_path / "theirs.pt", weights_only=False)), made
 
 
-@pytest.mark.parametrize("what", ["linkat", "openat"])
+@pytest.mark.parametrize("call", ["open", "link"])
 def test_a_filesystem_without_unnamed_files_gets_them_the_usual_way(
-    tmp_path: Path, what: str
+    watched: Watched, call: str, tmp_path: Path
 ) -> None:
-    if what == "linkat":
-        watch = ["-e", "inject=linkat:error=EOPNOTSUPP"]
-        text = SAVE
-    else:
-        watch = []
-        text = """
+    text = f"""
 import os, torch
-opens = os.open
-def fails(path, flags, *rest, **named):
-    if flags & os.O_TMPFILE == os.O_TMPFILE:
+call = os.{call}
+def fail(path, *rest, **named):
+    if "src_dir_fd" in named or os.O_TMPFILE in [flags & os.O_TMPFILE for flags in rest[:1]]:
         raise OSError(95, os.strerror(95))
-    return opens(path, flags, *rest, **named)
-os.open = fails
-torch.save({"a": torch.ones(3)}, "model.pt")
+    return call(path, *rest, **named)
+os.{call} = fail
+torch.save({{"a": torch.ones(3)}}, "model.pt")
 """
-    done, calls = run(tmp_path, text, *watch)
-    assert done.returncode == 0, done.stderr
+    _, calls = watched.run(tmp_path, text)
+    assert calls["linkat"] == 0
     assert syncs(calls) == 2
     assert is_ours(tmp_path / "model.pt")
 
 
-def test_a_sync_that_fails_is_told_and_ends_the_program_nonzero(tmp_path: Path) -> None:
-    done, calls = run(tmp_path, SAVE, "-e", "inject=fsync:error=EIO")
-    assert syncs(calls) == 2
-    assert done.returncode == os.EX_IOERR
+def test_a_sync_that_fails_is_told_and_ends_the_program_nonzero(
+    watched: Watched, tmp_path: Path
+) -> None:
+    text = f"""{SAVE}
+import os
+def fail(descriptor):
+    raise OSError(5, os.strerror(5))
+os.fsync = fail
+"""
+    done, _ = watched.run(tmp_path, text, status=os.EX_IOERR)
     assert done.stderr.count("cannot sync") == 1
     assert str(tmp_path) in done.stderr or '"."' in done.stderr
 
 
-def test_threads_and_forked_children_save_small_files(tmp_path: Path) -> None:
+def test_threads_and_forked_children_save_small_files(watched: Watched, tmp_path: Path) -> None:
     text = """
 import os, threading, torch
 def save(who):
@@ -218,8 +232,7 @@ for thread in threads:
     thread.join()
 assert os.waitpid(child, 0)[1] == 0
 """
-    done, calls = run(tmp_path, text)
-    assert done.returncode == 0, done.stderr
+    _, calls = watched.run(tmp_path, text)
     assert calls["linkat"] == 251
     assert calls["syncfs"] + syncs(calls) >= 2  # the parent and the child sync separately
     for path in tmp_path.glob("*.pt"):
@@ -227,7 +240,9 @@ assert os.waitpid(child, 0)[1] == 0
         assert torch.equal(torch.load(path, weights_only=True), torch.full((10,), number))
 
 
-def test_messages_to_closed_streams_land_in_none_of_our_files(tmp_path: Path) -> None:
+def test_messages_to_closed_streams_land_in_none_of_our_files(
+    watched: Watched, tmp_path: Path
+) -> None:
     text = """
 import os, torch
 write = os.write
@@ -245,8 +260,7 @@ torch.save({"a": torch.ones(3)}, "model.pt")
 # Its directory is held open until it is synced.
 os._exit(10 + sum(os.path.lexists(f"/proc/self/fd/{stream}") for stream in range(3)))
 """
-    done, calls = run(tmp_path, text, IOSHAPE_TRACE=str(tmp_path / "trace"))
-    assert done.returncode == 10
+    _, calls = watched.run(tmp_path, text, {"IOSHAPE_TRACE": str(tmp_path / "trace")}, status=10)
     assert calls["linkat"] == 2
     assert torch.equal(torch.load(tmp_path / "model.pt", weights_only=True)["a"], torch.ones(3))
     (trace,) = (tmp_path / "trace").iterdir()
@@ -255,7 +269,7 @@ os._exit(10 + sum(os.path.lexists(f"/proc/self/fd/{stream}") for stream in range
     assert {save["written_by"] for save in saves} == {"ioshape"}
 
 
-def test_a_kill_leaves_whole_files_only(tmp_path: Path) -> None:
+def test_a_kill_leaves_whole_files_only(watched: Watched, tmp_path: Path) -> None:
     text = """
 import os, torch
 for number in range(10**6):
@@ -264,10 +278,9 @@ for number in range(10**6):
         import threading, signal
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
 """
-    done, _ = run(tmp_path, text)
-    assert done.returncode != 0
+    watched.run(tmp_path, text, status=-signal.SIGKILL)
     files = list(tmp_path.glob("*.pt"))
     assert len(files) > 40
     for path in files:
         assert torch.load(path, weights_only=True)[0] == float(path.stem)
-    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".pt", ".py"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".pt", ".py"}
