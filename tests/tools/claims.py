@@ -29,7 +29,7 @@ HELD_BY = {
         "python/slots/test_slots_view.py::test_reports_are_told_in_one_line",
         "python/slots/test_slots_cli.py::test_top_shows_what_goes_on",
     ],
-    "any script that calls": ["python/run/test_run.py::test_a_script_saves_through_us"],
+    "any script that calls": ["python/run/test_run.py::test_a_script_saves_and_loads_through_us"],
     "safetensors, transformers, accelerate": [
         "integrations/test_safetensors.py::test_a_script_saves_through_us",
         "integrations/test_huggingface.py::test_a_trainer_that_knows_nothing_of_us",
