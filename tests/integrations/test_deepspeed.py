@@ -6,18 +6,20 @@ Each test has two ranks. They continue from the loaded state as if training had 
 
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import frameworks
 import pytest
-from processes import environment, run_program
+from processes import Nursery, Program, environment, run_program
 from records import is_ours, names_in
 from tree import ROOT
 
 PROGRAM = ROOT / "tests" / "support" / "programs" / "deepspeed_ranks.py"
 
-#: Ranks that take longer hang.
-TIMEOUT_S = 600
+#: modules that engines need
+MODULES = ("deepspeed", "torch._inductor.compile_fx")
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +30,25 @@ def python() -> str:
         pytest.skip(str(problem))
 
 
-def run(python: str, folder: Path, what: str, stage: int, *prefix: str, **options: object) -> str:
+@pytest.fixture(scope="module")
+def plain(python: str) -> Iterator[Nursery]:
+    with closing(Nursery(MODULES, python=python)) as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="module")
+def under_run(python: str) -> Iterator[Nursery]:
+    """Yield a nursery whose programs run under `ioshape run`."""
+    with closing(Nursery(MODULES, python=python, under_run=True)) as nursery:
+        yield nursery
+
+
+def run(nursery: Nursery, folder: Path, what: str, stage: int, **options: object) -> str:
     """Run two ranks, and return what they print."""
-    done = subprocess.run(
-        (python, *prefix, str(PROGRAM), what, str(stage), json.dumps(options)),
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert not done.returncode, done.stdout[-6000:]
-    return done.stdout
+    program = Program(folder, [str(PROGRAM), what, str(stage), json.dumps(options)], {}, nursery)
+    with closing(program):
+        output, errors = program.end()
+    return output + errors
 
 
 def files_in(folder: Path) -> dict[str, bool]:
@@ -61,9 +68,9 @@ def files_in(folder: Path) -> dict[str, bool]:
     ],
 )
 def test_the_json_configuration_names_us(
-    stage: int, background: bool, python: str, tmp_path: Path
+    stage: int, background: bool, plain: Nursery, tmp_path: Path
 ) -> None:
-    run(python, tmp_path, "json_config", stage, ioshape={"background": background})
+    run(plain, tmp_path, "json_config", stage, ioshape={"background": background})
     files = files_in(tmp_path)
     assert len(files) == {0: 1, 1: 3, 2: 3, 3: 4}[stage]
     assert all(files.values()), files
@@ -89,35 +96,34 @@ def test_a_script_under_run_may_begin_with_our_module(python: str, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_one_line_puts_us_into_an_engine(python: str, tmp_path: Path) -> None:
-    run(python, tmp_path, "one_line", 2)
+def test_one_line_puts_us_into_an_engine(plain: Nursery, tmp_path: Path) -> None:
+    run(plain, tmp_path, "one_line", 2)
     assert all(files_in(tmp_path).values())
 
 
-@pytest.mark.parametrize("under_run", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_an_unchanged_script(under_run: bool, python: str, tmp_path: Path) -> None:
-    prefix = ("-m", "ioshape", "run") if under_run else ()
-    said = run(python, tmp_path, "unchanged", 1, *prefix)
-    assert set(files_in(tmp_path).values()) == {under_run}
+@pytest.mark.parametrize("how", ["under_run", pytest.param("plain", marks=pytest.mark.long)])
+def test_an_unchanged_script(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    said = run(request.getfixturevalue(how), tmp_path, "unchanged", 1)
+    assert set(files_in(tmp_path).values()) == {how == "under_run"}
     assert "file objects" not in said
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_ours_becomes_a_universal_one(python: str, tmp_path: Path) -> None:
-    run(python, tmp_path, "universal", 1, "-m", "ioshape", "run")
+def test_a_checkpoint_of_ours_becomes_a_universal_one(under_run: Nursery, tmp_path: Path) -> None:
+    run(under_run, tmp_path, "universal", 1)
 
 
 @pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_if_one_rank_fails_all_raise_and_the_latest_stays(
-    background: bool, python: str, tmp_path: Path
+    background: bool, under_run: Nursery, tmp_path: Path
 ) -> None:
-    prefix = ("-m", "ioshape", "run")  # the run needs the module ioshape.deepspeed, which is there
-    run(python, tmp_path, "one_rank_fails", 1, *prefix, ioshape={"background": background})
+    # The run needs the module ioshape.deepspeed, which is there.
+    run(under_run, tmp_path, "one_rank_fails", 1, ioshape={"background": background})
 
 
 @pytest.mark.long
-def test_nothing_is_the_latest_before_it_is_written(python: str, tmp_path: Path) -> None:
-    run(python, tmp_path, "held", 1, ioshape={"background": True})
+def test_nothing_is_the_latest_before_it_is_written(plain: Nursery, tmp_path: Path) -> None:
+    run(plain, tmp_path, "held", 1, ioshape={"background": True})
 
 
 MISSING = """

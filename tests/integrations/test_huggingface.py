@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 from ioshape._integrations.huggingface import patching
 from ioshape._integrations.huggingface.whole import Whole, filling_in
 from ioshape._save.collected import in_background
-from processes import environment
+from processes import Nursery, Program, environment
 from records import is_ours, names_in
 from safetensors.torch import load_file
 
@@ -54,31 +55,49 @@ class Turn(NamedTuple):
     errors: list[str]
 
 
-def run(how: str, folder: Path, *steps: int, ranks: int = 1, ours: str = "run") -> list[Turn]:
+#: those that have the packages imported, by whether that was under `ioshape run`
+_nurseries: dict[bool, Nursery] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nurseries_end() -> Iterator[None]:
+    yield
+    for nursery in _nurseries.values():
+        nursery.close()
+    _nurseries.clear()
+
+
+def _nursery(*, under_run: bool) -> Nursery:
+    if under_run not in _nurseries:
+        modules = (
+            *("accelerate", "torch._dynamo", "transformers.trainer"),
+            "transformers.models.llama.modeling_llama",
+        )
+        python = python_with_transformers()
+        _nurseries[under_run] = Nursery(modules, python=python, under_run=under_run)
+    return _nurseries[under_run]
+
+
+def run(how: str, folder: Path, *steps: int, ranks: int = 1, ours: bool = True) -> list[Turn]:
     """Run the program with these numbers of steps, one after the other.
 
     Return what rank 0 of each has seen.
     """
-    python = python_with_transformers()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    program = ["-m", "ioshape", "run"] if ours == "run" else []
-    program += [hugging_train.__file__, how, str(folder), str(ranks), *map(str, steps)]
-    done = subprocess.run(
-        [python, *program],
-        env=environment(
-            ACCELERATE_USE_CPU="true",
-            PATCH="1" if ours == "patch" else "",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
-    assert not done.returncode, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    command = [hugging_train.__file__, how, str(folder), str(ranks), *map(str, steps)]
+    variables = {
+        "ACCELERATE_USE_CPU": "true",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    folder.mkdir(exist_ok=True)
+    program = Program(folder, command, variables, _nursery(under_run=ours))
+    try:
+        output, _ = program.end()
+    finally:
+        program.close()
+    told = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
     assert len(told) == ranks * len(steps)
     turns = [sorted(told[first : first + ranks]) for first in range(0, len(told), ranks)]
     return [Turn(**turn[0][1], errors=[error for _, _, error in turn]) for turn in turns]
@@ -104,7 +123,7 @@ def test_a_trainer_that_knows_nothing_of_us(tmp_path: Path) -> None:
     for name in names_in(tmp_path / "ours"):
         assert names_in(tmp_path / "ours" / name) == TRAINER_FILES
         assert is_ours(tmp_path / "ours" / name / "optimizer.pt")
-    run("train", tmp_path / "stock", 8, ours="no")
+    run("train", tmp_path / "stock", 8, ours=False)
     for name, value in load_file(tmp_path / "stock/checkpoint-8/model.safetensors").items():
         there = load_file(tmp_path / "ours/checkpoint-8/model.safetensors")
         assert torch.equal(there[name], value), name
@@ -137,7 +156,7 @@ def test_a_rank_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_trainer_in_the_background(ranks: int, tmp_path: Path) -> None:
-    (seen,) = run("train_in_background", tmp_path, 6, ranks=ranks, ours="no")
+    (seen,) = run("train_in_background", tmp_path, 6, ranks=ranks, ours=False)
     assert seen.removing == [["checkpoint-2", "checkpoint-4", "checkpoint-6"]]
     last = tmp_path / "checkpoint-6"
     assert len(names_in(tmp_path)) == 2
@@ -149,7 +168,7 @@ def test_a_trainer_in_the_background(ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_checkpoint_that_fails_in_the_background(tmp_path: Path) -> None:
-    (seen,) = run("train_in_background_and_fail", tmp_path, 4, ranks=2, ours="no")
+    (seen,) = run("train_in_background_and_fail", tmp_path, 4, ranks=2, ours=False)
     assert names_in(tmp_path) == ["checkpoint-2"]
     assert "File name too long" in seen.errors[1]
     assert "rank 1 failed" in seen.errors[0]
@@ -211,7 +230,7 @@ def test_fsdp_of_accelerate(tmp_path: Path) -> None:
 
 def test_a_set_of_shards_replaces_another(tmp_path: Path) -> None:
     """Replace sets by models, huggingface_hub and accelerate, beside other files."""
-    run("sets", tmp_path, 0, ours="patch")
+    run("sets", tmp_path, 0)
     assert names_in(tmp_path) == ["hub", "model", "other"]
     assert len(names_in(tmp_path / "hub")) == 3
 

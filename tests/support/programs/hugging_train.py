@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with Hugging Face's packages, by a script that does not know ioshape.
 
-Run as a program: hugging_train.py HOW FOLDER RANKS STEPS... It patches if PATCH is in its
-environment, and imports the packages. For each STEPS, one after the other, it then forks the ranks,
-because the imports take longer than their work.
+Run as a program: hugging_train.py HOW FOLDER RANKS STEPS... It imports the packages. For each
+STEPS, one after the other, it then forks the ranks, because the imports take longer than their
+work.
 
 Each rank prints a list as JSON. It has the number of the rank, the names that another process could
 see, and the error that the rank caught. Names are recorded while a checkpoint is saved, and while
@@ -293,10 +293,6 @@ def _be_rank(rank: int, ranks: int, how: str, folder: Path, steps: int) -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    if os.environ.get("PATCH"):
-        import ioshape  # noqa: PLC0415
-
-        ioshape.patch(safetensors=True)
     how, folder, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     import accelerate  # noqa: F401, PLC0415
     import torch._dynamo  # noqa: F401, PLC0415 - accelerate imports it when it saves
