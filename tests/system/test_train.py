@@ -234,7 +234,7 @@ def run_pre_stop(stop_file: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "by"),
     [
-        (PLAIN, "torchrun"),
+        pytest.param(PLAIN, "torchrun", marks=pytest.mark.long),
         pytest.param(OURS, "torchrun", marks=pytest.mark.long),
         pytest.param(OURS, "file", marks=pytest.mark.long),
         pytest.param(GROUP, "torchrun", marks=pytest.mark.long),
