@@ -2,13 +2,14 @@
 """Run the programs in docs/frameworks.md with the frameworks."""
 
 import re
-import subprocess
+import socket
 import sys
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import frameworks
 import pytest
-from processes import environment
+from processes import Nursery, run_program
 from tree import ROOT
 
 PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
@@ -92,16 +93,11 @@ def test_programs_run(title: str, program: str, tmp_path: Path) -> None:
         python = str(frameworks.environment(installed_as) if installed_as else sys.executable)
     except frameworks.CannotInstall as problem:
         pytest.skip(str(problem))
-    (tmp_path / "program.py").write_text(BEFORE.get(title, "") + program + AFTER.get(title, ""))
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
-    is_launched = "init_process_group" in (tmp_path / "program.py").read_text()
-    done = subprocess.run(
-        (python, *(torchrun if is_launched else ()), "program.py"),
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    text = BEFORE.get(title, "") + program + AFTER.get(title, "")
+    # What torchrun tells a rank.
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    variables = {**rank, **meeting} if "init_process_group" in text else {}
+    with closing(Nursery(python=python)) if installed_as else nullcontext() as nursery:
+        run_program(tmp_path, text, variables=variables, nursery=nursery)

@@ -11,23 +11,29 @@ import pytest
 import safetensors
 import torch
 import torch.distributed as dist
-from processes import TIMEOUT_S
+from processes import TIMEOUT_S, common_nursery, run_program
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "ioshape"
 
 
-def run(folder: Path, text: str, *packages: Path) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, text: str, packages: Path) -> subprocess.CompletedProcess[str]:
     (folder / "script.py").write_text(text, encoding="utf-8")
-    paths = os.pathsep.join(map(str, packages))
     return subprocess.run(
         [COMMAND, "run", "script.py"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": paths, "IOSHAPE_TRACE": str(folder / "trace")},
+        env={**os.environ, "PYTHONPATH": str(packages), "IOSHAPE_TRACE": str(folder / "trace")},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=True,
     )
+
+
+def forked(folder: Path, text: str) -> str:
+    """Run a script that needs no other packages. Return its stderr."""
+    variables = {"IOSHAPE_TRACE": str(folder / "trace")}
+    nursery = common_nursery(under_run=True)
+    return run_program(folder, text, variables=variables, nursery=nursery).stderr
 
 
 def saved_by_us(folder: Path) -> set[str]:
@@ -58,7 +64,7 @@ def installed(
 
 
 def test_safetensors_files_of_dcp_are_ours(tmp_path: Path) -> None:
-    done = run(
+    errors = forked(
         tmp_path,
         """
 import torch
@@ -72,7 +78,7 @@ dcp.load(loaded, storage_reader=hf_storage.HuggingFaceStorageReader("model"))
 assert all(torch.equal(loaded[name], state[name]) for name in state)
 """,
     )
-    assert "ioshape" not in done.stderr
+    assert "ioshape" not in errors
     names = {
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
@@ -131,8 +137,7 @@ if rank == 0:
     not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo"
 )
 def test_ranks_export_one_directory_in_the_format_of_hugging_face(tmp_path: Path) -> None:
-    done = run(tmp_path, _EXPORT)
-    assert "ioshape" not in done.stderr
+    assert "ioshape" not in forked(tmp_path, _EXPORT)
     whole = torch.load(tmp_path / "whole.pt")
     files = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     for folder in (tmp_path / "model", tmp_path / "together"):
@@ -151,7 +156,7 @@ def test_ranks_export_one_directory_in_the_format_of_hugging_face(tmp_path: Path
 
 def test_the_usual_storage_of_torch_checkpointing_is_ours(tmp_path: Path) -> None:
     pytest.importorskip("torch_checkpointing")
-    done = run(
+    errors = forked(
         tmp_path,
         """
 import torch
@@ -163,7 +168,7 @@ loaded = manager.load("checkpoint", into={"weight": torch.zeros(100_000)})
 assert torch.equal(loaded["weight"], torch.arange(100_000.0))
 """,
     )
-    assert "ioshape" not in done.stderr
+    assert "ioshape" not in errors
     files = {path.name for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()}
     assert files == saved_by_us(tmp_path)
 

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ioshape run` reports the saves that it cannot intercept."""
 
-import textwrap
 import zipfile
 from pathlib import Path
 
 import pytest
-from command import call
-from processes import run_program
+from processes import common_nursery, run_program
 from records import is_ours
 
 PAST_US = """
@@ -34,10 +32,7 @@ PAST_US = """
 
 @pytest.mark.parametrize("to", ["nothing", "file", "memory"])
 def test_what_goes_past_it_is_told_at_the_end(to: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(PAST_US))
-    done = call("run", script, to, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_program(tmp_path, PAST_US, to, nursery=common_nursery(under_run=True))
     lines = [line for line in done.stderr.splitlines() if line.startswith("ioshape: ")]
     assert len(lines) == (to != "nothing"), done.stderr
     if lines:
@@ -65,12 +60,15 @@ def test_archives_that_nobody_closes_are_left_to_the_framework(tmp_path: Path) -
     package = tmp_path / "stable_baselines3" / "common"
     package.mkdir(parents=True)
     (package / "save_util.py").write_text(SAVE_UTIL)
-    script = tmp_path / "train.py"
-    script.write_text(
-        "from stable_baselines3.common import save_util\nsave_util.save_to_zip_file('model.zip')\n"
-    )
-    done = call("run", script, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    script = """
+        import sys
+
+        sys.path.insert(0, ".")
+        from stable_baselines3.common import save_util
+
+        save_util.save_to_zip_file("model.zip")
+    """
+    run_program(tmp_path, script, nursery=common_nursery(under_run=True))
     assert zipfile.is_zipfile(tmp_path / "model.zip")
 
 
@@ -136,13 +134,7 @@ OPENED = """
 
 @pytest.mark.parametrize("how", ["run", "patch"])
 def test_a_file_that_was_just_opened_becomes_ours(how: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(OPENED))
-    if how == "run":
-        done = call("run", script, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-    else:
-        run_program(tmp_path, OPENED, "patch")
+    run_program(tmp_path, OPENED, how, nursery=common_nursery(under_run=how == "run"))
     ours = {path.name for path in tmp_path.glob("*.pt") if is_zip(path) and is_ours(path)}
     if how == "run":
         # The file has the bytes of torch, but it appears whole.
