@@ -23,9 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forked import become, let_forks_end_fast
+from forked import become, enter, let_forks_end_fast
 
-_CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -93,13 +92,6 @@ class _Server:
         """
         if pid in self._alive:
             os.kill(pid, number)
-
-
-def _move_to_network(namespace: str) -> None:
-    """Enter a network namespace (/proc/PID/ns/net)."""
-    with open(namespace, "rb") as file:  # noqa: PTH123
-        if _LIBC.setns(file.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns")
 
 
 # ---- Interface for tests -------------------------------------------------------------------------
@@ -236,6 +228,6 @@ if __name__ == "__main__":
     if _given is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if _given[0]["namespace"]:
-            _move_to_network(_given[0]["namespace"])
+            enter(_given[0]["namespace"])
         # sys.path[0] is this file's folder, from which tests import their helpers.
         become(*_given, first=1)

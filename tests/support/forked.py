@@ -28,6 +28,14 @@ def let_forks_end_fast() -> None:
         libc.on_exit(libc._exit, None)
 
 
+def enter(namespace: str) -> None:
+    """Enter a namespace, such as /proc/PID/ns/net."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(namespace, "rb") as file:  # noqa: PTH123
+        if libc.setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), "setns")
+
+
 def become(request: dict[str, Any], descriptors: Sequence[int], first: int) -> None:
     """Make this forked process the program of a request, and run it.
 

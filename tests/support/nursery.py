@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forked import become, let_forks_end_fast
+from forked import become, enter, let_forks_end_fast
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -59,5 +59,7 @@ if __name__ == "__main__":
     let_forks_end_fast()
     _request, _descriptors = _serve(socket.socket(fileno=os.dup(0)))
     if _request is not None:
+        if _request["namespace"]:
+            enter(_request["namespace"])
         sys.path[0] = str(Path(_request["arguments"][0]).parent)
         become(_request, _descriptors, first=0)

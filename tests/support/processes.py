@@ -70,12 +70,16 @@ def environment(**more: str) -> dict[str, str]:
 # ---- The process that forks programs -------------------------------------------------------------
 
 
+# Programs that checkpoint or optimise would import the latter two, each for most of a second.
+_OF_TORCH = ("torch", "torch.distributed.checkpoint", "torch._dynamo")
+
+
 class Nursery:
     """A client of nursery.py, which serves one program after another."""
 
     def __init__(
         self,
-        modules: Sequence[str] = ("torch",),
+        modules: Sequence[str] = _OF_TORCH,
         *,
         python: str = sys.executable,
         prefix: Sequence[str] = (),
@@ -84,10 +88,10 @@ class Nursery:
         """Start nursery.py.
 
         Args:
-            modules: what it imports before it forks.
-            python: the interpreter, which may have packages of its own.
-            prefix: a command such as `strace`, behind which it runs.
-            under_run: whether programs see torch as under `ioshape run`.
+            modules: Modules that it imports before it forks.
+            python: The interpreter, which may have packages of its own.
+            prefix: A command such as `strace`, behind which it runs.
+            under_run: Whether programs see torch as under `ioshape run`.
         """
         self._under_run = under_run
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,6 +145,7 @@ class Program:
         command: Sequence[str],
         variables: Mapping[str, str],
         nursery: Nursery | None = None,
+        namespace: str = "",
     ) -> None:
         #: file for its stderr
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -151,6 +156,7 @@ class Program:
             "arguments": list(command),
             "environment": {**self._nursery.environment(), **variables},
             "folder": str(folder),
+            "namespace": namespace,
         }
         self._status: int | None = None
         self.pid = self._nursery.start(request, read_input, write_output, self._errors.fileno())
@@ -275,6 +281,26 @@ def run_program(
         folder, source, *arguments, variables=variables, nursery=nursery
     ) as program:
         return program.end(status)
+
+
+def run_where_mounted(
+    mount: Sequence[str], folder: Path, source: str, variables: Mapping[str, str] | None = None
+) -> Finished:
+    """Run a program that sees what a command prefix of mounts.py mounts."""
+    if os.geteuid() != 0:  # only root may enter the namespace of another process
+        return run_interpreter(folder, source, prefix=mount, variables=variables)
+    command = [_written(folder, source)]
+    with subprocess.Popen(
+        (*mount, "sh", "-c", "echo mounted && read -r line"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"mounted\n"
+        namespace = f"/proc/{holder.pid}/ns/mnt"
+        program = Program(folder, command, variables or {}, namespace=namespace)
+        with contextlib.closing(program):
+            return program.end()
 
 
 def run_interpreter(

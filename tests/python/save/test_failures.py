@@ -18,7 +18,7 @@ from checkpoints import Gate, checkpoint, left_clean, names_in, number_in, wait_
 from ioshape import _torch as original
 from ioshape._load.reader import Reader
 from mounts import small_disk
-from processes import run_interpreter, run_program
+from processes import run_interpreter, run_program, run_where_mounted
 
 MIB = 1 << 20
 
@@ -296,14 +296,14 @@ FULL_DISK = """
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, kind: str, engine: str) -> None:
     prefix = small_disk(kind, tmp_path)
     variables = {"IOSHAPE_ENGINE": engine} if engine != "auto" else {}
-    finished = run_interpreter(tmp_path, FULL_DISK, prefix=prefix, variables=variables)
+    finished = run_where_mounted(prefix, tmp_path, FULL_DISK, variables)
     assert finished.stdout.splitlines()[-1] == f"done {kind}"
 
 
 @pytest.mark.wording
 @pytest.mark.slow
 def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
-    finished = run_interpreter(tmp_path, FULL_DISK, prefix=small_disk("tmpfs", tmp_path))
+    finished = run_where_mounted(small_disk("tmpfs", tmp_path), tmp_path, FULL_DISK)
     told = dict(line.split(" ", 1) for line in finished.stdout.splitlines())
     for way in ("save", "wait", "result", "await", "torch"):
         assert "disk/model.pt" in told[way]

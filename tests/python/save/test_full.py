@@ -8,7 +8,7 @@ import ioshape
 import pytest
 from checkpoints import checkpoint, names_in, number_in
 from mounts import small_disk
-from processes import run_interpreter
+from processes import run_where_mounted
 from striped import striped
 
 MIB = 1 << 20
@@ -190,7 +190,7 @@ FULL_DISK = """
 @pytest.mark.slow
 @pytest.mark.wording
 def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
-    finished = run_interpreter(tmp_path, FULL_DISK, prefix=small_disk("tmpfs", tmp_path))
+    finished = run_where_mounted(small_disk("tmpfs", tmp_path), tmp_path, FULL_DISK)
     assert "needs 20" in finished.stdout
     assert "SkippedWarning: the save to disk/model.pt was skipped" in finished.stderr
     # The log does not repeat the warning.
@@ -212,8 +212,7 @@ FULL_IN_A_WRITE = """
 
 @pytest.mark.wording
 def test_a_disk_without_storage_targets_is_suspected_of_none(tmp_path: Path) -> None:
-    prefix = small_disk("ext4", tmp_path)
-    said = run_interpreter(tmp_path, FULL_IN_A_WRITE, prefix=prefix).stdout
+    said = run_where_mounted(small_disk("ext4", tmp_path), tmp_path, FULL_IN_A_WRITE).stdout
     assert "model.bin" in said
     assert "storage target" not in said
     assert "whole filesystem" not in said

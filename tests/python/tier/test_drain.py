@@ -22,7 +22,7 @@ from coordinators import await_true, coordinator, writers
 from ioshape._tier.tier import tiers_at
 from mounts import small_disk
 from object_store import BUCKET, Store
-from processes import TIMEOUT_S, environment, run_interpreter
+from processes import TIMEOUT_S, environment, run_where_mounted
 from records import names_in
 from tiers import Saver, saver, undrained
 
@@ -341,7 +341,7 @@ UNMOUNTED = """
 
 
 def test_watching_goes_on_when_the_tier_was_unmounted(tmp_path: Path) -> None:
-    run_interpreter(tmp_path, UNMOUNTED, prefix=small_disk("ext4", tmp_path))
+    run_where_mounted(small_disk("ext4", tmp_path), tmp_path, UNMOUNTED)
 
 
 # ---- Object stores -------------------------------------------------------------------------------

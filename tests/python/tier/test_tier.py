@@ -17,7 +17,7 @@ import pytest
 import torch
 from checkpoints import Gate, checkpoint, names_in, number_in, wait_until
 from mounts import small_disk
-from processes import SLOTS, run_interpreter, run_program, started_program
+from processes import SLOTS, run_program, run_where_mounted, started_program
 from striped import INSTANT, striped
 from tiers import canonical, undrained
 
@@ -365,8 +365,7 @@ FULL_TIER = """
 
 
 def test_a_full_tier_makes_no_save_fail_nor_wait(tmp_path: Path) -> None:
-    prefix = small_disk("tmpfs", tmp_path)
-    run_interpreter(tmp_path, FULL_TIER, prefix=prefix)
+    run_where_mounted(small_disk("tmpfs", tmp_path), tmp_path, FULL_TIER)
 
 
 FULL_DESTINATION = """
@@ -406,7 +405,7 @@ FULL_DESTINATION = """
 def test_a_full_destination_keeps_the_save_on_the_tier_until_there_is_room(
     tmp_path: Path,
 ) -> None:
-    run_interpreter(tmp_path, FULL_DESTINATION, prefix=small_disk("tmpfs", tmp_path))
+    run_where_mounted(small_disk("tmpfs", tmp_path), tmp_path, FULL_DESTINATION)
 
 
 # ---- Kills, and the end of the process -----------------------------------------------------------
