@@ -464,7 +464,7 @@ def storage_bytes(value: dict[str, Any]) -> int:
 
 
 @WRITERS
-@pytest.mark.parametrize("piece_bytes", [16 * MIB, 3 * MIB, 100_003])
+@pytest.mark.parametrize("piece_bytes", [16 * MIB, 3 * MIB, 1_000_003])
 def test_a_device_gets_what_torch_would_load(
     piece_bytes: int,
     write: Any,
@@ -487,7 +487,7 @@ def test_a_device_gets_what_torch_would_load(
 
 
 @WRITERS
-@pytest.mark.parametrize("piece_bytes", [16 * MIB, 3 * MIB, 100_003])
+@pytest.mark.parametrize("piece_bytes", [16 * MIB, 3 * MIB, 1_000_003])
 def test_tensors_on_a_device_are_filled(
     piece_bytes: int,
     write: Any,

@@ -323,7 +323,7 @@ def killed_at(store: Store, request: int, path: Path) -> None:
     store.forget_the_dead()
 
 
-@pytest.mark.parametrize("trials", [9, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("trials", [6, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_a_killed_upload_leaves_no_checkpoint_or_the_whole_one_that_was_there(
     trials: int, store: Store, tmp_path: Path
