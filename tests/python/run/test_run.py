@@ -285,7 +285,8 @@ def test_every_way_to_get_at_save(imports: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        *("import ioshape.dcp", "import ioshape.safetensors"),
+        "import ioshape.dcp",
+        pytest.param("import ioshape.safetensors", marks=pytest.mark.long),
         pytest.param("import ioshape.lightning", marks=pytest.mark.long),
         pytest.param("import ioshape.torch_checkpointing", marks=pytest.mark.long),
         "import ioshape\nwith ioshape.patched(safetensors=True, dcp=True): pass",

@@ -29,7 +29,7 @@ INCOMING: Any = incoming
 def state() -> dict[str, Any]:
     """Return a state larger than a round of pieces, with views and tensors of unaligned sizes."""
     large = torch.arange(9 << 20).view(torch.uint8)[: (70 << 20) + 4321].clone()
-    many = {f"{n}": torch.arange(n * 100_000, n * 100_001 + 50_000) for n in range(100)}
+    many = {f"{n}": torch.arange(n * 100_000, n * 100_001 + 5_000) for n in range(100)}
     return {"large": large, "view": large[1000:5000:3], "many": many, "empty": torch.empty(0)}
 
 
