@@ -179,3 +179,20 @@ void io_depth_answered(struct io_depth *depth, uint64_t offset, uint64_t bytes, 
 	learn_least(depth, latency_ns);
 	decide(depth, latency_ns, now_ns);
 }
+
+/* ---- Pace ------------------------------------------------------------------------------------ */
+
+/* If the caller waits for less than 1 / WAITING_PART of the time, the storage is faster. */
+#define WAITING_PART 8
+
+void io_pace_judge(struct io_pace *pace, uint64_t sent_bytes, uint64_t in_flight_bytes,
+		   uint64_t now_ns)
+{
+	if (sent_bytes - pace->bytes < in_flight_bytes)
+		return;
+	/* The first blocks found an empty queue, so they prove nothing. */
+	pace->starved = pace->bytes && pace->waited_ns * WAITING_PART < now_ns - pace->ns;
+	pace->bytes = sent_bytes;
+	pace->ns = now_ns;
+	pace->waited_ns = 0;
+}

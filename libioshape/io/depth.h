@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private to the I/O layer: the controller that limits how many requests of a file are in flight.
- * Pure: it takes the times of requests and decides whether the next request may leave. No clock, no
- * I/O, no allocation.
+ * Private to the I/O layer: the controller that limits how many requests of a file are in flight,
+ * and the judgement whether storage or writer is faster. Pure: it takes the times of requests and
+ * decides whether the next request may leave. No clock, no I/O, no allocation.
  *
  * It is a delay-based congestion control, like TCP Vegas (Brakmo, O'Malley and Peterson, 1994) and
  * LEDBAT (RFC 6817). The baseline is the least time that requests take, when none waits in a queue.
@@ -72,5 +72,21 @@ void io_depth_sent(struct io_depth *depth, uint64_t offset, uint64_t bytes);
  */
 void io_depth_answered(struct io_depth *depth, uint64_t offset, uint64_t bytes, uint64_t sent_ns,
 		       uint64_t now_ns, bool idle);
+
+/* The pace of the storage, compared with that of the writer that fills the blocks. Begins as zeros.
+ */
+struct io_pace {
+	uint64_t bytes, ns; /* position and time of the last judgement */
+	uint64_t waited_ns; /* time for which the writer waited for the storage since then */
+	bool starved;       /* the storage completes blocks faster than the writer fills them */
+};
+
+/*
+ * Judges the storage when the writer has sent `sent_bytes` in all. Decides each time that the
+ * writer has sent as many bytes as can be in flight. The storage is faster if the writer hardly
+ * waited for it.
+ */
+void io_pace_judge(struct io_pace *pace, uint64_t sent_bytes, uint64_t in_flight_bytes,
+		   uint64_t now_ns);
 
 #endif

@@ -51,10 +51,7 @@ struct io_writer {
 	/* Most bytes that this process may write into a file (ulimit -f). */
 	uint64_t most_bytes;
 	uint64_t first_block_ns; /* when the engine got its first block */
-	/* The caller waited `waited_ns` for the storage since this byte and time: see
-	 * judge_storage(). */
-	uint64_t judged_bytes, judged_ns, waited_ns;
-	bool starved;
+	struct io_pace pace;     /* of the storage, against that of the caller */
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
 	char shape_why[160]; /* for io_writer_choice() */
 };
@@ -538,32 +535,9 @@ static int prove_direct(struct io_writer *writer, const struct io_buffer *first,
 	return write_again(writer, first, bytes, error);
 }
 
-/* If the caller waits for less than 1 / WAITING_PART of the time, the storage is faster. */
-#define WAITING_PART 8
-
-/*
- * Decides whether the storage completes blocks faster than the caller fills them. It does if the
- * caller hardly waited while it sent as many bytes as can be in flight.
- */
-static void judge_storage(struct io_writer *writer)
-{
-	const struct io_shape *shape = &writer->queue->shape;
-	uint64_t now_ns;
-
-	if (writer->submitted - writer->judged_bytes < shape->depth * shape->block_bytes)
-		return;
-	now_ns = base_now_ns();
-	/* The first blocks found an empty queue, so they prove nothing. */
-	writer->starved = writer->judged_bytes &&
-			  writer->waited_ns * WAITING_PART < now_ns - writer->judged_ns;
-	writer->judged_bytes = writer->submitted;
-	writer->judged_ns = now_ns;
-	writer->waited_ns = 0;
-}
-
 bool io_writer_is_starved(const struct io_writer *writer)
 {
-	return writer->starved;
+	return writer->pace.starved;
 }
 
 /* Sends the current buffer: a full block or, at the end of the file, what it has. */
@@ -572,6 +546,7 @@ static int send_block(struct io_writer *writer, struct base_error *error)
 	struct io_buffer *buffer = writer->buffer;
 	const uint64_t begin_ns = base_now_ns();
 	size_t bytes = writer->used;
+	uint64_t now_ns;
 	bool prove;
 	int ret;
 
@@ -613,8 +588,10 @@ static int send_block(struct io_writer *writer, struct base_error *error)
 	writer->buffer = NULL;
 	writer->used = 0;
 	writer->submitted += bytes;
-	writer->waited_ns += base_now_ns() - begin_ns;
-	judge_storage(writer);
+	now_ns = base_now_ns();
+	writer->pace.waited_ns += now_ns - begin_ns;
+	io_pace_judge(&writer->pace, writer->submitted,
+		      writer->queue->shape.depth * writer->queue->shape.block_bytes, now_ns);
 	return 0;
 }
 
@@ -647,7 +624,7 @@ static int find_space(struct io_writer *writer, uint8_t **to, size_t *space,
 		ret = io_queue_take(writer->queue, &writer->buffer, error);
 		if (ret)
 			return ret;
-		writer->waited_ns += base_now_ns() - begin_ns;
+		writer->pace.waited_ns += base_now_ns() - begin_ns;
 		writer->block_bytes = block_at(writer, in_file(writer, writer->submitted));
 	}
 	*to = writer->buffer->data + writer->used;

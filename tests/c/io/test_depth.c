@@ -349,3 +349,61 @@ TEST(storages, on_a_spinning_disk_beside_readers_the_limit_grows)
 	run.fixed = 1;
 	ck_assert_double_ge(beside.bytes_per_s, 1.3 * modelled_write(&run).bytes_per_s);
 }
+
+/* ---- Pace ------------------------------------------------------------------------------------ */
+
+#define IN_FLIGHT (52 * MIB)
+
+static struct test_case pace = { .name = "pace" };
+
+/* Sends as many bytes as can be in flight, in blocks of 4 MiB. Of the time that each block takes,
+ * the writer waits for the storage. */
+static void send_all_in_flight(struct io_pace *of, uint64_t *sent, uint64_t *now, uint64_t block_ns,
+			       uint64_t waited_ns)
+{
+	for (uint64_t done = 0; done < IN_FLIGHT; done += 4 * MIB) {
+		*sent += 4 * MIB;
+		*now += block_ns;
+		of->waited_ns += waited_ns;
+		io_pace_judge(of, *sent, IN_FLIGHT, *now);
+	}
+}
+
+TEST(pace, the_first_blocks_find_an_empty_queue_and_prove_nothing)
+{
+	struct io_pace of = { 0 };
+	uint64_t sent = 0, now = 5 * MS;
+
+	send_all_in_flight(&of, &sent, &now, MS, 0);
+	ck_assert(!of.starved);
+	send_all_in_flight(&of, &sent, &now, MS, 0);
+	ck_assert(of.starved);
+}
+
+TEST(pace, a_writer_that_waits_an_eighth_of_the_time_has_slower_storage)
+{
+	struct io_pace of = { 0 };
+	uint64_t sent = 0, now = 5 * MS;
+
+	send_all_in_flight(&of, &sent, &now, 8 * MS, 8 * MS);
+	send_all_in_flight(&of, &sent, &now, 8 * MS, MS);
+	ck_assert(!of.starved);
+	send_all_in_flight(&of, &sent, &now, 8 * MS, MS - 1);
+	ck_assert(of.starved);
+	send_all_in_flight(&of, &sent, &now, 8 * MS, MS);
+	ck_assert(!of.starved);
+}
+
+TEST(pace, a_judgement_holds_until_so_many_bytes_are_sent_again)
+{
+	struct io_pace of = { 0 };
+	uint64_t sent = 0, now = 5 * MS;
+
+	for (unsigned i = 0; i < 2; i++)
+		send_all_in_flight(&of, &sent, &now, MS, 0);
+	of.waited_ns += 1000 * MS;
+	io_pace_judge(&of, sent + IN_FLIGHT - 1, IN_FLIGHT, now + 1000 * MS);
+	ck_assert(of.starved);
+	io_pace_judge(&of, sent + IN_FLIGHT, IN_FLIGHT, now + 1000 * MS);
+	ck_assert(!of.starved);
+}
