@@ -251,17 +251,22 @@ struct base_crew {
 	pthread_t threads[BASE_MOST_HELPERS];
 	unsigned started;
 	pid_t owner;          /* process that started the threads */
+	uint64_t spin_ns;     /* time for which a thread looks for a change before it sleeps */
 	pthread_mutex_t lock; /* protects the members below */
 	pthread_cond_t begins, ends;
 	void (*work)(void *user);
 	void *user;
-	unsigned openings; /* helpers that may still begin */
-	unsigned busy;     /* helpers that are working */
+	/* Read without the lock only to find out when to take it. */
+	_Atomic unsigned openings; /* helpers that may still begin */
+	_Atomic unsigned busy;     /* helpers that are working */
 	bool dismissed;
 };
 
-/* Initialises the pool without starting threads. */
-void base_crew_init(struct base_crew *crew);
+/*
+ * Initialises the pool without starting threads. A thread that has nothing to do looks for work for
+ * spin_ns before it sleeps, because waking it up takes about 50 us.
+ */
+void base_crew_init(struct base_crew *crew, uint64_t spin_ns);
 
 /*
  * Makes at most `wanted` helpers call work(user) once each, while the caller works, too. The work
@@ -509,14 +514,31 @@ bool base_statistics_begin(struct base_statistics *statistics, uint32_t dtype);
 uint64_t base_statistics_count(uint32_t dtype, uint64_t bytes);
 
 #define BASE_STATISTICS_BLOCK 4096u
-/* Bytes of a tensor that are not added yet, because they are less than a block. Begins as zeros. */
+/* Sums of squares are taken for each slice of a tensor, so that several threads can take them. */
+#define BASE_STATISTICS_SLICE (256 * KIB)
+/* The state of statistics between calls. Begins as zeros. */
 struct base_statistics_rest {
-	size_t bytes;
+	double slices;      /* sum of squares of the slices that are complete */
+	size_t slice_bytes; /* bytes of the current slice, without those below */
+	size_t bytes;       /* bytes that are not added yet, because they are less than a block */
 	uint8_t block[BASE_STATISTICS_BLOCK];
 };
 /* Adds bytes of a tensor. The statistics do not depend on how the bytes are divided. */
 void base_statistics_add(struct base_statistics *statistics, struct base_statistics_rest *rest,
 			 const void *data, size_t bytes);
+/* Begins the state of another tensor. */
+static inline void base_statistics_restart(struct base_statistics_rest *rest)
+{
+	rest->slices = 0;
+	rest->slice_bytes = rest->bytes = 0;
+}
+/*
+ * Adds bytes whose statistics another thread has taken with `next` and `next_rest`. They begin and
+ * end at a slice of the tensor, or end the tensor.
+ */
+void base_statistics_join(struct base_statistics *statistics, struct base_statistics_rest *rest,
+			  const struct base_statistics *next,
+			  const struct base_statistics_rest *next_rest);
 /* Adds the rest at the end of a tensor. */
 void base_statistics_end(struct base_statistics *statistics, struct base_statistics_rest *rest);
 /* Adds bytes with an instruction set that is at most `most`, so that tests reach all of them. */

@@ -492,14 +492,36 @@ int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument)
 /* ---- Helper threads -------------------------------------------------------------------------- */
 
 /* Runs a helper thread: waits for work until the pool is dismissed. */
+/*
+ * Waits without sleeping until a number is zero or not. The caller holds the lock, which is free
+ * meanwhile. Returns false if the number has not changed.
+ */
+static bool spin(struct base_crew *crew, const _Atomic unsigned *number, bool wanted)
+{
+	const uint64_t until_ns = crew->spin_ns ? base_now_ns() + crew->spin_ns : 0;
+	bool changed;
+
+	if (!crew->spin_ns)
+		return false;
+	pthread_mutex_unlock(&crew->lock);
+	do
+		changed = !!atomic_load(number) == wanted;
+	while (!changed && base_now_ns() < until_ns);
+	pthread_mutex_lock(&crew->lock);
+	return !!atomic_load(number) == wanted;
+}
+
 static void *help(void *argument)
 {
 	struct base_crew *crew = argument;
 
 	pthread_mutex_lock(&crew->lock);
 	for (;;) {
-		while (!crew->openings && !crew->dismissed)
+		while (!crew->openings && !crew->dismissed) {
+			if (spin(crew, &crew->openings, true) || crew->dismissed)
+				continue;
 			pthread_cond_wait(&crew->begins, &crew->lock);
+		}
 		if (crew->dismissed)
 			break;
 		crew->openings--;
@@ -514,9 +536,9 @@ static void *help(void *argument)
 	return NULL;
 }
 
-void base_crew_init(struct base_crew *crew)
+void base_crew_init(struct base_crew *crew, uint64_t spin_ns)
 {
-	*crew = (struct base_crew){ .owner = getpid() };
+	*crew = (struct base_crew){ .owner = getpid(), .spin_ns = spin_ns };
 	pthread_mutex_init(&crew->lock, NULL);
 	pthread_cond_init(&crew->begins, NULL);
 	pthread_cond_init(&crew->ends, NULL);
@@ -532,7 +554,8 @@ void base_crew_begin(struct base_crew *crew, unsigned wanted, void (*work)(void 
 	crew->work = work;
 	crew->user = user;
 	crew->openings = MIN(wanted, crew->started);
-	pthread_cond_broadcast(&crew->begins);
+	if (crew->openings)
+		pthread_cond_broadcast(&crew->begins);
 	pthread_mutex_unlock(&crew->lock);
 }
 
@@ -541,7 +564,8 @@ void base_crew_finish(struct base_crew *crew)
 	pthread_mutex_lock(&crew->lock);
 	crew->openings = 0;
 	while (crew->busy)
-		pthread_cond_wait(&crew->ends, &crew->lock);
+		if (!spin(crew, &crew->busy, false))
+			pthread_cond_wait(&crew->ends, &crew->lock);
 	pthread_mutex_unlock(&crew->lock);
 }
 
@@ -582,7 +606,7 @@ struct base_copier *base_copier_open(void)
 
 	if (!copier)
 		return NULL;
-	base_crew_init(&copier->crew);
+	base_crew_init(&copier->crew, 0);
 	copier->helpers = base_copy_threads() - 1;
 	return copier;
 }

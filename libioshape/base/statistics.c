@@ -7,8 +7,9 @@
  * second pass adds up the squares. Blocks with NaN or infinities, the ends of records and the rarer
  * types are examined number by number.
  *
- * The blocks begin at fixed offsets in the tensor, so equal tensors have equal statistics, to the
- * last bit, however their bytes come.
+ * The blocks begin at fixed offsets in the tensor, and so do the slices whose sums are added. So
+ * equal tensors have equal statistics, to the last bit, however their bytes come, and however many
+ * threads examine them.
  */
 #include "base/base.h"
 
@@ -446,9 +447,17 @@ static void add_bytes(struct base_statistics *statistics, const struct numbers *
 	}
 }
 
+/* Adds the sum of squares of a slice to that of the slices before it. */
+static void end_slice(struct base_statistics *statistics, struct base_statistics_rest *rest)
+{
+	rest->slices += statistics->sum_squares;
+	statistics->sum_squares = 0;
+	rest->slice_bytes = 0;
+}
+
 /* Adds whole blocks. */
-static void add_blocks(struct base_statistics *statistics, enum base_instructions most,
-		       const uint8_t *data, size_t bytes)
+static void add_blocks(struct base_statistics *statistics, struct base_statistics_rest *rest,
+		       enum base_instructions most, const uint8_t *data, size_t bytes)
 {
 	const struct numbers *numbers = numbers_of(statistics->dtype);
 	const struct loops *loops = &numbers->loops[best_of(most)];
@@ -460,6 +469,9 @@ static void add_blocks(struct base_statistics *statistics, enum base_instruction
 			loops->integers(data, statistics);
 		else
 			add_bytes(statistics, numbers, data);
+		rest->slice_bytes += BLOCK_BYTES;
+		if (rest->slice_bytes == BASE_STATISTICS_SLICE)
+			end_slice(statistics, rest);
 	}
 }
 
@@ -479,10 +491,10 @@ void base_statistics_add_with(struct base_statistics *statistics, struct base_st
 		bytes -= piece;
 		if (rest->bytes < BLOCK_BYTES)
 			return;
-		add_blocks(statistics, most, rest->block, BLOCK_BYTES);
+		add_blocks(statistics, rest, most, rest->block, BLOCK_BYTES);
 	}
 	rest->bytes = bytes % BLOCK_BYTES;
-	add_blocks(statistics, most, at, bytes - rest->bytes);
+	add_blocks(statistics, rest, most, at, bytes - rest->bytes);
 	memcpy(rest->block, at + bytes - rest->bytes, rest->bytes);
 }
 
@@ -492,6 +504,23 @@ void base_statistics_add(struct base_statistics *statistics, struct base_statist
 	base_statistics_add_with(statistics, rest, data, bytes, BASE_INSTRUCTION_SETS);
 }
 
+void base_statistics_join(struct base_statistics *statistics, struct base_statistics_rest *rest,
+			  const struct base_statistics *next,
+			  const struct base_statistics_rest *next_rest)
+{
+	statistics->count += next->count;
+	statistics->nans += next->nans;
+	statistics->infinities += next->infinities;
+	statistics->zeros += next->zeros;
+	statistics->minimum = MIN(statistics->minimum, next->minimum);
+	statistics->maximum = MAX(statistics->maximum, next->maximum);
+	statistics->sum_squares = next->sum_squares;
+	rest->slices += next_rest->slices;
+	rest->slice_bytes = next_rest->slice_bytes;
+	rest->bytes = next_rest->bytes;
+	memcpy(rest->block, next_rest->block, rest->bytes);
+}
+
 void base_statistics_end(struct base_statistics *statistics, struct base_statistics_rest *rest)
 {
 	const struct numbers *numbers = numbers_of(statistics->dtype);
@@ -499,7 +528,9 @@ void base_statistics_end(struct base_statistics *statistics, struct base_statist
 	if (numbers)
 		add_numbers(statistics, numbers, rest->block,
 			    rest->bytes / numbers->bytes * numbers->bytes);
-	rest->bytes = 0;
+	end_slice(statistics, rest);
+	statistics->sum_squares = rest->slices;
+	base_statistics_restart(rest);
 }
 
 bool base_statistics_constant(const struct base_statistics *statistics)

@@ -405,8 +405,8 @@ int format_writer_begin(struct format_writer *writer, const char *name, uint64_t
 /* Appends bytes to the open record. */
 int format_writer_put(struct format_writer *writer, const void *data, size_t bytes,
 		      struct base_error *error);
-/* Appends bytes to the open member of a shard file. Their CRC-32 is known, so they are not read
- * again. */
+/* Appends bytes whose CRC-32 is known, so they are not read again. In a record of an archive, those
+ * are read again in which a block of FORMAT_CHECK_BYTES ends. */
 int format_writer_put_summed(struct format_writer *writer, const void *data, size_t bytes,
 			     uint32_t crc32, struct base_error *error);
 /* Ends the open record. -EIO: its bytes are not as many as were announced. */

@@ -533,6 +533,14 @@ static int end_block(struct format_writer *writer, struct base_error *error)
 	return 0;
 }
 
+/* Records that bytes of the record were put. */
+static int add_to_block(struct format_writer *writer, size_t bytes, struct base_error *error)
+{
+	writer->block_bytes += bytes;
+	writer->done += bytes;
+	return writer->block_bytes < FORMAT_CHECK_BYTES ? 0 : end_block(writer, error);
+}
+
 static int put_blocks(struct format_writer *writer, const uint8_t *data, size_t bytes,
 		      struct base_error *error)
 {
@@ -542,13 +550,8 @@ static int put_blocks(struct format_writer *writer, const uint8_t *data, size_t 
 	for (; bytes; data += piece, bytes -= piece) {
 		piece = MIN(bytes, FORMAT_CHECK_BYTES - writer->block_bytes);
 		ret = put(writer, data, piece, &writer->block_crc, error);
-		if (ret)
-			return ret;
-		writer->block_bytes += piece;
-		writer->done += piece;
-		if (writer->block_bytes < FORMAT_CHECK_BYTES)
-			continue;
-		ret = end_block(writer, error);
+		if (!ret)
+			ret = add_to_block(writer, piece, error);
 		if (ret)
 			return ret;
 	}
@@ -596,11 +599,20 @@ int format_writer_put_summed(struct format_writer *writer, const void *data, siz
 
 	if (ret)
 		return ret;
+	/* The checksum of a block that ends within these bytes is not known. */
+	if (!writer->alignment && bytes > FORMAT_CHECK_BYTES - writer->block_bytes)
+		return put_blocks(writer, data, bytes, error);
+	ret = writer->sink.ops->put_summed(writer->sink.to, data, bytes, crc32, error);
+	if (ret)
+		return fail(writer, ret);
+	if (!writer->alignment) {
+		writer->block_crc = base_crc32_combine(writer->block_crc, crc32, bytes);
+		return add_to_block(writer, bytes, error);
+	}
 	entry = last_entry(writer);
 	entry->crc32 = base_crc32_combine(entry->crc32, crc32, bytes);
 	writer->done += bytes;
-	ret = writer->sink.ops->put_summed(writer->sink.to, data, bytes, crc32, error);
-	return ret ? fail(writer, ret) : 0;
+	return 0;
 }
 
 /* ---- The end of a record --------------------------------------------------------------------- */
@@ -757,9 +769,15 @@ static int member_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 	return put_in_member(to, data, bytes, crc, error);
 }
 
+static int member_put_summed(void *to, const void *data, size_t bytes, uint32_t crc32,
+			     struct base_error *error)
+{
+	return format_writer_put_summed(to, data, bytes, crc32, error);
+}
+
 struct format_sink format_sink_of_member(struct format_writer *bundle)
 {
-	static const struct format_sink_ops ops = { member_offset, member_put, NULL };
+	static const struct format_sink_ops ops = { member_offset, member_put, member_put_summed };
 
 	return (struct format_sink){ &ops, bundle };
 }

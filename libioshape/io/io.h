@@ -194,6 +194,8 @@ uint64_t io_writer_offset(const struct io_writer *writer);
  */
 int io_writer_put(struct io_writer *writer, const void *data, size_t bytes, uint32_t *crc,
 		  struct base_error *error);
+/* Adds time that the caller spent on the file's bytes to the time of writing in the report. */
+void io_writer_spent(struct io_writer *writer, uint64_t ns);
 /* Appends bytes whose CRC-32 the caller already knows, so they are not checksummed again. */
 int io_writer_put_summed(struct io_writer *writer, const void *data, size_t bytes, uint32_t crc32,
 			 struct base_error *error);
@@ -211,6 +213,9 @@ bool io_writer_is_starved(const struct io_writer *writer);
  */
 int io_writer_space(struct io_writer *writer, uint8_t **to, size_t *space,
 		    struct base_error *error);
+/* Returns whether bytes that are put from here next would be copied, not borrowed. Called after
+ * io_writer_space(). */
+bool io_writer_copies(const struct io_writer *writer, const void *data, size_t bytes);
 
 /*
  * Lets the writer borrow memory. The caller promises that bytes put from there stay unchanged until

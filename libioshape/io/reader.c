@@ -44,6 +44,12 @@
  */
 #define ASK_BYTES (512 * KIB)
 
+/* Most threads that copy from blocks. More find too few pieces in a block. */
+#define MOST_CONSUMERS 4u
+
+/* How long a thread looks for a block before it sleeps: longer than a request takes to be sent. */
+#define SPIN_NS 100000u
+
 /* Unit in which the reader decides whether bytes are cached. */
 #define STRETCH_BYTES (64 * MIB)
 
@@ -324,6 +330,11 @@ struct io_stream {
 	uint64_t asked_end, looked_end;
 	bool all_there;
 	struct base_crew crew;
+
+	/* For direct reads: bytes of the blocks that the stream has waited for, and the pace of the
+	 * storage. */
+	uint64_t consumed;
+	struct io_pace pace;
 
 	/* Distinguish sequential reads from random ones. */
 	struct run run;   /* sequential reads that the stream serves */
@@ -779,29 +790,69 @@ static void consume_piece(const struct io_stream *stream, struct io_piece *piece
 		memcpy(to, from, bytes);
 }
 
-/* Copies the bytes of a block to the pieces that contain them. */
+/* A block whose pieces several threads take. */
+struct block {
+	struct io_stream *stream;
+	const struct io_buffer *buffer;
+	uint64_t end;
+	_Atomic size_t next; /* first piece that no thread has taken */
+};
+
+static void consume_pieces(void *user)
+{
+	struct block *block = user;
+	struct io_stream *stream = block->stream;
+	uint64_t from, to;
+	size_t i;
+
+	while ((i = atomic_fetch_add(&block->next, 1)) < stream->count) {
+		struct io_piece *piece = &stream->pieces[i];
+
+		if (piece->offset >= block->end)
+			break;
+		from = MAX(piece->offset, block->buffer->offset);
+		to = MIN(piece_end(piece), block->end);
+		if (from >= to)
+			continue;
+		consume_piece(stream, piece, block->buffer, from, to);
+		atomic_fetch_add(&stream->reading->done, to - from);
+	}
+}
+
+/* Copies the bytes of a block to the pieces that contain them. Several threads copy if the storage
+ * is faster than one. */
 static int consume(struct io_stream *stream, struct io_buffer *buffer)
 {
 	struct reading *reading = stream->reading;
-	uint64_t offset = buffer->offset, end = offset + buffer->moved, from, to;
+	struct block block = { stream, buffer, buffer->offset + buffer->moved, stream->piece };
+	const unsigned threads = MIN(stream->queue->config.threads, MOST_CONSUMERS);
 
-	while (stream->piece < stream->count) {
-		struct io_piece *piece = &stream->pieces[stream->piece];
-
-		from = MAX(piece->offset, offset);
-		to = MIN(piece_end(piece), end);
-		if (from < to) {
-			consume_piece(stream, piece, buffer, from, to);
-			atomic_fetch_add(&reading->done, to - from);
-		}
-		if (piece_end(piece) > end) {
-			if (buffer->moved < buffer->bytes && piece->offset < offset + buffer->bytes)
-				return cut_short(reading->input, end, reading->error);
-			break;
-		}
+	base_crew_begin(&stream->crew, stream->pace.starved ? threads - 1 : 0, consume_pieces,
+			&block);
+	consume_pieces(&block);
+	base_crew_finish(&stream->crew);
+	while (stream->piece < stream->count &&
+	       piece_end(&stream->pieces[stream->piece]) <= block.end)
 		stream->piece++;
-	}
+	if (buffer->moved < buffer->bytes && stream->piece < stream->count &&
+	    stream->pieces[stream->piece].offset < buffer->offset + buffer->bytes)
+		return cut_short(reading->input, block.end, reading->error);
 	return tell(reading);
+}
+
+/* Waits for a block, and judges the storage. */
+static int await_block(struct io_stream *stream, struct io_buffer *buffer)
+{
+	const struct io_queue *queue = stream->queue;
+	const uint64_t begin_ns = base_now_ns();
+	const int ret = io_queue_finish(stream->queue, buffer, stream->reading->error);
+	const uint64_t now_ns = base_now_ns();
+
+	stream->consumed += buffer->bytes;
+	stream->pace.waited_ns += now_ns - begin_ns;
+	io_pace_judge(&stream->pace, stream->consumed,
+		      queue->shape.depth * queue->shape.block_bytes, now_ns);
+	return ret;
 }
 
 /* ---- Direct reads ---------------------------------------------------------------------------- */
@@ -865,7 +916,7 @@ static int read_direct(struct io_stream *stream, struct reading *reading, struct
 			continue;
 		}
 		buffer = buffer_at(stream, at);
-		ret = io_queue_finish(stream->queue, buffer, reading->error);
+		ret = await_block(stream, buffer);
 		/* Use the spare buffer before this block is copied. */
 		fill_queue(stream, stream->queue->shape.depth);
 		if (!ret)
@@ -1062,7 +1113,7 @@ int io_read(struct io_queue *queue, const struct io_input *input, struct io_piec
 	ret = shape_to_read(queue, input, error);
 	if (ret)
 		return ret;
-	base_crew_init(&stream.crew);
+	base_crew_init(&stream.crew, SPIN_NS);
 	ret = begin(&reading, pieces, count);
 	if (!ret)
 		ret = read_stretches(&stream, &reading, pieces, count, UINT64_MAX);
@@ -1202,7 +1253,7 @@ int io_stream_open(struct io_stream **out, const struct io_input *input, uint64_
 		return base_no_memory(error, "reading ahead", sizeof(*stream));
 	stream->input = input;
 	stream->end = input->base + MIN(end, input->bytes);
-	base_crew_init(&stream->crew);
+	base_crew_init(&stream->crew, SPIN_NS);
 	return 0;
 }
 

@@ -730,10 +730,20 @@ int io_writer_space(struct io_writer *writer, uint8_t **to, size_t *space, struc
 	return ret;
 }
 
+bool io_writer_copies(const struct io_writer *writer, const void *data, size_t bytes)
+{
+	return must_copy(writer, data, bytes) == bytes;
+}
+
 int io_writer_put(struct io_writer *writer, const void *data, size_t bytes, uint32_t *crc,
 		  struct base_error *error)
 {
 	return bytes ? put(writer, data, bytes, crc, NULL, error) : 0;
+}
+
+void io_writer_spent(struct io_writer *writer, uint64_t ns)
+{
+	writer->write_ns += ns;
 }
 
 int io_writer_put_summed(struct io_writer *writer, const void *data, size_t bytes, uint32_t crc32,

@@ -141,6 +141,23 @@ static int put(struct save_file *file, const void *data, size_t bytes, uint32_t 
 	return io_writer_put(file->writer, data, bytes, crc, error);
 }
 
+/* Puts bytes whose CRC-32 is known. They are read again only if a block ends within them. */
+static int put_summed(struct save_file *file, const void *data, size_t bytes, uint32_t crc32,
+		      struct base_error *error)
+{
+	struct save_checksums *checksums = file->checksums;
+	int ret;
+
+	if (checksums && bytes > BLOCK_BYTES - checksums->filled)
+		return save_checksums_put(checksums, file->writer, data, bytes, NULL, error);
+	ret = io_writer_put_summed(file->writer, data, bytes, crc32, error);
+	if (ret || !checksums)
+		return ret;
+	checksums->crc = base_crc32_combine(checksums->crc, crc32, bytes);
+	checksums->filled += bytes;
+	return checksums->filled == BLOCK_BYTES ? end_block(checksums, error) : 0;
+}
+
 static struct format_beside version_of(const struct io_writer *file)
 {
 	return (struct format_beside){ io_writer_offset(file), io_writer_modified_ns(file) };
@@ -729,13 +746,21 @@ static int put_in_file(void *to, const void *data, size_t bytes, uint32_t *crc,
 	return put(destination->file, data, bytes, crc, error);
 }
 
+static int put_summed_in_file(void *to, const void *data, size_t bytes, uint32_t crc32,
+			      struct base_error *error)
+{
+	const struct destination *destination = to;
+
+	return put_summed(destination->file, data, bytes, crc32, error);
+}
+
 /* Puts the torch zip of a plan into the file, after its current end. `compare` may be NULL. */
 static int put_archive(struct save_file *file, const struct save_plan *plan,
 		       const struct save_source *source, struct save_compare *compare,
 		       struct base_error *error)
 {
-	static const struct format_sink_ops ops = { .offset = offset_in_archive,
-						    .put = put_in_file };
+	static const struct format_sink_ops ops = { offset_in_archive, put_in_file,
+						    put_summed_in_file };
 	struct destination destination = { file, io_writer_offset(file->writer) };
 	struct format_writer *zip;
 	uint64_t count;
@@ -745,7 +770,7 @@ static int put_archive(struct save_file *file, const struct save_plan *plan,
 				error);
 	if (ret)
 		return ret;
-	source->to_file(source->user, file->writer);
+	save_source_to_file(source, file->writer);
 	ret = save_write_records(zip, plan, source, compare, error);
 	if (!ret && file->items && plan->examined)
 		ret = add_items(file->items, plan, format_writer_entries(zip, &count), error);
@@ -761,11 +786,15 @@ struct segment {
 	uint32_t crc32;
 };
 
-static int put_in_segment(void *to, const void *data, size_t bytes, struct base_error *error)
+static int put_in_segment(void *to, const void *data, size_t bytes, const uint32_t *crc,
+			  struct base_error *error)
 {
 	struct segment *segment = to;
 
-	return put(segment->file, data, bytes, &segment->crc32, error);
+	if (!crc)
+		return put(segment->file, data, bytes, &segment->crc32, error);
+	segment->crc32 = base_crc32_combine(segment->crc32, *crc, bytes);
+	return put_summed(segment->file, data, bytes, *crc, error);
 }
 
 /* The save of a plan. */
@@ -789,17 +818,16 @@ static int put_safetensors(struct saving *saving, struct base_error *error)
 	saving->entries = entries;
 	if (!entries)
 		return base_no_memory(error, "checksums", plan->count * sizeof(*entries));
-	source->to_file(source->user, saving->file.writer);
+	save_source_to_file(source, saving->file.writer);
 	for (size_t i = 0; !ret && i < plan->count; i++) {
 		struct segment segment = { .file = &saving->file };
 
-		ret = save_bring_record(plan, i, source, put_in_segment, &segment, error);
+		ret = save_bring_record(plan, i, source,
+					&(struct save_sink){ put_in_segment, &segment }, error);
 		entries[i].name = no_name;
 		entries[i].bytes = plan->records[i].bytes;
 		entries[i].crc32 = segment.crc32;
 	}
-	if (!ret)
-		save_examiner_finish(source->examiner);
 	if (!ret)
 		ret = save_examine(&saving->compare, plan, entries, error);
 	if (plan->examined && saving->file.checksums)

@@ -147,38 +147,50 @@ void save_count_alarms(struct ioshape_context *context, const char *path, uint32
 void save_slot_report(const struct save_slot *slot, struct io_downgrades *downgrades,
 		      struct ioshape_report *report);
 
-/* ---- Examining on a second thread (examiner.c) ----------------------------------------------- */
+/* ---- Several threads (parallel.c) ------------------------------------------------------------ */
 
-struct save_examination;
+/* Bytes that are examined just before they are written, and still are in a cache then. */
+#define SAVE_CACHED_BYTES (128 * KIB)
+
+/* The destination of a record's bytes. */
+struct save_sink {
+	/* Appends bytes. *crc is their CRC-32, if that is known; otherwise `crc` is NULL. */
+	int (*put)(void *to, const void *data, size_t bytes, const uint32_t *crc,
+		   struct base_error *error);
+	void *to;
+};
+
+/* The examination of a record. */
+struct save_examining {
+	struct base_statistics *statistics; /* NULL: no examination */
+	struct base_statistics_rest rest;
+	uint64_t offset; /* bytes of the record that were put */
+};
+
+struct save_unit;
 
 /*
- * A thread that examines tensors while the thread of the save writes them, if the storage is faster
- * than one thread. It starts at need. The statistics are those that the save's thread would
- * compute. All zeros is an examiner that takes nothing.
+ * Threads that help to examine, checksum and copy the bytes of a save, if the storage is faster
+ * than one thread. They start at need. All zeros: none helps.
  */
-struct save_examiner {
-	bool allowed;           /* another core may be used */
+struct save_parallel {
+	unsigned helpers;       /* most threads beside the save's own */
 	struct io_writer *file; /* file that is written; NULL: none */
-	pthread_t thread;
-	bool started;
-	pthread_mutex_t lock; /* protects the members below */
-	pthread_cond_t change;
-	STAILQ_HEAD(, save_examination) waiting;
-	uint64_t waiting_bytes; /* bytes not examined yet, of these tensors and the current one */
-	bool busy;              /* the thread examines a tensor */
-	bool leaving;           /* the thread must end, and drop what waits */
+	struct base_crew crew;
+	struct save_unit *units; /* the bytes in progress; NULL: not started */
+	unsigned count;
+	_Atomic unsigned next; /* first unit that no thread has taken */
 };
 
 /*
- * Leaves the rest of a tensor to the thread. `data` must stay valid until save_examiner_finish().
- * Returns false if the caller must examine the tensor itself.
+ * Puts at most *bytes next bytes of a record by several threads, and examines them. Returns in
+ * *bytes how many; 0 if the calling thread is as fast alone. File and statistics are those of one
+ * thread.
  */
-bool save_examiner_take(struct save_examiner *examiner, struct base_statistics *statistics,
-			const struct base_statistics_rest *rest, const void *data, size_t bytes);
-/* Completes all statistics. The calling thread helps. NULL is allowed. */
-void save_examiner_finish(struct save_examiner *examiner);
-/* Drops what is not examined yet, and ends the thread. */
-void save_examiner_close(struct save_examiner *examiner);
+int save_parallel_put(struct save_parallel *parallel, struct save_examining *examining,
+		      const struct save_sink *sink, const uint8_t *data, size_t *bytes,
+		      struct base_error *error);
+void save_parallel_close(struct save_parallel *parallel);
 
 /* ---- Bytes of a plan (plan.c) ---------------------------------------------------------------- */
 
@@ -194,32 +206,35 @@ struct save_source {
 	 * its memory, and may make bytes directly in the file's blocks. */
 	void (*to_file)(void *user, struct io_writer *file);
 	void *user;
-	/* Examines bytes that stay valid until the save ends; NULL: they do not. */
-	struct save_examiner *examiner;
+	struct save_parallel *parallel; /* NULL: one thread writes the bytes */
 };
 
-/* A source that reads the caller's own memory. All members but the plan and `examiner.allowed`
+/* Declares that all bytes of the source go to this file unchanged. */
+void save_source_to_file(const struct save_source *source, struct io_writer *file);
+
+/* A source that reads the caller's own memory. All members but the plan and `parallel.helpers`
  * begin as zeros. */
 struct save_direct {
 	const struct save_plan *plan;
 	/* Bytes that must be made are made in its blocks; NULL: in `scratch`. */
 	struct io_writer *file;
 	uint8_t *scratch; /* allocated at need */
-	struct save_examiner examiner;
+	struct save_parallel parallel;
 };
 int save_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		     struct base_error *error);
 void save_direct_to_file(void *direct, struct io_writer *file);
-/* Returns the source. A second thread examines if the context allows several. */
+/* Returns the source. */
 struct save_source save_direct_source(struct save_direct *direct,
 				      const struct ioshape_context *context);
+/* Lets several threads work, if the context allows that. Returns them. */
+struct save_parallel *save_direct_parallel(struct save_direct *direct,
+					   const struct ioshape_context *context);
 void save_direct_end(struct save_direct *direct);
 
-/* Passes all bytes of a record to `put`, in order. */
+/* Passes all bytes of a record to the sink, in order. */
 int save_bring_record(const struct save_plan *plan, size_t i, const struct save_source *source,
-		      int (*put)(void *to, const void *data, size_t bytes,
-				 struct base_error *error),
-		      void *to, struct base_error *error);
+		      const struct save_sink *sink, struct base_error *error);
 
 /* Writes all records of a plan and the end of the archive. `compare` may be NULL. */
 int save_write_records(struct format_writer *zip, const struct save_plan *plan,

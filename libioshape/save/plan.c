@@ -646,97 +646,93 @@ int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void
 
 /* ---- Writing the records of a plan ----------------------------------------------------------- */
 
-/* Bytes that are examined just before they are written, and still are in a cache then. */
-#define EXAMINED_BYTES (128 * KIB)
+/* If a thread works alone, it checks after so many bytes whether others should help. */
+#define ALONE_BYTES (4 * MIB)
 
-/* The examination of a record by the thread of the save. */
-struct examining {
-	struct base_statistics *statistics; /* NULL: no examination, or another thread has it */
-	struct base_statistics_rest rest;
-	struct save_examiner *examiner; /* NULL: no other thread can examine these bytes */
-};
-
-static void begin_examining(struct examining *examining, const struct save_plan *plan, size_t i,
-			    const struct save_source *source)
+/* Returns the length of the next piece. It ends at a multiple of its greatest length in the file,
+ * so that the writer can borrow whole pages. Staging memory has the same multiples. */
+static size_t piece_of(const struct save_examining *examining, const struct save_parallel *parallel,
+		       const uint8_t *data, size_t bytes)
 {
-	const struct save_record *record = &plan->records[i];
-
-	examining->statistics = plan->examined ? &plan->examined[i].statistics : NULL;
-	examining->rest.bytes = 0;
-	/* Fetched bytes are in memory that is used again at once. */
-	examining->examiner = i < plan->own || record->fetch ? NULL : source->examiner;
-	if (examining->statistics && !base_statistics_begin(examining->statistics, record->dtype))
-		examining->statistics = NULL;
-}
-
-/* Returns the length of the next piece. It ends at a multiple of EXAMINED_BYTES in the file, so
- * that the writer can borrow whole pages. Staging memory has the same multiples. */
-static size_t piece_of(const struct examining *examining, const uint8_t *data, size_t bytes)
-{
-	const struct save_examiner *examiner = examining->examiner;
-	const uint64_t at = examiner && examiner->file ? io_writer_offset(examiner->file) :
+	const size_t most = examining->statistics ? SAVE_CACHED_BYTES : ALONE_BYTES;
+	const uint64_t at = parallel && parallel->file ? io_writer_offset(parallel->file) :
 							 (uintptr_t)data;
 
-	return MIN(bytes, EXAMINED_BYTES - at % EXAMINED_BYTES);
+	return MIN(bytes, most - at % most);
 }
 
-/* Puts the bytes of a record, and examines them. */
-static int examine_and_put(struct examining *examining,
-			   int (*put)(void *to, const void *data, size_t bytes,
-				      struct base_error *error),
-			   void *to, const uint8_t *data, size_t bytes, struct base_error *error)
+static void examine(struct save_examining *examining, const struct save_parallel *parallel,
+		    const uint8_t *data, size_t bytes)
 {
-	struct save_examiner *examiner = examining->examiner;
+	const uint64_t begin_ns = base_now_ns();
+
+	base_statistics_add(examining->statistics, &examining->rest, data, bytes);
+	if (parallel && parallel->file)
+		io_writer_spent(parallel->file, base_now_ns() - begin_ns);
+}
+
+/* Puts bytes of a record, and examines them. */
+static int examine_and_put(struct save_examining *examining, struct save_parallel *parallel,
+			   const struct save_sink *sink, const uint8_t *data, size_t bytes,
+			   struct base_error *error)
+{
 	size_t piece;
 	int ret = 0;
 
-	for (; !ret && bytes && examining->statistics; data += piece, bytes -= piece) {
-		if (examiner && save_examiner_take(examiner, examining->statistics,
-						   &examining->rest, data, bytes)) {
-			examining->statistics = NULL;
-			break;
-		}
-		piece = piece_of(examining, data, bytes);
-		base_statistics_add(examining->statistics, &examining->rest, data, piece);
-		ret = put(to, data, piece, error);
+	for (; !ret && bytes; data += piece, bytes -= piece, examining->offset += piece) {
+		piece = parallel ? bytes : 0;
+		if (parallel)
+			ret = save_parallel_put(parallel, examining, sink, data, &piece, error);
+		if (ret || piece)
+			continue;
+		piece = piece_of(examining, parallel, data, bytes);
+		if (examining->statistics)
+			examine(examining, parallel, data, piece);
+		ret = sink->put(sink->to, data, piece, NULL, error);
 	}
-	return ret || !bytes ? ret : put(to, data, bytes, error);
+	return ret;
 }
 
 int save_bring_record(const struct save_plan *plan, size_t i, const struct save_source *source,
-		      int (*put)(void *to, const void *data, size_t bytes,
-				 struct base_error *error),
-		      void *to, struct base_error *error)
+		      const struct save_sink *sink, struct base_error *error)
 {
 	const struct save_record *record = &plan->records[i];
+	struct save_parallel *parallel = i < plan->own ? NULL : source->parallel;
 	const void *data = record->data;
-	struct examining examining;
+	struct save_examining examining;
 	size_t run;
 	uint64_t done;
 	int ret = 0;
 
-	begin_examining(&examining, plan, i, source);
+	examining.statistics = plan->examined ? &plan->examined[i].statistics : NULL;
+	examining.offset = 0;
+	base_statistics_restart(&examining.rest);
+	if (examining.statistics && !base_statistics_begin(examining.statistics, record->dtype))
+		examining.statistics = NULL;
 	for (done = 0; !ret && done < record->bytes; done += run) {
 		run = record->bytes - done;
 		if (i >= plan->own)
 			ret = source->next(source->user, i, done, &data, &run, error);
 		if (!ret)
-			ret = examine_and_put(&examining, put, to, data, run, error);
+			ret = examine_and_put(&examining, parallel, sink, data, run, error);
 	}
 	if (examining.statistics)
 		base_statistics_end(examining.statistics, &examining.rest);
 	return ret;
 }
 
-static int put_in_archive(void *zip, const void *data, size_t bytes, struct base_error *error)
+static int put_in_archive(void *zip, const void *data, size_t bytes, const uint32_t *crc,
+			  struct base_error *error)
 {
-	return format_writer_put(zip, data, bytes, error);
+	return crc ? format_writer_put_summed(zip, data, bytes, *crc, error) :
+		     format_writer_put(zip, data, bytes, error);
 }
 
 int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 		       const struct save_source *source, struct save_compare *compare,
 		       struct base_error *error)
 {
+	const struct save_sink sink = { put_in_archive, zip };
 	struct format_index index = plan->index;
 	const struct format_entry *entries;
 	uint64_t count;
@@ -748,12 +744,10 @@ int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 		ret = format_writer_begin(zip, record->name, record->bytes, record->alignment,
 					  error);
 		if (!ret)
-			ret = save_bring_record(plan, i, source, put_in_archive, zip, error);
+			ret = save_bring_record(plan, i, source, &sink, error);
 		if (!ret)
 			ret = format_writer_end(zip, error);
 	}
-	if (!ret)
-		save_examiner_finish(source->examiner);
 	if (!ret && compare) {
 		entries = format_writer_entries(zip, &count);
 		ret = save_examine(compare, plan, entries, error);
@@ -767,24 +761,40 @@ int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 /* Bytes fetched in one call of the caller's function. Each call to a device costs its latency. */
 #define FETCH_BYTES (4 * MIB)
 
+/* Most threads of a save. More find too little memory bandwidth, and too little of a block. */
+#define MOST_THREADS 4u
+
 void save_direct_to_file(void *user, struct io_writer *file)
 {
 	struct save_direct *direct = user;
 
-	direct->file = direct->examiner.file = file;
+	direct->file = file;
+}
+
+struct save_parallel *save_direct_parallel(struct save_direct *direct,
+					   const struct ioshape_context *context)
+{
+	direct->parallel.helpers = MIN(context->config.threads, MOST_THREADS) - 1;
+	return &direct->parallel;
 }
 
 struct save_source save_direct_source(struct save_direct *direct,
 				      const struct ioshape_context *context)
 {
-	direct->examiner.allowed = context->config.threads > 1;
 	return (struct save_source){ save_direct_next, save_direct_to_file, direct,
-				     &direct->examiner };
+				     save_direct_parallel(direct, context) };
+}
+
+void save_source_to_file(const struct save_source *source, struct io_writer *file)
+{
+	source->to_file(source->user, file);
+	if (source->parallel)
+		source->parallel->file = file;
 }
 
 void save_direct_end(struct save_direct *direct)
 {
-	save_examiner_close(&direct->examiner);
+	save_parallel_close(&direct->parallel);
 	free(direct->scratch);
 }
 

@@ -232,7 +232,7 @@ static void stage_copy(struct ioshape_save *save)
 {
 	struct base_crew crew;
 
-	base_crew_init(&crew);
+	base_crew_init(&crew, 0);
 	/* Only the calling thread may call the caller's functions. */
 	if (!save->request.plan.fetches)
 		base_crew_begin(&crew, helpers_for(save), help_to_copy, save);
@@ -681,7 +681,7 @@ static void later_hurry(struct ioshape_save *save, uint64_t until_ns)
 	pthread_mutex_unlock(&save->lock);
 	if (!copying || save->request.plan.fetches)
 		return;
-	base_crew_init(&crew);
+	base_crew_init(&crew, 0);
 	base_crew_begin(&crew, wanted, give_help, &help);
 	give_help(&help);
 	base_crew_finish(&crew);
@@ -721,7 +721,8 @@ static struct save_source source_of(struct ioshape_save *save, struct save_direc
 {
 	*direct = (struct save_direct){ .plan = &save->request.plan };
 	if (!save->request.task.borrow)
-		return (struct save_source){ stage_next, stage_to_file, save, NULL };
+		return (struct save_source){ stage_next, stage_to_file, save,
+					     save_direct_parallel(direct, save->context) };
 	return save_direct_source(direct, save->context);
 }
 
@@ -733,7 +734,7 @@ int save_write_payload(struct ioshape_save *save, struct format_writer *zip, str
 	int ret;
 
 	if (file)
-		source.to_file(source.user, file);
+		save_source_to_file(&source, file);
 	ret = save_write_records(zip, &save->request.plan, &source, &save->compare, error);
 	save_direct_end(&direct);
 	return ret;

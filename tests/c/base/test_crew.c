@@ -39,7 +39,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 
 static void set_up(void)
 {
-	base_crew_init(&crew);
+	base_crew_init(&crew, 0);
 	calls = working = 0;
 	hold = start_slowly = starting = false;
 }
@@ -73,6 +73,23 @@ TEST(tests, each_helper_is_called_once)
 	wait_for_calls(HELPERS);
 	base_crew_finish(&crew);
 	ck_assert_uint_eq(calls, HELPERS);
+}
+
+/* Helpers that look for work before they sleep are called as often as others. */
+TEST(tests, each_helper_that_looks_for_work_is_called_once)
+{
+	base_crew_dismiss(&crew);
+	base_crew_init(&crew, 200000);
+	for (unsigned job = 1; job <= 100; job++) {
+		base_crew_begin(&crew, HELPERS, work, &crew);
+		/* In some rounds all helpers sleep, in others none. */
+		if (job % 10 == 0)
+			usleep(2000);
+		wait_for_calls(job * HELPERS);
+		base_crew_finish(&crew);
+		ck_assert_uint_eq(working, 0);
+	}
+	ck_assert_uint_eq(calls, 100 * HELPERS);
 }
 
 TEST(tests, who_has_begun_has_ended_and_nobody_begins_any_more)

@@ -9,6 +9,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define ROOM 10000
@@ -258,6 +259,43 @@ TEST(tests, they_are_the_same_to_the_last_bit_for_each_machine_and_each_division
 			ck_assert_double_eq(result.maximum, whole.maximum);
 		}
 	}
+}
+
+/* Each thread examines a slice. */
+TEST(tests, they_are_the_same_to_the_last_bit_for_each_number_of_threads)
+{
+	static struct base_statistics_rest other_rest;
+	const size_t size = 3 * BASE_STATISTICS_SLICE + 1020;
+	uint8_t *memory = malloc(size);
+	uint64_t state = 11;
+
+	ck_assert_ptr_nonnull(memory);
+	for (size_t i = 0; i < ARRAY_LENGTH(all_types); i++) {
+		struct base_statistics whole, result, other;
+
+		for (size_t at = 0; at < size; at += ROOM) {
+			fill(&state, &all_types[i], 0);
+			memcpy(memory + at, bytes, MIN(size - at, ROOM));
+		}
+		base_statistics_begin(&whole, all_types[i].dtype);
+		base_statistics_add(&whole, &rest, memory, size);
+		base_statistics_end(&whole, &rest);
+		base_statistics_begin(&result, all_types[i].dtype);
+		for (size_t done = 0, piece; done < size; done += piece) {
+			piece = MIN(size - done, BASE_STATISTICS_SLICE);
+			base_statistics_begin(&other, all_types[i].dtype);
+			base_statistics_restart(&other_rest);
+			base_statistics_add(&other, &other_rest, memory + done, piece);
+			base_statistics_join(&result, &rest, &other, &other_rest);
+		}
+		base_statistics_end(&result, &rest);
+		ck_assert_uint_eq(result.count, whole.count);
+		ck_assert_uint_eq(result.zeros, whole.zeros);
+		ck_assert_mem_eq(&result.sum_squares, &whole.sum_squares, sizeof(double));
+		ck_assert_double_eq(result.minimum, whole.minimum);
+		ck_assert_double_eq(result.maximum, whole.maximum);
+	}
+	free(memory);
 }
 
 TEST(tests, each_value_of_a_small_type_is_right)
