@@ -13,9 +13,10 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
 
   save   durable saves, against fio, write() + fsync, and a careful replacement of a tiny file
   load   verified loads, against fio with a cold cache and against read() with a warm one
-  nil    the work of the processor in saves: an engine completes each request at once and moves no
-         byte. Local filesystems report which alignment of memory they accept without a copy; others
-         make the figures of zero copies worse (default size: 2G; about 1 minute)
+  nil    the work of the processor in saves and loads: an engine completes each request at once and
+         moves no byte. Local filesystems report which alignment of memory they accept without a copy;
+         others make the figures of zero copies worse (default size: 2G; about 1 minute; 8 GiB of
+         memory)
   async  how long a save in the background holds the caller, against memcpy
   torch  the Python package, against torch.save, torch.load, safetensors, torch's distributed
          checkpoint, fio and memcpy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the work of the processor in a save, with an engine that moves no byte."""
+"""Measure the work of the processor in saves and loads, with an engine that moves no byte."""
 
 import json
 import subprocess
@@ -14,8 +14,8 @@ from .worker import WorkerError
 Answer = dict[str, float]
 
 
-def saves(setting: Setting) -> dict[str, list[Answer]]:
-    """Save in each way in turn, and return the answers of bench-nil by way."""
+def run(setting: Setting) -> dict[str, list[Answer]]:
+    """Save and load in each way in turn, and return the answers of bench-nil by way."""
     program = programs(setting) / "bench-nil"
     done = subprocess.run(
         [program, str(setting.size), setting.folder, str(setting.rounds)],
@@ -54,10 +54,19 @@ def describe(answers: list[Answer]) -> str:
     )
 
 
+def scaling(
+    name: str, ways: dict[str, list[Answer]], all_cores: str, one: str, what: str
+) -> Figure:
+    """Return the figure that compares the speed on all cores with that on one."""
+    many, few = gb_per_s(ways[all_cores]), gb_per_s(ways[one])
+    what += f", all cores to one: {many:.1f} to {few:.1f} GB/s"
+    return Figure(name, many / few, ">=", 1.8, what)
+
+
 def measure(setting: Setting) -> Outcome:
     setting.say(f"{setting.size / GB:.2f} GB of mixed tensors without storage")
-    ways = saves(setting)
-    examined, borrowed = ways["examined"], ways["borrowed_examined"]
+    ways = run(setting)
+    borrowed = ways["borrowed_examined"]
     outcome = Outcome()
     outcome.facts["nil"] = dict(ways)
     outcome.figures = [
@@ -68,21 +77,28 @@ def measure(setting: Setting) -> Outcome:
             10,
             f"GB per CPU second, copy and checksum: {describe(ways['copied'])}",
         ),
-        Figure(
-            "nil_save_scaling",
-            gb_per_s(ways["examined_by_all"]) / gb_per_s(examined),
-            ">=",
-            1.8,
-            f"with examination, all cores to one: {gb_per_s(ways['examined_by_all']):.1f} to "
-            f"{gb_per_s(examined):.1f} GB/s",
-        ),
-        Figure(
+        scaling("nil_save_scaling", ways, "examined_by_all", "examined", "saves with examination"),
+        scaling(
             "nil_borrowed_scaling",
-            gb_per_s(ways["borrowed_examined_by_all"]) / gb_per_s(borrowed),
-            ">=",
-            1.8,
-            f"the same without copies: {gb_per_s(ways['borrowed_examined_by_all']):.1f} to "
-            f"{gb_per_s(borrowed):.1f} GB/s",
+            ways,
+            "borrowed_examined_by_all",
+            "borrowed_examined",
+            "saves with examination, without copies",
+        ),
+        scaling(
+            "nil_staged_scaling",
+            ways,
+            "staged_examined_by_all",
+            "staged_examined",
+            "writing of background saves",
+        ),
+        scaling("nil_load_scaling", ways, "loaded_by_all", "loaded", "direct loads"),
+        scaling(
+            "nil_two_threads_ceiling",
+            ways,
+            "ceiling_two",
+            "ceiling_one",
+            "examination, copy and checksum by two threads that share nothing",
         ),
         Figure("zero_copy_share", borrowed_share(borrowed), ">=", 0.98, describe(borrowed)),
         Figure(
