@@ -39,6 +39,7 @@ void ioshape_py_free_context(void *keep, struct ioshape_context **out);
 void ioshape_py_free_save(void *keep, struct ioshape_save **out);
 void ioshape_py_free_file(void *keep, struct ioshape_file **out);
 void ioshape_py_free_directory(void *keep, struct save_directory **out);
+void ioshape_py_free_items(void *keep, struct save_items **out);
 void ioshape_py_free_slot(void *keep, struct ioshape_slot **out);
 void ioshape_py_free_reader(void *keep, struct ioshape_reader **out);
 void ioshape_py_free_group(void *keep, struct ioshape_group **out);

@@ -70,6 +70,12 @@ static void ioshape_py_free_directory(void *keep, struct save_directory **out)
 	save_directory_free(*out);
 }
 
+static void ioshape_py_free_items(void *keep, struct save_items **out)
+{
+	(void)keep;
+	save_items_free(*out);
+}
+
 /* Implemented in Python; cffi defines it further down in the generated source. */
 static int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 			       uint64_t total_bytes);

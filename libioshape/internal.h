@@ -149,15 +149,55 @@ const uint32_t *save_reader_checks(struct ioshape_reader *reader, uint64_t recor
 
 struct ioshape_file;
 
-/* Makes the file examine the tensors of the archives that are appended from now on. They are judged
- * at the commit, together and by the rules of examined saves, as a checkpoint at `path`. */
-int save_file_examine(struct ioshape_file *file, const char *path);
+struct save_items;
+
+/* Makes the file examine the tensors of the archives that are appended from now on, and add them to
+ * `items`, which must live until the file is committed. */
+int save_file_examine(struct ioshape_file *file, struct save_items *items);
 /* Appends the torch zip that ioshape_save_records() would write for these records. `name` is that
  * of its tensors in alarms. `bytes` receives the length of the zip and may be NULL. If records are
  * invalid (-EINVAL, -EEXIST, IOSHAPE_E_LIMIT), no byte is appended. After any other failure, such
  * as that of `fetch`, the file can only be freed. */
 int save_file_write_records(struct ioshape_file *file, const char *name,
 			    const struct ioshape_record *records, size_t count, uint64_t *bytes);
+
+/* ---- Checkpoints of many archives (save/items.c) --------------------------------------------- */
+
+/* The result of the rule `unchanged` in one of the processes that save a checkpoint. Bit 0 stands
+ * for all tensors, bit n for those of group n. The sets of several processes are united. Groups in
+ * `still` that are not in `moves` raise the alarm. */
+struct save_standstill {
+	uint32_t still;   /* groups whose tensors stand still, but should move */
+	uint32_t moves;   /* groups with a tensor that moves, or that cannot be compared */
+	char before[600]; /* path of the checkpoint with equal tensors, perhaps cut off */
+};
+
+/* The result of judging. */
+struct save_verdict {
+	uint32_t alarms; /* bits of enum ioshape_alarm */
+	char alarm[256]; /* the first one, as a sentence */
+	struct save_standstill standstill;
+};
+
+/* Makes an empty collection of the tensors that this process saves to, or has loaded from, a
+ * checkpoint at `path`. */
+int save_items_make(struct ioshape_context *context, const char *path, struct save_items **out);
+void save_items_free(struct save_items *items);
+/* Judges tensors that were saved, by all rules but `unchanged`, and remembers them as those of the
+ * checkpoint before the next one. Returns 0 or IOSHAPE_E_ALARM. */
+int save_items_judge(struct save_items *items, struct save_verdict *verdict);
+/* Returns the name of the first tensor from number *next on that raised alarms, sets their bits,
+ * and moves *next behind it. Returns NULL if there is none. */
+const char *save_items_alarm(const struct save_items *items, uint64_t *next, uint32_t *alarms);
+/* Judges by the rule `unchanged`. Logs a warning or returns IOSHAPE_E_ALARM. */
+int save_items_judge_standstill(struct ioshape_context *context, const char *path,
+				const struct save_standstill *standstill,
+				struct save_verdict *verdict);
+/* Adds the tensor of an archive that was loaded, and its alarms at the save. */
+int save_items_add_loaded(struct save_items *items, const struct ioshape_reader *reader,
+			  const char *name, uint32_t alarms);
+/* Remembers the loaded tensors. `alarms` are those of the checkpoint at the save. */
+void save_items_loaded(struct save_items *items, uint32_t alarms);
 
 /* ---- Atomic directories (save/file.c) -------------------------------------------------------- */
 

@@ -113,6 +113,7 @@ struct save_seen {
 	uint64_t number;  /* order in which files were remembered */
 	uint64_t content; /* hash of all records that training changes */
 	bool stale;       /* it raised the alarm `unchanged` */
+	bool shared;      /* `content` may include what other processes save */
 	uint64_t bytes;   /* size of all large records */
 	size_t count;
 	struct large_record *records; /* sorted by size and checksum */
@@ -370,10 +371,14 @@ struct judging {
 	const struct save_plan *plan;
 	const struct save_seen *before;
 	struct finding findings[SAVE_RULES];
-	bool trains; /* see LEAST_TRAINED_NUMBERS */
+	bool trains;   /* see LEAST_TRAINED_NUMBERS */
+	bool repeated; /* the save repeats the one before; see is_repeated() */
+	/* Groups of tensors by their number, and the whole file as group 0. */
 	struct {
 		uint64_t bytes; /* size of the group's tensors that stand still */
-		bool moves, moved_before;
+		bool moves;
+		/* Path of the file with equal tensors, if they should move; NULL: they need not. */
+		const char *before;
 	} groups[256];
 };
 
@@ -445,6 +450,14 @@ static void judge_jump(struct judging *judging, const struct seen_tensor *now,
 		    squares, squares_before, judging->before->path);
 }
 
+/* Returns whether a file is saved again to one path while no training goes on: a state that is only
+ * evaluated stands still for a good reason. A stale file stays stale. */
+static bool is_repeated(const struct save_seen *now, const struct save_seen *before)
+{
+	return (now->content == before->content || before->shared) && !before->stale &&
+	       !strcmp(now->path, before->path);
+}
+
 /* Judges the tensors of one class. They can be matched if there are as many as before. */
 static void judge_class(struct judging *judging, struct seen_tensor *now, size_t count,
 			const struct seen_tensor *before, size_t count_before)
@@ -456,16 +469,17 @@ static void judge_class(struct judging *judging, struct seen_tensor *now, size_t
 		const bool equal = matched && now[i].crc32 == before[i].crc32;
 
 		if (!equal) {
-			judging->groups[now[i].group].moves = true;
+			judging->groups[now[i].group].moves |= now[i].group > 0;
 			judging->trains |= is_float(statistics->dtype) &&
 					   statistics->count >= LEAST_TRAINED_NUMBERS;
 		}
 		if (!matched)
 			continue;
 		now[i].moved = before[i].moved || !equal;
-		if (equal && now[i].large) {
+		if (equal && now[i].large && now[i].group) {
 			judging->groups[now[i].group].bytes += now[i].bytes;
-			judging->groups[now[i].group].moved_before |= before[i].moved;
+			if (before[i].moved && !judging->repeated)
+				judging->groups[now[i].group].before = judging->before->path;
 		}
 		judge_nonfinite(judging, &now[i], &before[i]);
 		judge_constant(judging, &now[i], &before[i]);
@@ -506,54 +520,71 @@ static void judge_tensors(struct judging *judging)
 
 /* ---- Judging whole files --------------------------------------------------------------------- */
 
-/* Returns whether a file is saved again to one path while no training goes on: a state that is only
- * evaluated stands still for a good reason. A stale file stays stale. */
-static bool is_repeated(const struct save_seen *now, const struct save_seen *before)
+/* Writes that all tensors of a group stand still. */
+static void say_still(struct finding *finding, size_t group, const char *size, const char *before)
 {
-	return now->content == before->content && !before->stale &&
-	       !strcmp(now->path, before->path);
-}
-
-static void judge_groups(struct judging *judging)
-{
-	struct finding *finding = &judging->findings[SAVE_UNCHANGED];
-
-	if (judging->compare->context->examine[SAVE_UNCHANGED] == SAVE_OFF ||
-	    is_repeated(judging->compare->seen, judging->before))
-		return;
-	for (size_t group = 1; group < ARRAY_LENGTH(judging->groups); group++) {
-		if (judging->groups[group].moves || !judging->groups[group].moved_before ||
-		    finding->tensors)
-			continue;
-		finding->tensors = 1;
+	finding->tensors = 1;
+	if (!group)
+		SAY(finding, "all its large tensors%s are identical to those of \"%s\"", size,
+		    before);
+	else
 		SAY(finding,
-		    "all tensors of %s (%s) are identical to those of \"%s\", although they "
-		    "changed earlier",
+		    "all tensors of %s%s are identical to those of \"%s\", although they changed "
+		    "earlier",
 		    group == 1 ? "the model" :
 		    group == 2 ? "the optimizer" :
 				 BASE_WORDS("group %zu", group),
-		    BASE_SIZE(judging->groups[group].bytes), judging->before->path);
-	}
+		    size, before);
 }
 
-/* Compares the large records with those of an earlier file. */
-static void judge_unchanged(struct judging *judging, const struct save_seen *before)
+/* Compares the large records with those of an earlier file. Returns whether all are identical. */
+static bool judge_unchanged(struct judging *judging, const struct save_seen *before)
 {
 	struct save_compare *compare = judging->compare;
 	const struct save_seen *seen = compare->seen;
-	struct finding *finding = &judging->findings[SAVE_UNCHANGED];
 	uint64_t same;
 
-	if (!before || !seen->bytes || compare->context->examine[SAVE_UNCHANGED] == SAVE_OFF)
-		return;
+	if (!before || !seen->bytes)
+		return false;
 	same = bytes_in_both(seen, before);
 	compare->compared_bytes = seen->bytes;
 	compare->unchanged_bytes = MAX(compare->unchanged_bytes, same);
-	if (same != seen->bytes || judging->trains || finding->tensors || is_repeated(seen, before))
-		return;
-	finding->tensors = 1;
-	SAY(finding, "all its large tensors (%s) are identical to those of \"%s\"",
-	    BASE_SIZE(seen->bytes), before->path);
+	if (same != seen->bytes)
+		return false;
+	judging->groups[0].bytes = seen->bytes;
+	if (!is_repeated(seen, before) && !judging->groups[0].before)
+		judging->groups[0].before = before->path;
+	return true;
+}
+
+/* Looks for groups of tensors that stand still. The first one is the finding, unless the tensors of
+ * other processes decide, too. */
+static void judge_groups(struct judging *judging)
+{
+	struct save_standstill *standstill = &judging->compare->standstill;
+	struct finding *finding = &judging->findings[SAVE_UNCHANGED];
+
+	standstill->moves = 0;
+	for (size_t group = 0; group < ARRAY_LENGTH(judging->groups); group++) {
+		const uint32_t bit = group < 32 ? UINT32_C(1) << group : 0;
+		const char *before = judging->groups[group].before;
+
+		if (judging->groups[group].moves) {
+			standstill->moves |= bit;
+			continue;
+		}
+		if (!before)
+			continue;
+		standstill->still |= bit;
+		if (judging->compare->seen->stale)
+			continue;
+		judging->compare->seen->stale = true;
+		snprintf(standstill->before, sizeof(standstill->before), "%s", before);
+		if (!judging->compare->shared)
+			say_still(finding, group,
+				  BASE_WORDS(" (%s)", BASE_SIZE(judging->groups[group].bytes)),
+				  before);
+	}
 }
 
 /* Compares the save with all files of its family, and its tensors with the newest one. */
@@ -566,6 +597,7 @@ static void judge(struct judging *judging)
 	const struct save_seen *newest =
 		saved && (!loaded || loaded->number < saved->number) ? saved : loaded;
 	const struct save_compare *other;
+	bool identical = false;
 
 	/* Saves under way are newer, and the newest is the first. */
 	TAILQ_FOREACH(other, &context->compared, entry)
@@ -575,14 +607,17 @@ static void judge(struct judging *judging)
 		judging->before = newest;
 	if (!judging->before)
 		return;
+	judging->repeated = is_repeated(judging->compare->seen, judging->before);
 	judge_tensors(judging);
+	if (context->examine[SAVE_UNCHANGED] == SAVE_OFF)
+		return;
 	TAILQ_FOREACH(other, &context->compared, entry)
 	if (is_same_family(other->seen->path, path))
-		judge_unchanged(judging, other->seen);
-	judge_unchanged(judging, saved);
-	judge_unchanged(judging, loaded);
+		identical |= judge_unchanged(judging, other->seen);
+	identical |= judge_unchanged(judging, saved);
+	identical |= judge_unchanged(judging, loaded);
+	judging->groups[0].moves = judging->trains || (judging->compare->seen->bytes && !identical);
 	judge_groups(judging);
-	judging->compare->seen->stale = judging->findings[SAVE_UNCHANGED].tensors != 0;
 }
 
 /* ---- The verdict ----------------------------------------------------------------------------- */
@@ -667,6 +702,7 @@ int save_examine(struct save_compare *compare, const struct save_plan *plan,
 		compare->seen = NULL;
 		return 0;
 	}
+	compare->standstill.moves = UINT32_MAX; /* nothing to compare with, or the rule is off */
 	pthread_mutex_lock(&context->lock);
 	judge(&judging);
 	for (enum save_rule rule = 0; rule < SAVE_RULES; rule++)
@@ -683,6 +719,19 @@ int save_examine(struct save_compare *compare, const struct save_plan *plan,
 		compare->seen = NULL;
 	}
 	return ret;
+}
+
+int save_examine_standstill(struct save_compare *compare, const struct save_standstill *standstill,
+			    struct base_error *error)
+{
+	struct judging judging = { .compare = compare };
+	const uint32_t still = standstill->still & ~standstill->moves;
+
+	if (!still || compare->context->examine[SAVE_UNCHANGED] == SAVE_OFF)
+		return 0;
+	say_still(&judging.findings[SAVE_UNCHANGED], (size_t)__builtin_ctz(still), "",
+		  standstill->before);
+	return tell(&judging, SAVE_UNCHANGED, error);
 }
 
 void save_compare_end(struct save_compare *compare, bool committed, struct ioshape_report *report)
@@ -714,7 +763,7 @@ void save_compare_end(struct save_compare *compare, bool committed, struct iosha
 
 void save_compare_loaded(struct ioshape_context *context, const char *path,
 			 const struct format_entry *entries, uint64_t count,
-			 const struct format_index *index)
+			 const struct format_index *index, bool shared)
 {
 	const struct facts facts = { entries, count, 0, index, NULL };
 	struct save_seen *seen;
@@ -724,6 +773,8 @@ void save_compare_loaded(struct ioshape_context *context, const char *path,
 	seen = look(&facts);
 	if (seen && facts.index)
 		seen->stale = facts.index->alarms & IOSHAPE_ALARM_UNCHANGED;
+	if (seen)
+		seen->shared = shared;
 	if (!seen || save_absolute_path(path, &seen->path, NULL)) {
 		free_seen(seen);
 		return;

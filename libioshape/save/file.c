@@ -643,86 +643,6 @@ void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t 
 						      -base_seconds(now - deadline_ns + 1);
 }
 
-/* ---- Archives that are judged together ------------------------------------------------------- */
-
-struct save_items {
-	const char *name; /* name of the archive that is being written; borrowed */
-	struct save_compare compare;
-	/* The tensors of all archives, as a file has them. */
-	struct save_plan plan;
-	struct format_entry *entries;
-	size_t space; /* number of tensors for which there is memory */
-};
-
-static int grow_items(struct save_items *items, size_t more, struct base_error *error)
-{
-	struct save_plan *plan = &items->plan;
-	const size_t space = MAX(plan->count + more, 2 * items->space);
-	void *records, *rows, *examined, *entries;
-
-	if (plan->count + more <= items->space)
-		return 0;
-	records = reallocarray(plan->records, space, sizeof(*plan->records));
-	plan->records = records ? records : plan->records;
-	rows = reallocarray(plan->rows, space, sizeof(*plan->rows));
-	plan->rows = rows ? rows : plan->rows;
-	examined = reallocarray(plan->examined, space, sizeof(*plan->examined));
-	plan->examined = examined ? examined : plan->examined;
-	entries = reallocarray(items->entries, space, sizeof(*items->entries));
-	items->entries = entries ? entries : items->entries;
-	if (!records || !rows || !examined || !entries)
-		return base_no_memory(error, "statistics", space * sizeof(*plan->examined));
-	items->space = space;
-	plan->index.tensors = plan->rows;
-	plan->index.examined = plan->examined;
-	return 0;
-}
-
-/* Adds the tensors of an archive that has been written. */
-static int add_items(struct save_items *items, const struct save_plan *archive,
-		     const struct format_entry *entries, struct base_error *error)
-{
-	static char no_name[] = ""; /* the name tells a pickle from a tensor; these are tensors */
-	struct save_plan *plan = &items->plan;
-	int ret = grow_items(items, archive->count, error);
-
-	for (size_t i = 0; !ret && i < archive->count; i++) {
-		const size_t at = plan->count;
-		char *name;
-
-		if (!archive->records[i].dtype)
-			continue;
-		name = strdup(items->name);
-		if (!name)
-			return base_no_memory(error, "names", strlen(items->name));
-		plan->records[at] = (struct save_record){
-			.name = name,
-			.group = archive->records[i].group,
-		};
-		plan->rows[at] = (struct format_tensor_row){ .name = name, .record = at };
-		plan->examined[at] = archive->examined[i];
-		items->entries[at] = (struct format_entry){
-			.name = no_name,
-			.bytes = entries[i].bytes,
-			.crc32 = entries[i].crc32,
-		};
-		plan->index.tensor_count = ++plan->count;
-	}
-	return ret;
-}
-
-static void free_items(struct save_items *items)
-{
-	if (!items)
-		return;
-	for (size_t i = 0; i < items->plan.count; i++)
-		free((void *)(uintptr_t)items->plan.records[i].name);
-	save_plan_free(&items->plan);
-	free((void *)(uintptr_t)items->compare.path);
-	free(items->entries);
-	free(items);
-}
-
 /* ---- Torch zips ------------------------------------------------------------------------------ */
 
 /* The destination of an archive: a file, from the offset `begin` on. */
@@ -773,7 +693,8 @@ static int put_archive(struct save_file *file, const struct save_plan *plan,
 	save_source_to_file(source, file->writer);
 	ret = save_write_records(zip, plan, source, compare, error);
 	if (!ret && file->items && plan->examined)
-		ret = add_items(file->items, plan, format_writer_entries(zip, &count), error);
+		ret = save_items_add(file->items, file->item, plan,
+				     format_writer_entries(zip, &count), error);
 	format_writer_free(zip);
 	return ret;
 }
@@ -1017,27 +938,12 @@ IOSHAPE_EXPORT int ioshape_file_write(struct ioshape_file *file, const void *dat
 	return leave(file, ret);
 }
 
-int save_file_examine(struct ioshape_file *file, const char *path)
+int save_file_examine(struct ioshape_file *file, struct save_items *items)
 {
-	struct save_items *items;
-	char *absolute;
 	int ret = enter(file);
 
-	if (ret || !file->file.context->examines || file->file.items)
-		return leave(file, ret);
-	items = calloc(1, sizeof(*items));
-	if (!items)
-		ret = base_no_memory(&file->error, "statistics", sizeof(*items));
-	if (!ret)
-		ret = save_absolute_path(path, &absolute, &file->error);
-	if (!ret) {
-		items->compare.context = file->file.context;
-		items->compare.path = absolute;
-		items->plan.index.has_statistics = items->plan.index.has_table = true;
+	if (!ret && file->file.context->examines)
 		file->file.items = items;
-	} else {
-		free(items);
-	}
 	return leave(file, ret);
 }
 
@@ -1062,8 +968,7 @@ int save_file_write_records(struct ioshape_file *file, const char *name,
 				     &file->error);
 	if (ret)
 		return leave(file, ret);
-	if (file->file.items)
-		file->file.items->name = name;
+	file->file.item = name;
 	direct.plan = &plan;
 	begin = io_writer_offset(file->file.writer);
 	ret = put_archive(&file->file, &plan, &source, NULL, &file->error);
@@ -1079,7 +984,6 @@ int save_file_write_records(struct ioshape_file *file, const char *name,
 IOSHAPE_EXPORT int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report)
 {
 	struct ioshape_report full = IOSHAPE_REPORT_INIT;
-	struct save_items *items = NULL;
 	struct save_order order;
 	int ret = enter(file);
 
@@ -1090,13 +994,8 @@ IOSHAPE_EXPORT int ioshape_file_commit(struct ioshape_file *file, struct ioshape
 		ret = save_order_begin(file->file.context, &order, file->path, &file->error);
 	if (ret)
 		return leave(file, ret);
-	items = file->file.items;
 	file->committed = true;
-	if (items && items->plan.count)
-		ret = save_examine(&items->compare, &items->plan, items->entries, &file->error);
-	ret = commit(&file->file, &order, ret, &full, &file->error);
-	if (items)
-		save_compare_end(&items->compare, !ret && !order.overtaken, &full);
+	ret = commit(&file->file, &order, 0, &full, &file->error);
 	save_order_end(file->file.context, &order);
 	save_report_end(&full, file->begin_ns, file->file.options.deadline_ns);
 	if (report)
@@ -1110,7 +1009,6 @@ IOSHAPE_EXPORT void ioshape_file_free(struct ioshape_file *file)
 		return;
 	close_file(&file->file);
 	base_buffer_free(&file->checksums.crcs);
-	free_items(file->file.items);
 	free(file->path);
 	free(file);
 }

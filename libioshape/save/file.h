@@ -105,6 +105,10 @@ struct save_compare {
 	uint64_t compared_bytes, unchanged_bytes; /* of large tensors */
 	uint32_t alarms;                          /* bits of enum ioshape_alarm */
 	char alarm[256];                          /* the first one, as a sentence */
+	/* Other processes save parts of the checkpoint. So `standstill` has the result of the rule
+	 * `unchanged`, which raises no alarm here. */
+	bool shared;
+	struct save_standstill standstill;
 };
 
 /*
@@ -115,16 +119,29 @@ struct save_compare {
  */
 int save_examine(struct save_compare *compare, const struct save_plan *plan,
 		 const struct format_entry *entries, struct base_error *error);
+/* Raises the alarm `unchanged` of a checkpoint that several processes saved, if no tensors of a
+ * group move. For that, `compare` needs only its first two members. */
+int save_examine_standstill(struct save_compare *compare, const struct save_standstill *standstill,
+			    struct base_error *error);
 /* Ends the comparison, even if save_examine() was not called. If the file is in place, the next
  * save is compared with it. */
 void save_compare_end(struct save_compare *compare, bool committed, struct ioshape_report *report);
 
 /* Remembers a file that was loaded, because a restarted job saves to the family from which it
  * loaded. `entries` has its records, and `index`, which may be NULL, their names and statistics.
- * `path` may be relative. */
+ * `path` may be relative. A `shared` checkpoint may have tensors that other processes will save. */
 void save_compare_loaded(struct ioshape_context *context, const char *path,
 			 const struct format_entry *entries, uint64_t count,
-			 const struct format_index *index);
+			 const struct format_index *index, bool shared);
+
+/* Returns the archive that a reader has open (load.c). */
+const struct format_reader *save_reader_zip(const struct ioshape_reader *reader);
+
+/* ---- Checkpoints of many archives (items.c) -------------------------------------------------- */
+
+/* Adds the tensors of an archive that has been written. Several threads may call it. */
+int save_items_add(struct save_items *items, const char *name, const struct save_plan *archive,
+		   const struct format_entry *entries, struct base_error *error);
 
 /* ---- Slots of files (slot.c) ----------------------------------------------------------------- */
 

@@ -179,10 +179,12 @@ static void remember(const struct ioshape_reader *reader, const char *path)
 
 	if (zip->plain)
 		save_compare_loaded(reader->context, path, reader->statistics.tensors,
-				    reader->statistics.index.records, &reader->statistics.index);
+				    reader->statistics.index.records, &reader->statistics.index,
+				    false);
 	else if (!zip->no_checksums)
 		save_compare_loaded(reader->context, path, zip->directory.entries,
-				    record_count(reader), zip->has_index ? &zip->index : NULL);
+				    record_count(reader), zip->has_index ? &zip->index : NULL,
+				    false);
 }
 
 void save_reader_is_part_of(const struct ioshape_reader *reader, const char *path)
@@ -193,6 +195,11 @@ void save_reader_is_part_of(const struct ioshape_reader *reader, const char *pat
 struct format_statistics save_reader_statistics(const struct ioshape_reader *reader)
 {
 	return reader->statistics;
+}
+
+const struct format_reader *save_reader_zip(const struct ioshape_reader *reader)
+{
+	return &reader->zip;
 }
 
 /* Returns the index that has the statistics; NULL if there is none. */

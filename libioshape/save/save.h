@@ -131,7 +131,7 @@ struct save_slot {
 	const struct io_file_options *options;
 };
 
-/* The tensors of several archives in one file (file.c). */
+/* The tensors of a checkpoint that has many archives (items.c). */
 struct save_items;
 
 /* A file that the calling thread writes, from the look at its path to the commit. */
@@ -149,6 +149,7 @@ struct save_file {
 	bool without_slot;
 	struct save_checksums *checksums; /* checksums of the bytes that are put; NULL: none */
 	struct save_items *items; /* tensors of archives that are judged together; NULL: none */
+	const char *item;         /* name of the archive that is being written; borrowed */
 	/* Downgrades before the file was opened, and then of the file. */
 	struct io_downgrades downgrades;
 	/* Writes all bytes of the file. */

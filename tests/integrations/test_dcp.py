@@ -340,12 +340,25 @@ def _trained() -> dict[str, Any]:
     return {"model": model.state_dict(), "optim": optimizer.state_dict(), "step": 1}
 
 
-def _save_examined(state: dict[str, Any], path: Path) -> tuple[str, ...]:
+def _save_examined(state: dict[str, Any], path: Path, **options: Any) -> tuple[str, ...]:
     """Save a checkpoint, and return its alarms."""
-    writer = ioshape.dcp.Writer(path)
+    writer = ioshape.dcp.Writer(path, **options)
     dcp.save(state, storage_writer=writer, no_dist=True)
-    (report,) = writer.reports
-    return report.alarms
+    (alarms,) = {report.alarms for report in writer.reports}
+    return alarms
+
+
+def _train(state: dict[str, Any]) -> None:
+    for name in state["model"]:
+        state["model"][name] += 1
+    for moments in state["optim"]["state"].values():
+        moments["exp_avg"] += 1
+        moments["exp_avg_sq"] += 1
+    state["step"] += 1
+
+
+def _restart() -> None:
+    ioshape.configure(examine="warn")  # the next save has a new context, which remembers nothing
 
 
 def test_alarms_name_items_and_the_checkpoint_before(
@@ -393,3 +406,99 @@ def test_items_have_statistics_for_inspect_and_diff(tmp_path: Path) -> None:
     loaded: dict[str, Any] = {"w": torch.zeros(2), "step": 0}
     dcp.load(loaded, checkpoint_id=tmp_path / "b", no_dist=True)
     assert loaded["w"].tolist() == [9, 12]
+
+
+@pytest.mark.parametrize("how", [{"thread_count": 3}, {"single_file_per_rank": False}], ids=str)
+def test_the_files_of_a_rank_are_judged_together(tmp_path: Path, how: dict[str, Any]) -> None:
+    state = _trained()
+    for number in range(3):
+        assert _save_examined(state, tmp_path / f"step-{number}", **how) == ()
+        _train(state)
+    state["optim"]["state"][0]["exp_avg"] += torch.inf
+    assert _save_examined(state, tmp_path / "step-3", **how) == ("nonfinite",)
+    assert _save_examined(state, tmp_path / "step-4", **how) == ("nonfinite", "unchanged")
+
+
+def test_a_restarted_job_compares_with_what_it_has_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = _trained()
+    with left_clean():
+        _save_examined(state, tmp_path / "step-1")
+        _restart()
+        dcp.load(state, storage_reader=ioshape.dcp.Reader(tmp_path / "step-1"), no_dist=True)
+        assert _save_examined(state, tmp_path / "step-1") == ()  # an evaluation
+        assert _save_examined(state, tmp_path / "step-2") == ("unchanged",)
+        assert f'are identical to those of "{tmp_path}/step-1"' in caplog.text
+        _restart()
+        dcp.load(state, storage_reader=ioshape.dcp.Reader(tmp_path / "step-1"), no_dist=True)
+        _train(state)
+        state["model"]["bias"][7] = torch.nan
+        assert _save_examined(state, tmp_path / "step-2") == ("nonfinite",)
+        assert f'has 1 NaN and 0 infinities, and had none in "{tmp_path}/step-1"' in caplog.text
+
+
+def test_an_alarm_stays_after_a_restart(tmp_path: Path) -> None:
+    state = _trained()
+    state["model"]["mask"] = torch.full((100,), -torch.inf)  # as it should be
+    with left_clean():
+        _save_examined(state, tmp_path / "step-1")
+        for number, repaired in ((2, False), (3, False), (4, True)):
+            _train(state)
+            state["model"]["weight"][3] = 1 if repaired else torch.nan
+            expected = () if repaired else ("nonfinite",)
+            assert _save_examined(state, tmp_path / f"step-{number}") == expected
+            _restart()
+            reader = ioshape.dcp.Reader(tmp_path / f"step-{number}")
+            dcp.load(state, storage_reader=reader, no_dist=True)
+
+
+def test_the_newest_healthy_checkpoint_is_loaded(tmp_path: Path) -> None:
+    state = _trained()
+    for number in range(4):
+        if number < 3:
+            _train(state)
+        if number == 2:
+            state["model"]["bias"][0] = torch.nan
+        _save_examined(state, tmp_path / f"step-{number}")
+    loaded = _trained()
+    with pytest.warns(ioshape.FallbackWarning) as warnings:
+        path = ioshape.dcp.load_latest(loaded, tmp_path, healthy=True, no_dist=True)
+    assert (path, loaded["step"]) == (f"{tmp_path}/step-1", 3)
+    text = "".join(str(warning.message) for warning in warnings)
+    assert f'"{tmp_path}/step-3" looked wrong when it was saved (nonfinite, unchanged)' in text
+    assert f'"{tmp_path}/step-2" looked wrong when it was saved (nonfinite)' in text
+    assert ioshape.dcp.load_latest(loaded, tmp_path, no_dist=True) == f"{tmp_path}/step-3"
+    assert by_stock(tmp_path / "step-2", state)["model"]["bias"][:2].isnan().tolist() == [
+        True,
+        False,
+    ]
+    (found,) = json.loads(call("inspect", "--stats", "--json", tmp_path / "step-2").stdout)
+    alarms = {item["name"]: (item["statistics"] or {}).get("alarms") for item in found["items"]}
+    assert alarms["model.bias"] == ["nonfinite"]
+    assert alarms["model.weight"] == []
+
+
+def test_a_failing_rule_for_all_tensors_leaves_no_checkpoint(tmp_path: Path) -> None:
+    state = _trained()
+    with left_clean():
+        ioshape.configure(examine="unchanged=fail")
+        _save_examined(state, tmp_path / "step-1")
+        with pytest.raises(dcp.CheckpointException, match="save what training updates"):
+            _save_examined(state, tmp_path / "step-2")
+    assert [one.name for one in tmp_path.iterdir()] == ["step-1"]
+
+
+@pytest.mark.parametrize("alarms", [{"nonfinite": "w"}, {"nonfinite": [1]}, []], ids=str)
+def test_alarms_of_a_wrong_type_are_refused(tmp_path: Path, alarms: Any) -> None:
+    save(tmp_path / "step-1", state())
+    path = tmp_path / "step-1" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.ioshape_alarms = alarms
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ioshape.errors.FormatError, match="it has alarms that are not valid"):
+        ioshape.dcp.Reader(tmp_path / "step-1").read_metadata()
+    with pytest.raises(
+        ioshape.errors.NoUsableCheckpointError, match="it has alarms that are not valid"
+    ):
+        ioshape.dcp.load_latest(state(), tmp_path, healthy=True, no_dist=True)

@@ -235,7 +235,7 @@ def test_no_description_changes_what_it_names(tmp_path: Path, module: str, name:
             with pytest.raises(ioshape.errors.FormatError):
                 ioshape.dcp.Reader(tmp_path).read_metadata()
             with contextlib.suppress(ioshape.errors.FormatError):
-                contents.items(str(tmp_path))
+                contents.contents(str(tmp_path))
     assert dict(getattr(member, "__dict__", {})) == before
     assert str(Path("a")) == "a"
 
@@ -292,7 +292,7 @@ def test_descriptions_are_read_as_pickle_reads_them(
     assert found == pickle.loads(file.getvalue())
     first = list(found.state_dict_metadata.values())[:3]
     assert {type(getattr(one, "properties", None)) for one in first} == {module.TensorProperties}
-    listed = {item.name: item for item in contents.items(str(tmp_path))}
+    listed = {item.name: item for item in contents.contents(str(tmp_path)).items}
     assert listed["tensor.1"].dtype == "bfloat16"
     assert listed["tensor.1"].shape == tuple(size)
     assert [part.n_bytes for part in listed["tensor.0"].chunks] == [9, 1 << 40]

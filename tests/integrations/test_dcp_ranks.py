@@ -190,6 +190,20 @@ def test_another_number_of_ranks_loads_it_by_stock_and_by_us(saved: Any, size: i
             assert_same(loaded, told[0]["state"])
 
 
+@RANKS
+@pytest.mark.slow
+def test_tensors_stand_still_only_if_those_of_all_ranks_do(tmp_path: Path) -> None:
+    told = dcp_ranks.run("examine", tmp_path, 2)
+    for outcomes in told:
+        assert outcomes["alarms of 1"] == outcomes["alarms of 2"] == [()]
+        assert outcomes["path"] == f"{tmp_path}/step-2"
+        assert outcomes["loaded"] == 1 << 19
+    assert told[0]["alarms of 3"] == [("unchanged",)]
+    assert told[1]["alarms of 4"] == [("nonfinite",)]
+    for name in ("step-1", "step-2", "step-3"):
+        assert all(path.stat().st_size > 1 << 21 for path in (tmp_path / name).glob("*.distcp"))
+
+
 # ---- Memory for copies --------------------------------------------------------------------------
 
 

@@ -48,14 +48,14 @@ def _file(path: str, part: tuple[int, int] | None = None) -> _File:
 
 def _files(path: str, keep: ExitStack) -> dict[str, _File]:
     """Return the files of a checkpoint. Each key precedes the names of the file's tensors."""
-    from ioshape._group.dcp_contents import is_checkpoint, items  # noqa: PLC0415
+    from ioshape._group.dcp_contents import contents, is_checkpoint  # noqa: PLC0415
 
     if is_checkpoint(path):
         return {
             f"{item.name}[{number}]: " if len(item.chunks) > 1 else f"{item.name}: ": _file(
                 str(Path(path) / chunk.file), (chunk.offset, chunk.n_bytes)
             )
-            for item in items(path)
+            for item in contents(path).items
             for number, chunk in enumerate(item.chunks)
         }
     if not Path(path).is_dir():

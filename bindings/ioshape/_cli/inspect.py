@@ -153,7 +153,9 @@ def _show(found: dict[str, Any]) -> None:
 # ---- Checkpoints of DCP --------------------------------------------------------------------------
 
 
-def _statistics_of_item(path: str, item: Item) -> dict[str, Any] | None:
+def _statistics_of_item(
+    path: str, item: Item, alarms: dict[str, list[str]]
+) -> dict[str, Any] | None:
     """Return the statistics of all shards of an item; None if one was not examined."""
     from ioshape._load.reader import Reader, Statistics  # noqa: PLC0415
 
@@ -168,15 +170,24 @@ def _statistics_of_item(path: str, item: Item) -> dict[str, Any] | None:
         if len(examined) != 1:
             return None
         found += examined
-    return _for_json(Statistics.of_all(found)) if found else None
+    if not found:
+        return None
+    # The name of a shard is that of its item, and its offset in brackets.
+    raised = [
+        rule
+        for rule, names in alarms.items()
+        if any(item.name in (name, name.rpartition("[")[0]) for name in names)
+    ]
+    return _for_json(Statistics.of_all(found)._replace(alarms=tuple(raised)))
 
 
 def describe_checkpoint(path: str, with_statistics: bool = False) -> dict[str, Any]:
     """Return the description of a DCP checkpoint, for JSON."""
-    from ioshape._group.dcp_contents import items  # noqa: PLC0415
+    from ioshape._group.dcp_contents import contents  # noqa: PLC0415
 
     listed: list[dict[str, Any]] = []
-    for item in items(path):
+    described = contents(path)
+    for item in described.items:
         each = item_bytes(item.dtype)
         chunks = [
             {"file": chunk.file, "offset": chunk.offset, "bytes": chunk.n_bytes}
@@ -185,7 +196,7 @@ def describe_checkpoint(path: str, with_statistics: bool = False) -> dict[str, A
         told: dict[str, Any]
         told = {"name": item.name, "dtype": item.dtype or None, "shape": item.shape}
         if with_statistics:
-            told["statistics"] = _statistics_of_item(path, item)
+            told["statistics"] = _statistics_of_item(path, item, described.alarms)
         n_bytes = None if each is None else item.n_elements * each
         listed.append({**told, "bytes": n_bytes, "chunks": chunks})
     files = sorted({chunk["file"] for item in listed for chunk in item["chunks"]})

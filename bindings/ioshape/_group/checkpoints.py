@@ -369,7 +369,8 @@ def latest(
 
 
 def _checkpoint(member: families.Member) -> Checkpoint:
-    return Checkpoint(mode="dcp", **vars(member))
+    told = {name: value for name, value in vars(member).items() if name != "alarms"}
+    return Checkpoint(mode="dcp", **told)
 
 
 def checkpoints(

@@ -16,7 +16,7 @@ import stat
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pickle import UnpicklingError
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._core.descriptors import open_file
 from ioshape._core.errors import (
@@ -28,10 +28,11 @@ from ioshape._core.errors import (
     is_our_fault,
 )
 from ioshape._core.names import numbered
+from ioshape._core.report import ALARMS as RULES
 from ioshape._core.report import Progress
 from ioshape._formats.pickle_machine import Global, Inert, Machine, are_lengths, is_count
 from ioshape._load.collector import collector_rests
-from ioshape._load.reader import Reader
+from ioshape._load.reader import Reader, unhealthy
 from ioshape._native import lib
 from ioshape._save.atomic import Directory, sync
 
@@ -145,6 +146,18 @@ class Chunk:
     is_transformed: bool
 
 
+#: Attribute of the Metadata in .metadata: names of the items that raised an alarm, by rule.
+ALARMS = "ioshape_alarms"
+
+
+def check_alarms(alarms: Any) -> dict[str, list[str]]:
+    """Refuse alarms that are not lists of names by rules."""
+    lists = [alarms.get(rule, []) for rule in RULES.values()] if type(alarms) is dict else [None]
+    if not all(type(one) is list and {str} >= set(map(type, one)) for one in lists):
+        raise UnpicklingError("it has alarms that are not valid")
+    return {rule: alarms[rule] for rule in RULES.values() if rule in alarms}
+
+
 @dataclass(frozen=True)
 class Item:
     """An item of the state dict, and its shards."""
@@ -166,17 +179,29 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     return os.path.isfile(os.path.join(path, DESCRIPTION))  # noqa: PTH113, PTH118
 
 
-def items(path: str, operation: str = "inspect") -> list[Item]:
-    """Return the items of the checkpoint in a directory, sorted by name.
+class Contents(NamedTuple):
+    """The description of a checkpoint."""
+
+    #: sorted by name
+    items: list[Item]
+    #: names of the items that raised an alarm when they were saved, by rule
+    alarms: dict[str, list[str]]
+
+
+def contents(path: str, operation: str = "inspect") -> Contents:
+    """Return the description of the checkpoint in a directory.
 
     Raises:
         FormatError: The checkpoint's .metadata is invalid.
         StorageError: The .metadata does not exist or cannot be read.
     """
     name = os.path.join(path, DESCRIPTION)  # noqa: PTH118
-    found: list[Item] = read_description(
-        name, operation, lambda file: _items(_fields(_Machine(file).read()))
-    )
+
+    def take(file: IO[bytes]) -> Contents:
+        described = _fields(_Machine(file).read())
+        return Contents(_items(described), check_alarms(described.get(ALARMS, {})))
+
+    found: Contents = read_description(name, operation, take)
     return found
 
 
@@ -229,7 +254,7 @@ def verify(
         DamagedError: A checksum is wrong. The message names the tensor.
         StorageError: A file is missing, or could not be read.
     """
-    chunks = [chunk for item in items(path, "verify") for chunk in item.chunks]
+    chunks = [chunk for item in contents(path, "verify").items for chunk in item.chunks]
     chunks.sort(key=lambda chunk: (chunk.file, chunk.offset))
     _check_apart(os.path.join(path, DESCRIPTION), chunks)  # noqa: PTH118
     total, done = sum(chunk.n_bytes for chunk in chunks), 0
@@ -288,6 +313,8 @@ class Member:
     ranks: int
     files: int
     n_bytes: int
+    #: what was wrong with the content when it was saved
+    alarms: tuple[str, ...]
 
 
 def _step_of(name: str) -> int | None:
@@ -361,7 +388,8 @@ def look(path: str) -> Member:
             .metadata says. Or it could not be read.
     """
     ends: dict[str, int] = {}
-    for item in items(path, "load"):
+    found = contents(path, "load")
+    for item in found.items:
         for chunk in item.chunks:
             ends[chunk.file] = max(ends.get(chunk.file, 0), chunk.offset + chunk.n_bytes)
     n_bytes = sum(_file_bytes(path, name, end) for name, end in ends.items())
@@ -373,6 +401,7 @@ def look(path: str) -> Member:
         ranks=len(ranks),
         files=len(ends),
         n_bytes=n_bytes,
+        alarms=tuple(found.alarms),
     )
 
 
@@ -390,14 +419,21 @@ def _file_bytes(path: str, name: str, end: int) -> int:
     return n_bytes
 
 
-def newest_first(directory: str) -> Iterator[tuple[str, Member | StorageError]]:
-    """Yield the path of each checkpoint, and its description or why it is not complete."""
+def newest_first(
+    directory: str, *, healthy: bool = False
+) -> Iterator[tuple[str, Member | StorageError]]:
+    """Yield the path of each checkpoint, and its description or why it is not complete.
+
+    With `healthy`, the alarms of its save are such a reason, too.
+    """
     for path, closed in _paths(directory):
         if closed is not None:
             yield path, closed
             continue
         try:
-            yield path, look(path)
+            found = look(path)
+            alarms = found.alarms if healthy else ()
+            yield path, unhealthy(path, alarms, "load") if alarms else found
         except StorageError as error:
             if is_checkpoint(path):  # otherwise it was removed just now
                 yield path, error

@@ -15,7 +15,7 @@ from ioshape._core.structs import Owner, said, shared_fields, sized
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ioshape._core.report import Progress
 
@@ -79,6 +79,17 @@ def can_read(error: StorageError) -> bool:
     may still be able to read it.
     """
     return error.code not in (lib.IOSHAPE_E_FORMAT, lib.IOSHAPE_E_LIMIT, -errno.ESPIPE)
+
+
+def unhealthy(path: str, alarms: Iterable[str], operation: str) -> StorageError:
+    """Return the error for a checkpoint whose save raised alarms."""
+    return failure(
+        lib.IOSHAPE_E_ALARM,
+        f'the content of "{path}" looked wrong when it was saved ({", ".join(alarms)})',
+        path,
+        operation,
+        remedy='load an older checkpoint, or look at it with "ioshape inspect --stats"',
+    )
 
 
 class Reader(Owner):
@@ -162,14 +173,12 @@ class Reader(Owner):
         """Raise a StorageError if the save of this file raised an alarm."""
         found = self._info().alarms
         if found:
-            names = ", ".join(name for bit, name in ALARMS.items() if found & bit)
-            raise failure(
-                lib.IOSHAPE_E_ALARM,
-                f'the content of "{self.path}" looked wrong when it was saved ({names})',
-                self.path,
-                self._operation,
-                remedy='load an older checkpoint, or look at it with "ioshape inspect --stats"',
-            )
+            names = [name for bit, name in ALARMS.items() if found & bit]
+            raise unhealthy(self.path, names, self._operation)
+
+    def add_to(self, items: Any, name: str, alarms: int) -> None:
+        """Add the tensor of this archive to the struct save_items of a checkpoint."""
+        self._check(lib.save_items_add_loaded(items, self._pointer, name.encode(), alarms))
 
     def statistics(self, record: int) -> Statistics | None:
         """Return the statistics of a record; None if it was not examined."""

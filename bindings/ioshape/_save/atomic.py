@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ioshape._core.errors import StorageError
+    from ioshape._save.items import Items
     from ioshape._save.request import Payload, SaveRequest
 
 
@@ -59,9 +60,11 @@ class _Sink(io.RawIOBase):
         begun: Report,
         expected_bytes: int,
         part: Part | None,
+        items: Items | None,
     ) -> None:
         self.name = request.path
         self.mode = "wb"
+        self._items = items  # the library borrows it
         self._begun = begun
         self._begin = time.perf_counter()
         self._report: Report | None = None
@@ -88,6 +91,8 @@ class _Sink(io.RawIOBase):
         self._pointer = self._out[0]
         try:
             self._check(code)
+            if items is not None and self._pointer != ffi.NULL:
+                self._check(lib.save_file_examine(self._pointer, items.pointer))
         except BaseException:
             self.end()
             raise
@@ -124,11 +129,6 @@ class _Sink(io.RawIOBase):
     def tell(self) -> int:
         """Return the offset in the file of the next byte."""
         return self._position
-
-    def examine(self, path: str) -> None:
-        """Examine the torch zips that are written from now on, as those of a checkpoint."""
-        if self._pointer != ffi.NULL:
-            self._check(lib.save_file_examine(self._pointer, encoded(path)))
 
     def write_records(self, name: str, payload: Payload) -> None:
         """Write a torch zip at the current offset."""
@@ -218,6 +218,7 @@ class AtomicFile(io.BufferedWriter):
         *,
         expected_bytes: int = 0,
         part: Part | None = None,
+        items: Items | None = None,
         known_as: str = "",
         written_by: str = "caller",
     ) -> None:
@@ -228,6 +229,8 @@ class AtomicFile(io.BufferedWriter):
             expected_bytes: The approximate size of the file, to reserve its space; 0 if unknown.
             part: The range that this process writes of a shared file. The file has its final name
                 at once then.
+            items: The examined tensors of a checkpoint, to which those of write_records() are
+                added.
             known_as: The path for the report, if the file will be moved to it later.
             written_by: The writer of the bytes, for the report.
         """
@@ -239,7 +242,7 @@ class AtomicFile(io.BufferedWriter):
             downgrades=request.downgrades,
             started_s=time.time(),
         )
-        sink = _Sink(request, begun, expected_bytes, part)
+        sink = _Sink(request, begun, expected_bytes, part, items)
         super().__init__(sink, _GATHERED_BYTES)
         self._sink = sink
 
@@ -262,11 +265,6 @@ class AtomicFile(io.BufferedWriter):
         if self._sink is not None:
             self._sink.write_zeros(target - here)
         return target
-
-    def examine(self, path: str) -> None:
-        """Examine the tensors of write_records(), as those of a checkpoint at a path."""
-        if self._sink is not None:
-            self._sink.examine(path)
 
     def write_records(self, name: str, payload: Payload) -> None:
         """Write a torch zip at the current offset, directly from the memory of its storages.

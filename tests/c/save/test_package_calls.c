@@ -213,35 +213,60 @@ LOOP_TEST(tests, an_archive_is_a_part_of_a_file, 0, 2)
 	free(back);
 }
 
-/* Saves two numbers as an item in a file, and returns the alarms of the report. */
-static uint32_t save_item(const char *name, const float numbers[2])
+/* Saves 40 tensors in two files, half of them of the second group, and returns the result of
+ * judging all of them. */
+static struct save_verdict save_items(const char *name, const float first[2], const float second[2])
 {
-	const struct ioshape_record records[] = {
+	struct ioshape_record records[] = {
 		{ .name = "data.pkl", .data = "pickle", .bytes = 6 },
-		{ .name = "data/0", .data = numbers, .bytes = 8, .dtype = IOSHAPE_FLOAT32 },
+		{ .name = "data/0", .bytes = 8, .dtype = IOSHAPE_FLOAT32 },
 	};
-	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	struct ioshape_file *file = open_file(scratch_path(name), NULL);
+	struct save_verdict verdict;
+	struct save_items *items;
+	char path[64], item[16];
 
-	ck_assert_int_eq(save_file_write_records(file, NULL, records, 2, NULL), 0);
-	ck_assert_int_eq(save_file_examine(file, scratch_path(name)), 0);
-	for (int i = 0; i < 40; i++)
-		ck_assert_int_eq(
-			save_file_write_records(file, i ? "other" : "first", records, 2, NULL), 0);
-	ck_assert_int_eq(ioshape_file_commit(file, &report), 0);
-	ioshape_file_free(file);
-	if (report.alarms) {
-		ck_assert_ptr_nonnull(strstr(report.alarm, "has 1 NaN"));
-		ck_assert_ptr_nonnull(strstr(report.alarm, "(and 39 more tensors)"));
+	ck_assert_int_eq(save_items_make(context, scratch_path(name), &items), 0);
+	for (uint8_t number = 0; number < 2; number++) {
+		struct ioshape_file *file;
+
+		snprintf(path, sizeof(path), "%s-%d", name, number);
+		file = open_file(scratch_path(path), NULL);
+		records[1].data = number ? second : first;
+		records[1].group = number + 1;
+		/* This one is not examined yet. */
+		ck_assert_int_eq(save_file_write_records(file, NULL, records, 2, NULL), 0);
+		ck_assert_int_eq(save_file_examine(file, items), 0);
+		for (int i = 0; i < 20; i++) {
+			snprintf(item, sizeof(item), "%d", 20 * number + i);
+			ck_assert_int_eq(save_file_write_records(file, item, records, 2, NULL), 0);
+		}
+		ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
+		ioshape_file_free(file);
 	}
-	return report.alarms;
+	ck_assert_int_eq(save_items_judge(items, &verdict), 0);
+	if (verdict.alarms) {
+		uint64_t next = 0, count = 0;
+		uint32_t alarms;
+
+		while (save_items_alarm(items, &next, &alarms))
+			count += alarms == IOSHAPE_ALARM_NONFINITE;
+		ck_assert_uint_eq(count, 20);
+	}
+	save_items_free(items);
+	return verdict;
 }
 
-TEST(tests, archives_in_a_file_are_judged_together)
+TEST(tests, archives_in_several_files_are_judged_together)
 {
-	ck_assert_uint_eq(save_item("step-1", (const float[]){ 1, 2 }), 0);
-	ck_assert_uint_eq(save_item("step-2", (const float[]){ 1, NAN }), IOSHAPE_ALARM_NONFINITE);
-	ck_assert_uint_eq(save_item("step-3", (const float[]){ 1, 3 }), 0);
+	struct save_verdict verdict = save_items("step-1", (float[]){ 1, 2 }, (float[]){ 3, 4 });
+
+	ck_assert_uint_eq(verdict.alarms, 0);
+	verdict = save_items("step-2", (float[]){ 1, 2 }, (float[]){ 3, NAN });
+	ck_assert_uint_eq(verdict.alarms, IOSHAPE_ALARM_NONFINITE);
+	ck_assert_ptr_nonnull(strstr(verdict.alarm, "has 1 NaN"));
+	ck_assert_ptr_nonnull(strstr(verdict.alarm, "(and 19 more tensors)"));
+	verdict = save_items("step-3", (float[]){ 1, 2 }, (float[]){ 3, 5 });
+	ck_assert_uint_eq(verdict.alarms, 0);
 }
 
 static int fetch_some(void *user, uint64_t offset, void *to, size_t count)

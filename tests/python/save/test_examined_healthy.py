@@ -327,7 +327,12 @@ def test_items_of_a_healthy_training_raise_no_alarm(
     """Save with torch's distributed checkpoint, which stores each tensor as an item."""
     torch.manual_seed(0)
     step = kind()
-    for number in range(5):
-        writer = ioshape.dcp.Writer(tmp_path / f"step-{number}")
-        dcp.save({**step(), "step": number}, storage_writer=writer, no_dist=True)
+    for number in range(6):
+        path = tmp_path / f"step-{number}"
+        state = {**step(), "step": number}
+        writer = ioshape.dcp.Writer(path)
+        dcp.save(state, storage_writer=writer, no_dist=True)
         assert [(number, report.alarm) for report in writer.reports] == [(number, "")]
+        if number == 2:
+            ioshape.configure(examine="warn")  # begins anew, as a restarted job does
+            dcp.load(state, storage_reader=ioshape.dcp.Reader(path), no_dist=True)

@@ -131,6 +131,32 @@ def _save_changed(path: Path, *, changes: bool) -> list[int]:
     return sorted(response.upload_completion.exception(60).failures)
 
 
+def _examine_stage(folder: Path, rank: int, _size: int) -> dict[str, Any]:
+    """Save replicated tensors, of which each rank writes some: first with a frozen one."""
+    import ioshape.dcp  # noqa: PLC0415
+
+    state = {"frozen": torch.ones(1 << 19), "a": torch.zeros(1 << 19)}
+    outcomes: dict[str, Any] = {}
+
+    def save(number: int) -> None:
+        writer = ioshape.dcp.Writer(folder / f"step-{number}")
+        dcp.save(state, storage_writer=writer)
+        outcomes[f"alarms of {number}"] = [one.alarms for one in writer.reports]
+
+    save(1)
+    state["a"] += 1
+    save(2)
+    save(3)  # a copy that was taken once
+    state["a"][0] = torch.nan if rank else 1
+    state["frozen"][0] = torch.nan if rank else 1
+    save(4)
+    state["a"][:] = 0
+    state["frozen"][:] = 0
+    outcomes["path"] = ioshape.dcp.load_latest(state, folder, healthy=True)
+    outcomes["loaded"] = float(state["a"].sum())
+    return outcomes
+
+
 def _load_stage(folder: Path, _rank: int, size: int) -> dict[str, Any]:
     # First by stock torch, before ioshape is imported.
     names = ("ours", "replaced", "async")
@@ -158,4 +184,4 @@ def run(stage: str, folder: Path, size: int, nodes: int = 0) -> list[Any]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    ranks.serve({"save": _save_stage, "load": _load_stage})
+    ranks.serve({"save": _save_stage, "load": _load_stage, "examine": _examine_stage})

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ioshape._core.report import Report
     from ioshape._save.atomic import Part
+    from ioshape._save.items import Items
 
 
 class Files(filesystem.FileSystem):
@@ -32,7 +33,7 @@ class Files(filesystem.FileSystem):
         super().__init__()
         self.durable = durable
         self.folder = ""  # hidden folder of the save in progress
-        self.examined_as = ""  # the checkpoint as which files are judged; "": they are not
+        self.items: Items | None = None  # collects the tensors of all files; None: not examined
         self.expected_bytes = 0  # expected size of the next file in bytes; 0 if it is not known
         self.reports: list[Report] = []
         self.failure: BaseException | None = None
@@ -59,9 +60,8 @@ class Files(filesystem.FileSystem):
                 expected_bytes=self.expected_bytes,
                 known_as=os.fspath(path),
                 part=part,
+                items=self.items,
             ) as file:
-                if self.examined_as:
-                    file.examine(self.examined_as)
                 yield file
             if file.report is not None:
                 self._keep(file.report)

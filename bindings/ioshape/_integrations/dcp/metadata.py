@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from ioshape._formats.pickle_machine import BUILTINS, SETS, Global, Machine, are_lengths, is_count
-from ioshape._group.dcp_contents import check_file_name, read_description
+from ioshape._group.dcp_contents import ALARMS, check_alarms, check_file_name, read_description
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,6 +222,8 @@ class _Machine(Machine):
             if type(value) not in kinds or (type(value) is int and not is_count(value)):
                 raise UnpicklingError(f"{type(to).__name__}.{name} has a value that is not valid")
         to.__init__(**fields)
+        if type(to) is Metadata and ALARMS in state:
+            setattr(to, ALARMS, check_alarms(state[ALARMS]))
 
     def _build_properties(self, to: Any, state: Any) -> None:
         kinds = (torch.dtype, torch.layout, bool, Enum, bool)
@@ -310,6 +312,12 @@ def load(path: str | os.PathLike[str]) -> Metadata:
         os.fspath(path), "load", lambda file: _Machine(file).describe(), remedy
     )
     return found
+
+
+def name_of(index: MetadataIndex) -> str:
+    """Return the name of an item in alarms, with the offset of a shard that has one."""
+    offset = index.offset
+    return f"{index.fqn}{list(offset)}" if offset and any(offset) else index.fqn
 
 
 def files_of(metadata: Metadata) -> set[str]:

@@ -38,6 +38,7 @@ from ioshape._load.reader import Reader as ZipReader
 from ioshape._load.reader import can_read
 from ioshape._load.stored import in_record
 from ioshape._native import lib
+from ioshape._save.items import Alarms, Items
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,6 +148,7 @@ class Reader(filesystem.FileSystemReader):
             StorageError: .metadata could not be read.
         """
         metadata = description.load(self._get_metadata_path(kwargs.get("rank")))
+        self._alarms: Alarms = getattr(metadata, families.ALARMS, {})
         meta = getattr(metadata, "storage_meta", None) or StorageMeta()
         meta.load_id = self.load_id
         metadata.storage_meta = meta
@@ -194,8 +196,10 @@ class Reader(filesystem.FileSystemReader):
         # A planner may have replaced the plan by one without that information.
         alone = plan.storage_data if isinstance(plan.storage_data, _Alone) else _Alone()
         items = sorted(plan.items, key=self._position)
-        for position, requests in itertools.groupby(items, key=self._position):
-            left += self._read(list(requests), planner, position in alone)
+        with Items(os.fspath(self.path)) as loaded:
+            for position, requests in itertools.groupby(items, key=self._position):
+                left += self._read(list(requests), planner, loaded, is_alone=position in alone)
+            loaded.remember(self._alarms)
         if left:
             return super().read_data(LoadPlan(left), planner)
         done: Future[None] = Future()
@@ -203,7 +207,7 @@ class Reader(filesystem.FileSystemReader):
         return done
 
     def _read(
-        self, requests: list[ReadItem], planner: LoadPlanner, is_alone: bool
+        self, requests: list[ReadItem], planner: LoadPlanner, loaded: Items, *, is_alone: bool
     ) -> list[ReadItem]:
         """Read all that is wanted of one item in a file; return the requests left for DCP."""
         info = self.storage_data[requests[0].storage_index]
@@ -219,7 +223,10 @@ class Reader(filesystem.FileSystemReader):
             return requests
         with reader:
             try:
-                return self._read_item(reader, requests, planner)
+                left = self._read_item(reader, requests, planner)
+                name = description.name_of(requests[0].storage_index)
+                loaded.add_loaded(reader, name, self._alarms)
+                return left
             except StorageError as error:
                 raise self._named(error, requests) from None
 
@@ -323,11 +330,11 @@ def _first_intact(candidates: list[Candidate], directory: str, load: Callable[[s
     )
 
 
-def _candidates(directory: str, group: Any, *, no_dist: bool) -> list[Candidate]:
+def _candidates(directory: str, group: Any, *, healthy: bool, no_dist: bool) -> list[Candidate]:
     """Return the candidates as rank 0 sees them, because a checkpoint may appear meanwhile."""
 
     def look() -> list[Candidate]:
-        found = families.newest_first(directory)
+        found = families.newest_first(directory, healthy=healthy)
         return [(path, one if isinstance(one, StorageError) else None) for path, one in found]
 
     if no_dist or not dist.is_available() or not dist.is_initialized():
@@ -349,6 +356,7 @@ def load_latest(
     state_dict: dict[str, Any],
     directory: str | os.PathLike[str],
     *,
+    healthy: bool = False,
     planner: LoadPlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
@@ -362,6 +370,8 @@ def load_latest(
         state_dict: The state dict to fill, as in dcp.load().
         directory: A directory that contains checkpoints whose names end in a number, such as
             step-1000. The newest is the one that was saved last, whatever its number.
+        healthy: True also passes over checkpoints whose content looked wrong when they were saved
+            (setting "examine"). Checkpoints that were not examined count as healthy.
         planner: As in dcp.load().
         process_group: As in dcp.load().
         no_dist: As in dcp.load().
@@ -385,5 +395,5 @@ def load_latest(
             no_dist=no_dist,
         )
 
-    candidates = _candidates(where, process_group, no_dist=no_dist)
+    candidates = _candidates(where, process_group, healthy=healthy, no_dist=no_dist)
     return _first_intact(candidates, where, load)

@@ -28,10 +28,12 @@ from ioshape._core.log import logger
 from ioshape._group import dcp_contents as families
 from ioshape._integrations.dcp.attempt import Assignment, Attempt, arrived
 from ioshape._integrations.dcp.files import Files
+from ioshape._integrations.dcp.metadata import name_of
 from ioshape._integrations.dcp.staging import copy_later, copy_of
 from ioshape._save import lazy as lazily
 from ioshape._save import pickling
 from ioshape._save.atomic import PART_UNIT, Part
+from ioshape._save.items import Items, Verdict, judge_together
 from ioshape._save.pickling import records_of
 
 if TYPE_CHECKING:
@@ -74,6 +76,12 @@ class _Prefix(filesystem._StoragePrefix):
 def _arrive(prefix: str, path: str, assignment: Assignment) -> _Prefix:
     _told[path] = assignment
     return _Prefix(prefix, path, assignment)
+
+
+class _Results(list[WriteResult]):
+    """The results of a rank for DCP, which brings them to rank 0, and the verdict on its items."""
+
+    verdict: Verdict
 
 
 class Writer(filesystem.FileSystemWriter):
@@ -243,16 +251,31 @@ class Writer(filesystem.FileSystemWriter):
         self._files.failure = None
         is_one_file = self.single_file_per_rank and self.thread_count == 1
         self._files.expected_bytes = sum(tensor_bytes(plan)) if is_one_file else 0
-        # Several files of a rank would be compared with each other.
-        self._files.examined_as = str(self.path) if is_one_file else ""
         try:
-            written = super().write_data(plan, planner)
-            if self._files.failure is not None:
-                raise self._files.failure
+            with Items(str(self.path)) as items:
+                self._files.items = items
+                written = super().write_data(plan, planner)
+                if self._files.failure is not None:
+                    raise self._files.failure
+                verdict = items.judge()
         except BaseException:
             self._give_up()  # DCP does not report failures of other ranks here
             raise
-        return written
+        finally:
+            self._files.items = None
+        self._report(verdict)
+        results = _Results(written.value())
+        results.verdict = verdict
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def _report(self, verdict: Verdict) -> None:
+        """Set the alarms in the reports of this process."""
+        self._files.reports[:] = [
+            dataclasses.replace(one, alarms=tuple(verdict.alarms), alarm=verdict.alarm)
+            for one in self._files.reports
+        ]
 
     def _write_data(
         self, planner: SavePlanner, file_queue: queue.Queue[tuple[Any, str, list[WriteItem]]]
@@ -328,7 +351,13 @@ class Writer(filesystem.FileSystemWriter):
         }
         metadata.storage_meta = self.storage_meta()
         attempt, self._attempt = self._attempt, None
-        attempt.commit(metadata)
+        with contextlib.closing(attempt):
+            verdicts = [one.verdict for one in results if isinstance(one, _Results)]
+            verdict = judge_together(attempt.path, verdicts)
+            self._report(verdict)
+            if verdict.alarms:
+                setattr(metadata, families.ALARMS, verdict.alarms)
+            attempt.commit(metadata)
         prefix = families.prefix_of(attempt.path)
         if self._keep_last is not None and prefix is not None:
             self._remove_older(os.path.dirname(attempt.path), prefix, self._keep_last)  # noqa: PTH120
@@ -362,12 +391,6 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu().clone()  # needs less GPU memory than a clone there
 
 
-def _name_of(item: WriteItem) -> str:
-    """Return the name of an item in alarms, with the offset of a shard that has one."""
-    offset = item.index.offset
-    return f"{item.index.fqn}{list(offset)}" if offset and any(offset) else item.index.fqn
-
-
 def _writer_of(item: WriteItem, data: Any) -> tuple[int, Callable[[AtomicFile], object]]:
     """Return the largest size of an item in bytes, and a function that writes it to a file."""
     if item.type == WriteItemType.BYTE_IO:
@@ -380,7 +403,7 @@ def _writer_of(item: WriteItem, data: Any) -> tuple[int, Callable[[AtomicFile], 
         return sys.maxsize, lambda file: original.save(tensor, file)
     if _OF_OPTIMIZER.search(item.index.fqn):
         pickled.optimizer_storages = frozenset({tensor.untyped_storage().data_ptr()})
-    name = _name_of(item)
+    name = name_of(item.index)
     return most_bytes(pickled.n_bytes), lambda file: file.write_records(name, records_of(pickled))
 
 
