@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 Response = dict[str, Any]
 
+#: seconds without a byte from the server after which a request has failed; boto3 then repeats it
+SILENCE_S = 60
+
 
 class Client(Protocol):
     """The methods of boto3's client that ioshape uses. boto3 creates them at run time."""
@@ -72,6 +75,8 @@ def connect(endpoint: str | None, jobs: int) -> Client:
     def make(**s3: bool) -> Any:
         config = Config(
             max_pool_connections=jobs,
+            connect_timeout=SILENCE_S,
+            read_timeout=SILENCE_S,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             user_agent_extra="ioshape",
@@ -169,7 +174,7 @@ _CODES = {
 
 #: error codes after damage in transit; the bytes may be sent again
 WRONG_SUM = tuple(code for code, reason in _CODES.items() if reason is _WRONG_SUM)
-#: other errors in transit of fetched bytes; boto3 repeats requests only, not the reading of a body
+#: other errors in transit; boto3 repeats requests, but not the reading of a body
 BROKEN = (ConnectionError, HTTPClientError, ReadTimeoutError)
 
 
@@ -186,6 +191,11 @@ def _reason(error: Exception) -> _Reason:
         told = str(error.response.get("Error", {}).get("Message") or "without a message")
         code, told = code[:_MOST_SHOWN], told[:_MOST_SHOWN]
         return _CODES.get(code) or _Reason(errno.EIO, f'the server says "{code}": {told}', _SERVER)
+    if isinstance(error, ReadTimeoutError):
+        why = f"the server sent nothing for {SILENCE_S} s"
+        return _Reason(
+            errno.ETIMEDOUT, why, f"check the network and the server's log, then {_AGAIN}"
+        )
     if isinstance(error, BROKEN):
         why = f"the server cannot be reached ({type(error).__name__})"
         remedy = f"check --endpoint (or AWS_ENDPOINT_URL_S3) and the network, then {_AGAIN}"

@@ -287,16 +287,19 @@ class _Download:
         arguments["Range"] = f"bytes={offset}-{offset + n_bytes - 1}"
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                data = self._client.get_object(**arguments)["Body"].read(n_bytes + 1)
-            except BROKEN:
-                if attempt == _ATTEMPTS:
-                    raise
-                continue
+                body = self._client.get_object(**arguments)["Body"]
             except ClientError as error:
                 if code_of(error) != "InvalidRange":  # the object is shorter
                     raise
                 data = b""
-            break
+                break
+            try:
+                data = body.read(n_bytes + 1)
+            except BROKEN:
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                break
         if len(data) != n_bytes:
             raise self._damaged(wanted, str(wanted.address))
         return bytes(data)

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ import torch.distributed.checkpoint as dcp
 from command import IOSHAPE, call, fail, succeed
 from ioshape import s3, safetensors
 from ioshape._load.reader import Reader
+from ioshape._remote import client as remote
+from ioshape._remote import download
 from ioshape._remote.listing import LISTING, Entry, Listing, decode, encode
 from ioshape._remote.sums import Known, Sums, crc32
 from object_store import BUCKET, Store
@@ -704,6 +707,49 @@ def test_a_server_that_goes_midway(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(OSError, match="cannot be reached"):
             s3.download(RUN, tmp_path / "back")
         assert not (tmp_path / "back").exists()
+
+
+def test_a_server_that_accepts_and_never_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "model", 1)
+    monkeypatch.setattr(remote, "SILENCE_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        for name, value in object_store.variables(endpoint, tmp_path).items():
+            monkeypatch.setenv(name, value)
+        expected = r"^cannot {} .*: the server sent nothing for 1 s; check the network and"
+        with pytest.raises(TimeoutError, match=expected.format("upload")):
+            s3.upload(tmp_path / "model", RUN)
+        with pytest.raises(TimeoutError, match=expected.format("download")):
+            s3.download(RUN, tmp_path / "back")
+        with pytest.raises(TimeoutError, match=expected.format("list")):
+            s3.checkpoints(f"s3://{BUCKET}")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.long
+def test_a_server_that_falls_silent(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Count requests: each is tried twice, because the tests' AWS_MAX_ATTEMPTS is 2."""
+    path = f"/{BUCKET}/run/large.bin"
+    fill(tmp_path / "model", 1)
+    monkeypatch.setattr(remote, "SILENCE_S", 4)
+    monkeypatch.setattr(download, "_ATTEMPTS", 3)
+    store.harm(silent=f"PUT {path}")
+    with pytest.raises(OSError, match=r"^cannot upload .*large\.bin.*: the server "):
+        s3.upload(tmp_path / "model", RUN, jobs=1, part_bytes=PART)
+    log = store.harm()
+    assert log.count(f"PUT {path}") == 2
+    assert log[-1] == f"DELETE {path}"
+    s3.upload(tmp_path / "model", RUN, part_bytes=PART)
+    for harm, tries in (({"silent": f"GET {path}"}, 2), ({"half_bodies": True}, 3)):
+        store.harm(**harm)
+        with pytest.raises(TimeoutError, match=r"^cannot download .*: the server sent nothing for"):
+            s3.download(f"{RUN}/large.bin", tmp_path / "back", jobs=1, part_bytes=PART)
+        assert store.harm().count(f"GET {path}") == tries
+    assert not (tmp_path / "back").exists()
 
 
 def test_memory_does_not_grow_with_the_file(store: Store, tmp_path: Path) -> None:

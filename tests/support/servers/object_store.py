@@ -56,6 +56,8 @@ class Front:
         harm = self._harm
         if harm.get("gone_at") and self._seen >= harm["gone_at"]:
             os._exit(1)
+        if harm.get("silent") and self._log[-1].startswith(harm["silent"]):
+            self._be_silent(harm)
         if harm.get("deny"):
             return self._refuse(start, "403 Forbidden", "AccessDenied")
         length = int(request.get("CONTENT_LENGTH") or 0)
@@ -75,7 +77,21 @@ class Front:
             request["CONTENT_LENGTH"] = str(len(body))
             start = self._oddly(start)
         request["wsgi.input"] = BytesIO(body)
+        if harm.get("half_bodies"):
+            return self._half(self._app(request, start), harm)
         return self._app(request, start)
+
+    def _be_silent(self, harm: dict[str, Any]) -> None:
+        while self._harm is harm:
+            time.sleep(0.05)
+
+    def _half(self, body: Iterable[bytes], harm: dict[str, Any]) -> Iterator[bytes]:
+        """Send one half of a body, and then nothing, while the connection stays open."""
+        data = b"".join(body)
+        yield data[: len(data) // 2]
+        if len(data) > 1000:
+            self._be_silent(harm)
+        yield data[len(data) // 2 :]
 
     @staticmethod
     def _oddly(start: Callable[..., Any]) -> Callable[..., Any]:
