@@ -195,7 +195,8 @@ def test_another_number_of_ranks_loads_it_by_stock_and_by_us(saved: Any, size: i
 def test_tensors_stand_still_only_if_those_of_all_ranks_do(tmp_path: Path) -> None:
     told = dcp_ranks.run("examine", tmp_path, 2)
     for outcomes in told:
-        assert outcomes["alarms of 1"] == outcomes["alarms of 2"] == [()]
+        for number in (1, 2, 5):
+            assert outcomes[f"alarms of {number}"] == [()]
         assert outcomes["path"] == f"{tmp_path}/step-2"
         assert outcomes["loaded"] == 1 << 19
     assert told[0]["alarms of 3"] == [("unchanged",)]
