@@ -154,7 +154,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _statistics_of_item(
-    path: str, item: Item, alarms: dict[str, list[str]]
+    path: str, item: Item, alarms: dict[str, frozenset[str]]
 ) -> dict[str, Any] | None:
     """Return the statistics of all shards of an item; None if one was not examined."""
     from ioshape._load.reader import Reader, Statistics  # noqa: PLC0415
@@ -172,12 +172,7 @@ def _statistics_of_item(
         found += examined
     if not found:
         return None
-    # The name of a shard is that of its item, and its offset in brackets.
-    raised = [
-        rule
-        for rule, names in alarms.items()
-        if any(item.name in (name, name.rpartition("[")[0]) for name in names)
-    ]
+    raised = [rule for rule, names in alarms.items() if item.name in names]
     return _for_json(Statistics.of_all(found)._replace(alarms=tuple(raised)))
 
 
@@ -187,6 +182,11 @@ def describe_checkpoint(path: str, with_statistics: bool = False) -> dict[str, A
 
     listed: list[dict[str, Any]] = []
     described = contents(path)
+    # The name of a shard is that of its item, and its offset in brackets.
+    alarms = {
+        rule: names | {name.rpartition("[")[0] for name in names}
+        for rule, names in described.alarms.items()
+    }
     for item in described.items:
         each = item_bytes(item.dtype)
         chunks = [
@@ -196,7 +196,7 @@ def describe_checkpoint(path: str, with_statistics: bool = False) -> dict[str, A
         told: dict[str, Any]
         told = {"name": item.name, "dtype": item.dtype or None, "shape": item.shape}
         if with_statistics:
-            told["statistics"] = _statistics_of_item(path, item, described.alarms)
+            told["statistics"] = _statistics_of_item(path, item, alarms)
         n_bytes = None if each is None else item.n_elements * each
         listed.append({**told, "bytes": n_bytes, "chunks": chunks})
     files = sorted({chunk["file"] for item in listed for chunk in item["chunks"]})

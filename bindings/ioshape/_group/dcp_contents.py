@@ -150,12 +150,12 @@ class Chunk:
 ALARMS = "ioshape_alarms"
 
 
-def check_alarms(alarms: Any) -> dict[str, list[str]]:
+def check_alarms(alarms: Any) -> dict[str, frozenset[str]]:
     """Refuse alarms that are not lists of names by rules."""
     lists = [alarms.get(rule, []) for rule in RULES.values()] if type(alarms) is dict else [None]
     if not all(type(one) is list and {str} >= set(map(type, one)) for one in lists):
         raise UnpicklingError("it has alarms that are not valid")
-    return {rule: alarms[rule] for rule in RULES.values() if rule in alarms}
+    return {rule: frozenset(alarms[rule]) for rule in RULES.values() if rule in alarms}
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Contents(NamedTuple):
     #: sorted by name
     items: list[Item]
     #: names of the items that raised an alarm when they were saved, by rule
-    alarms: dict[str, list[str]]
+    alarms: dict[str, frozenset[str]]
 
 
 def contents(path: str, operation: str = "inspect") -> Contents:

@@ -12,7 +12,7 @@ from ioshape._core.structs import Owner, said
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Set
 
     from ioshape._load.reader import Reader
 
@@ -61,13 +61,13 @@ class Items(Owner):
         one = found.standstill
         return Verdict(alarms, said(found.alarm), one.still, one.moves, said(one.before))
 
-    def add_loaded(self, reader: Reader, name: str, alarms: Alarms) -> None:
+    def add_loaded(self, reader: Reader, name: str, alarms: Mapping[str, Set[str]]) -> None:
         """Add the tensor of an archive that was loaded."""
         bits = sum(bit for bit, rule in ALARMS.items() if name in alarms.get(rule, ()))
         reader.add_to(self._pointer, name, bits)
 
-    def remember(self, alarms: Alarms) -> None:
-        """Compare the next save of the checkpoint family with what was loaded."""
+    def remember(self, alarms: Iterable[str]) -> None:
+        """Compare the next save with what was loaded. The rules `alarms` had found something."""
         bits = sum(bit for bit, rule in ALARMS.items() if rule in alarms)
         lib.save_items_loaded(self._pointer, bits)
 

@@ -38,7 +38,7 @@ from ioshape._load.reader import Reader as ZipReader
 from ioshape._load.reader import can_read
 from ioshape._load.stored import in_record
 from ioshape._native import lib
-from ioshape._save.items import Alarms, Items
+from ioshape._save.items import Items
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,7 +148,7 @@ class Reader(filesystem.FileSystemReader):
             StorageError: .metadata could not be read.
         """
         metadata = description.load(self._get_metadata_path(kwargs.get("rank")))
-        self._alarms: Alarms = getattr(metadata, families.ALARMS, {})
+        self._alarms: dict[str, frozenset[str]] = getattr(metadata, families.ALARMS, {})
         meta = getattr(metadata, "storage_meta", None) or StorageMeta()
         meta.load_id = self.load_id
         metadata.storage_meta = meta
