@@ -156,7 +156,7 @@ TEST(tests, no_child_is_made_while_a_thread_starts)
 	child = fork();
 	if (!child) {
 		starting_then = starting;
-		base_crew_init(&crew);
+		base_crew_init(&crew, 0);
 		begin(NULL); /* starts a thread, too */
 		_exit(starting_then ? 8 : 7);
 	}
