@@ -491,7 +491,6 @@ int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument)
 
 /* ---- Helper threads -------------------------------------------------------------------------- */
 
-/* Runs a helper thread: waits for work until the pool is dismissed. */
 /*
  * Waits without sleeping until a number is zero or not. The caller holds the lock, which is free
  * meanwhile. Returns false if the number has not changed.
@@ -511,6 +510,7 @@ static bool spin(struct base_crew *crew, const _Atomic unsigned *number, bool wa
 	return !!atomic_load(number) == wanted;
 }
 
+/* Runs a helper thread: waits for work until the pool is dismissed. */
 static void *help(void *argument)
 {
 	struct base_crew *crew = argument;
