@@ -223,7 +223,7 @@ def figures_of_runs(outcome: Outcome) -> Iterator[Figure]:
     for name, file in SECONDS.items():
         if file.is_file():
             seconds, commit = file.read_text(encoding="utf-8").split()
-            most = 240 if name == "quick_s" else 1200
+            most = 150 if name == "quick_s" else 600
             yield Figure(name, float(seconds), "<=", most, f"of tests/run.sh at {commit}")
         else:
             option = " --quick" if name == "quick_s" else ""
