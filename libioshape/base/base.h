@@ -262,6 +262,9 @@ struct base_crew {
 	bool dismissed;
 };
 
+/* The spin_ns of pools that work on blocks: longer than it takes to send one to the storage. */
+#define BASE_SPIN_NS 100000u
+
 /*
  * Initialises the pool without starting threads. A thread that has nothing to do looks for work for
  * spin_ns before it sleeps, because waking it up takes about 50 us.

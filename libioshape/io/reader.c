@@ -47,9 +47,6 @@
 /* Most threads that copy from blocks. More find too few pieces in a block. */
 #define MOST_CONSUMERS 4u
 
-/* How long a thread looks for a block before it sleeps: longer than a request takes to be sent. */
-#define SPIN_NS 100000u
-
 /* Unit in which the reader decides whether bytes are cached. */
 #define STRETCH_BYTES (64 * MIB)
 
@@ -1113,7 +1110,7 @@ int io_read(struct io_queue *queue, const struct io_input *input, struct io_piec
 	ret = shape_to_read(queue, input, error);
 	if (ret)
 		return ret;
-	base_crew_init(&stream.crew, SPIN_NS);
+	base_crew_init(&stream.crew, BASE_SPIN_NS);
 	ret = begin(&reading, pieces, count);
 	if (!ret)
 		ret = read_stretches(&stream, &reading, pieces, count, UINT64_MAX);
@@ -1253,7 +1250,7 @@ int io_stream_open(struct io_stream **out, const struct io_input *input, uint64_
 		return base_no_memory(error, "reading ahead", sizeof(*stream));
 	stream->input = input;
 	stream->end = input->base + MIN(end, input->bytes);
-	base_crew_init(&stream->crew, SPIN_NS);
+	base_crew_init(&stream->crew, BASE_SPIN_NS);
 	return 0;
 }
 

@@ -11,9 +11,6 @@
 /* Bytes that the threads share at a time. Blocks have as many, unless the user set their size. */
 #define MOST_BYTES (4 * MIB)
 
-/* How long a thread looks for work before it sleeps: longer than it takes to send a block. */
-#define SPIN_NS 100000u
-
 /* A slice of a tensor, or less at the ends of the bytes. One thread works on it. */
 struct save_unit {
 	const uint8_t *data;
@@ -22,7 +19,7 @@ struct save_unit {
 	uint32_t crc;
 	struct base_statistics *statistics; /* NULL: not examined */
 	struct base_statistics_rest *rest;
-	/* Those of a unit that does not continue the one before it. */
+	/* Statistics of a unit that does not continue the unit before it. */
 	struct base_statistics own;
 	struct base_statistics_rest own_rest;
 };
@@ -64,7 +61,7 @@ static bool start(struct save_parallel *parallel)
 		parallel->helpers = 0;
 		return false;
 	}
-	base_crew_init(&parallel->crew, SPIN_NS);
+	base_crew_init(&parallel->crew, BASE_SPIN_NS);
 	return true;
 }
 

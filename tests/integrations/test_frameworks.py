@@ -94,7 +94,7 @@ def test_programs_run(title: str, program: str, tmp_path: Path) -> None:
     except frameworks.CannotInstall as problem:
         pytest.skip(str(problem))
     text = BEFORE.get(title, "") + program + AFTER.get(title, "")
-    # What torchrun tells a rank.
+    # torchrun sets these variables for a rank.
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
