@@ -8,6 +8,7 @@ rank.
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,7 @@ class Rank:
 
     def make(self, size: str) -> Answer:
         self.size = int(size)
-        self.state = torch_state.make(self.size)
+        self.state = {**torch_state.make(self.size), **self._own()}
         flat = torch_state.flatten(self.state, self.size)
         return {"bytes": float(sum(tensor.nbytes for tensor in flat.values()))}
 
@@ -72,8 +73,12 @@ class Rank:
         """Map one tensor that all ranks share in memory, so that many ranks fit."""
         tensor = torch.from_file(path, shared=True, size=int(size), dtype=torch.uint8)
         tensor[::PAGE].sum()  # reads every page, so that it counts as this process's memory
-        self.state = {"weights": tensor}
+        self.state = {"weights": tensor, **self._own()}
         return {"bytes": float(tensor.nbytes)}
+
+    def _own(self) -> dict[str, str]:
+        """Return what no other rank has. A checkpoint keeps states that are equal only once."""
+        return {"rank": os.environ.get("RANK", "")}
 
     def forget(self) -> Answer:
         self.state = None
