@@ -9,18 +9,23 @@ halved the speed on the test machine.
 import json
 import os
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from .rounds import Sample
+from .rounds import Contestants, Sample
 
 MIB = 1 << 20
 
 ENGINES = ("io_uring", "libaio")
 BLOCK_MIB = (1, 2, 4, 8, 16)
 DEPTHS = (4, 8, 16, 32)
+#: fio's memory is in huge pages. fio has no option for them, but malloc of glibc 2.35.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+#: So many of the fastest settings take part in all rounds, which decide between them.
+BEST = 2
 
 Direction = Literal["write", "read"]
 
@@ -34,11 +39,9 @@ class Tuning:
     engine: str
     block_bytes: int
     depth: int
-    huge_pages: bool = True
 
     def __str__(self) -> str:
-        pages = "" if self.huge_pages else " small pages"
-        return f"fio {self.engine} {self.block_bytes // MIB}M x {self.depth}{pages}"
+        return f"fio {self.engine} {self.block_bytes // MIB}M x {self.depth}"
 
 
 def all_tunings() -> list[Tuning]:
@@ -79,11 +82,6 @@ def arguments(
     return ["fio", *(f"--{name}={value}" for name, value in given.items())]
 
 
-def environment(tuning: Tuning) -> dict[str, str]:
-    """Return variables for huge pages. fio has no option for them, but malloc of glibc 2.35."""
-    return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if tuning.huge_pages else {}
-
-
 def run(tuning: Tuning, direction: Direction, path: Path, size: int, offset: int = 0) -> Sample:
     """Run fio and return its own time: from the first request to the end of the fsync."""
     command = arguments(tuning, direction, path, size, offset)
@@ -93,7 +91,7 @@ def run(tuning: Tuning, direction: Direction, path: Path, size: int, offset: int
         text=True,
         check=False,
         cwd=path.parent,
-        env={**os.environ, **environment(tuning)},
+        env={**os.environ, **HUGE_PAGES},
     )
     if done.returncode:
         raise FioError(f"{' '.join(command)}: {done.stderr or done.stdout}")
@@ -105,18 +103,21 @@ def run(tuning: Tuning, direction: Direction, path: Path, size: int, offset: int
     return Sample(part["io_bytes"] / part["bw_bytes"], part["io_bytes"])
 
 
+def contestants(
+    tunings: Iterable[Tuning], direction: Direction, path: Path, size: int
+) -> Contestants:
+    """Return runs with these settings, of as many bytes as whole blocks have."""
+    whole = size // (16 * MIB) * 16 * MIB
+    return {str(one): partial(run, one, direction, path, whole) for one in tunings}
+
+
 def calibrate(
-    direction: Direction,
-    path: Path,
-    size: int,
-    before_each: Callable[[], None],
-    best: int = 2,
-) -> tuple[list[Tuning], dict[str, float]]:
-    """Return the fastest settings, and the speeds of all settings.
+    direction: Direction, path: Path, size: int, before_each: Callable[[], None]
+) -> tuple[Contestants, dict[str, float]]:
+    """Return runs with the fastest settings, and the speeds of all settings.
 
     Each setting is tried once with a part of the bytes. Reads take another part of the file each
-    time, so that caches in the storage do not favour the last ones. The fastest setting is also
-    returned with small pages, to show what those cost.
+    time, so that caches in the storage do not favour the last ones.
     """
     parts = 4
     part = max(size // parts // (16 * MIB), 1) * 16 * MIB
@@ -126,5 +127,5 @@ def calibrate(
         offset = count % parts * part if direction == "read" else 0
         speeds[tuning] = run(tuning, direction, path, part, offset).gb_per_s
     ranking = sorted(speeds, key=lambda tuning: speeds[tuning], reverse=True)
-    chosen = [*ranking[:best], replace(ranking[0], huge_pages=False)]
-    return chosen, {str(tuning): speeds[tuning] for tuning in ranking}
+    found = contestants(ranking[:BEST], direction, path, size)
+    return found, {str(tuning): speeds[tuning] for tuning in ranking}

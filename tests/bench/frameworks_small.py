@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from .rounds import Sample, median_seconds, time_ratio
-from .setting import Figure, Outcome, Setting
+from .rounds import Sample
+from .setting import Outcome, Setting, time_figure
 
 COUNT = 1000
 VALUES = 1024  # float32 values in each file: 4 KiB
@@ -62,14 +62,7 @@ def measure(setting: Setting, outcome: Outcome) -> None:
     }
     samples = setting.compare(runs, setting.rounds, setting.rest)
     outcome.samples["small"] = samples
-    theirs, ours = samples["torch.save"], samples["ioshape run"]
+    remark = ", until the process has ended"
     outcome.figures.append(
-        Figure(
-            "small_save_vs_torch_run",
-            time_ratio(ours, theirs),
-            "<=",
-            2,
-            f"{median_seconds(ours) / COUNT * 1e3:.2f} ms a file under ioshape run to "
-            f"{median_seconds(theirs) / COUNT * 1e3:.2f} ms, until the process has ended",
-        )
+        time_figure("small_save_vs_torch_run", 2, samples, "ioshape run", "torch.save", remark)
     )

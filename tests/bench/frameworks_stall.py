@@ -2,14 +2,13 @@
 """Compare how long checkpoints of training frameworks block training, with and without ioshape."""
 
 import os
-import shutil
 import sys
 from functools import partial
 
 import frameworks
 
-from .rounds import Sample, median_seconds, time_ratio
-from .setting import Figure, Outcome, Setting
+from .rounds import Sample
+from .setting import Outcome, Setting, time_figure
 from .worker import Worker
 
 #: For each framework, the environment it is installed in (None: this one), and the baseline.
@@ -23,12 +22,6 @@ FRAMEWORKS = {
 def save(setting: Setting, worker: Worker, way: str) -> Sample:
     answer = worker.ask("save", way=way, folder=setting.folder)
     return Sample(float(answer["seconds"]), setting.size // 4)
-
-
-def settle(setting: Setting) -> None:
-    for path in setting.folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    setting.rest()
 
 
 def measure(setting: Setting, outcome: Outcome) -> None:
@@ -48,17 +41,8 @@ def measure(setting: Setting, outcome: Outcome) -> None:
             ways = {way: partial(save, setting, worker, way) for way in ("ioshape", "stock")}
             for one in ways.values():
                 one()
-            samples = setting.compare(ways, setting.rounds, partial(settle, setting))
-        settle(setting)
+            samples = setting.compare(ways, setting.rounds, setting.settle)
+        setting.settle()
         outcome.samples[f"{name} stall"] = samples
-        ours, stock = samples["ioshape"], samples["stock"]
-        outcome.figures.append(
-            Figure(
-                f"{name}_stall_vs_stock",
-                time_ratio(ours, stock),
-                "<=",
-                0.3,
-                f"{median_seconds(ours):.3f} s of training to {median_seconds(stock):.3f} s of "
-                f"{theirs}",
-            )
-        )
+        figure = f"{name}_stall_vs_stock"
+        outcome.figures.append(time_figure(figure, 0.3, samples, "ioshape", "stock", f": {theirs}"))

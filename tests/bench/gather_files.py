@@ -9,7 +9,6 @@ from .gather_node import settle, steps
 from .gather_ranks import c_ranks, open_groups
 from .setting import Figure, Outcome, Setting
 from .slots_turns import programs
-from .torch_worker import clear
 
 RANKS, NODES = 64, 8
 BYTES_EACH = 64 << 10
@@ -20,7 +19,7 @@ MOST = {"rank0": 3, "node": 10, "each": 66}
 def saved(setting: Setting, address: str, mode: str) -> list[Path]:
     """Return the directory of a checkpoint and what is in it. The messages are in a Redis."""
     directory = setting.folder / "checkpoints"
-    clear(setting)
+    setting.clear()
     directory.mkdir()
     with c_ranks(programs(setting) / "bench-worker", RANKS, NODES) as ranks:
         ranks.make_tensors(kind="equal", count=1, each=BYTES_EACH)
@@ -41,4 +40,4 @@ def measure(setting: Setting, outcome: Outcome) -> None:
             names = saved(setting, redis, mode)
             figure = Figure(f"files_{mode}", len(names), "<=", most, "files and directories")
             outcome.figures.append(figure)
-    clear(setting)
+    setting.clear()

@@ -9,18 +9,9 @@ from pathlib import Path
 from statistics import median
 
 from .gather_ranks import Ranks, all_of, c_ranks, one_of, open_groups
-from .rounds import (
-    GB,
-    Sample,
-    interleave,
-    median_gb_per_s,
-    median_seconds,
-    speed_ratio,
-    time_ratio,
-)
-from .setting import Figure, Outcome, Setting
+from .rounds import GB, Sample, interleave, median_gb_per_s, median_seconds, time_ratio
+from .setting import Figure, Outcome, Setting, speed_figure
 from .slots_turns import programs
-from .torch_worker import clear
 from .worker import Worker
 
 MIB = 1 << 20
@@ -108,16 +99,8 @@ def measure_speed(setting: Setting, outcome: Outcome, ranks: Ranks, directory: P
         f"{part} {median(float(one.details[part + '_s']) for one in ours):.3f}"
         for part in ("write", "sync", "commit", "group")
     )
-    outcome.figures.append(
-        Figure(
-            "node_vs_single",
-            speed_ratio(ours, samples[SINGLE]),
-            ">=",
-            0.95,
-            f"{median_gb_per_s(ours):.2f} GB/s to {median_gb_per_s(samples[SINGLE]):.2f} GB/s of "
-            f"one process; rank 0, seconds: {parts}",
-        )
-    )
+    remark = f"; rank 0, seconds: {parts}"
+    outcome.figures.append(speed_figure("node_vs_single", 0.95, samples, OURS, SINGLE, remark))
 
 
 def compare_stalls(
@@ -150,7 +133,7 @@ def measure_stall(
     setting: Setting, outcome: Outcome, ranks: Ranks, directory: Path, program: Path
 ) -> None:
     ratio, remark = compare_stalls(setting, outcome, ranks, directory)
-    clear(setting)
+    setting.clear()
     with c_ranks(program, FEW_RANKS) as few:
         prepare(few, setting.size // RANKS, directory)
         few_ratio, few_remark = compare_stalls(setting, outcome, few, directory)
@@ -211,11 +194,11 @@ def measure_copies(setting: Setting, outcome: Outcome, directory: Path) -> None:
 def measure(setting: Setting, outcome: Outcome) -> None:
     program = programs(setting) / "bench-worker"
     directory = setting.folder / "checkpoints"
-    clear(setting)
+    setting.clear()
     with c_ranks(program, RANKS) as ranks:
         prepare(ranks, setting.size // RANKS, directory)
         measure_speed(setting, outcome, ranks, directory)
         measure_stall(setting, outcome, ranks, directory, program)
-    clear(setting)
+    setting.clear()
     measure_copies(setting, outcome, directory)
-    clear(setting)
+    setting.clear()

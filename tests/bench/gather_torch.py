@@ -2,25 +2,24 @@
 """Measure ranks in Python: one writer for all nodes over gloo, and concurrent loads."""
 
 import os
-import sys
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 
+from nodes import rank_variables
 from ports import free_port
 
 from . import fio
 from .cache import evict, require_cold
 from .gather_node import settle, steps
-from .gather_ranks import Ranks, all_of, node_of
-from .rounds import GB, Sample, fastest, median_gb_per_s, median_seconds, time_ratio
-from .setting import Figure, Outcome, Setting
-from .torch_worker import ROOM_FOR_ONE, Ballast, clear
-from .worker import Answer, Worker
+from .gather_ranks import Ranks, all_of
+from .rounds import GB, Sample, fastest, median_gb_per_s
+from .setting import Figure, Outcome, Setting, time_figure
+from .torch_worker import ROOM_FOR_ONE, Ballast, processes
+from .worker import Answer
 
 MIB = 1 << 20
 
@@ -39,36 +38,14 @@ OURS = "ioshape"
 TORCH = "torch.load"
 
 
-def launch_environment(rank: int, ranks: int, nodes: int, port: int, token: str) -> dict[str, str]:
-    """Return the environment that torchrun would have set for this rank."""
-    node = node_of(rank, ranks, nodes)
-    on_node = [other for other in range(ranks) if node_of(other, ranks, nodes) == node]
-    return {
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(on_node.index(rank)),
-        "LOCAL_WORLD_SIZE": str(len(on_node)),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCHELASTIC_RUN_ID": token,
-        "IOSHAPE_TEST_NODE": f"{token}-{node}",
-        "IOSHAPE_TEST_STORE": "host",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
 @contextmanager
-def torch_ranks(nodes: int, ranks: int = RANKS, **more: str) -> Iterator[Ranks]:
-    with ExitStack() as stack:
-        port, token = free_port(), uuid.uuid4().hex
-        workers = []
-        for rank in range(ranks):
-            environment = {**launch_environment(rank, ranks, nodes, port, token), **more}
-            command = (sys.executable, "-m", f"{__package__}.gather_process")
-            workers.append(Worker(*command, environment=environment))
-            stack.enter_context(workers[-1])
+def torch_ranks(
+    nodes: int, ranks: int = RANKS, module: str = "gather_process", **more: str
+) -> Iterator[Ranks]:
+    """Start ranks as torchrun would, which meet over gloo."""
+    told = {"IOSHAPE_TEST_STORE": "host", "OMP_NUM_THREADS": "1", **more}
+    variables = rank_variables(ranks, nodes, port=free_port(), network=None, **told)
+    with processes(module, [{**os.environ, **own} for own in variables]) as workers:
         crew = Ranks(workers)
         crew.each("meet")
         yield crew
@@ -77,12 +54,8 @@ def torch_ranks(nodes: int, ranks: int = RANKS, **more: str) -> Iterator[Ranks]:
 @contextmanager
 def lone_ranks(ranks: int) -> Iterator[Ranks]:
     """Start processes without a launcher: no variable describes their job."""
-    with ExitStack() as stack:
-        command = (sys.executable, "-m", f"{__package__}.gather_process")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        workers = [Worker(*command, environment=environment) for _ in range(ranks)]
-        for worker in workers:
-            stack.enter_context(worker)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with processes("gather_process", [environment] * ranks) as workers:
         yield Ranks(workers)
 
 
@@ -109,11 +82,8 @@ def measure_floor(setting: Setting, outcome: Outcome, ranks: Ranks, directory: P
     setting.say(f"rank0 over gloo, {ranks.tensor_bytes / GB:.2f} GB: {setting.rounds} rounds")
     settle(setting, directory)
     save(ranks, directory)
-    fio_bytes = int(ranks.tensor_bytes) // (16 * MIB) * 16 * MIB
-    fios = {
-        str(one): partial(fio.run, one, "write", setting.folder / "fio", fio_bytes)
-        for one in FIO_TUNINGS
-    }
+    path, n_bytes = setting.folder / "fio", int(ranks.tensor_bytes)
+    fios = fio.contestants(FIO_TUNINGS, "write", path, n_bytes)
     gloos = {f"gloo {how}": partial(send_sample, ranks, how) for how in GLOO_WAYS}
     for gloo in gloos.values():
         gloo()
@@ -220,7 +190,7 @@ def measure_load(
         ranks.tensor_bytes = sum(
             float(one["bytes"]) for one in ranks.each("make", size=setting.size // RANKS)
         )
-    clear(setting)
+    setting.clear()
     ours.each("save_group", path=directory, step=next(steps), mode="node")
     paths = [torch_file(setting, rank) for rank in range(RANKS)]
     theirs.together_each("save_torch", [{"path": path} for path in paths])
@@ -237,32 +207,23 @@ def measure_load(
         dict(loaders), setting.rounds, partial(chill, setting, ours, directory)
     )
     outcome.samples["loads, cold"] = samples
-    outcome.figures.append(
-        Figure(
-            "load_group_vs_torch",
-            time_ratio(samples[OURS], samples[TORCH]),
-            "<=",
-            0.6,
-            f"{median_seconds(samples[OURS]):.3f} s, verified, to "
-            f"{median_seconds(samples[TORCH]):.3f} s of {RANKS} torch.load at once",
-        )
-    )
+    outcome.figures.append(time_figure("load_group_vs_torch", 0.6, samples, OURS, TORCH))
 
 
 # ---- Both measurements --------------------------------------------------------------------------
 
 
 def measure_rank0(setting: Setting, outcome: Outcome) -> None:
-    clear(setting)
+    setting.clear()
     directory = setting.folder / "checkpoints"
     with torch_ranks(RANKS, IOSHAPE_COORDINATOR="open") as ranks:
         measure_floor(setting, outcome, ranks, directory)
         measure_memory(setting, outcome, ranks, directory)
-    clear(setting)
+    setting.clear()
 
 
 def measure_loads(setting: Setting, outcome: Outcome) -> None:
-    clear(setting)
+    setting.clear()
     # Use local slots, in a folder of this benchmark: other jobs on this machine do not share them.
     with (
         TemporaryDirectory(prefix="ioshape-bench-") as slots,
@@ -270,7 +231,7 @@ def measure_loads(setting: Setting, outcome: Outcome) -> None:
         torch_ranks(1) as theirs,
     ):
         measure_load(setting, outcome, ours, theirs, setting.folder / "checkpoints")
-    clear(setting)
+    setting.clear()
 
 
 def measure(setting: Setting, outcome: Outcome) -> None:

@@ -6,11 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from . import fio
-from .rounds import GB, Sample, Samples, fastest, median_gb_per_s, speed_ratio
-from .setting import Figure, Outcome, Setting
+from .rounds import GB, Sample, Samples, fastest, median_gb_per_s
+from .setting import Figure, Outcome, Setting, speed_figure
 from .torch_load import chill, warm
-from .torch_save import FIO_TUNINGS
-from .torch_worker import MIB, OURS, clear, sample_of, settle
+from .torch_worker import OURS, sample_of
 from .worker import Worker
 
 PINNED = "pinned copies"
@@ -25,16 +24,7 @@ def limit(samples: Samples, fios: list[str]) -> str:
 
 def vs_limit(outcome: Outcome, samples: Samples, figure: str, fios: list[str]) -> None:
     slower, storage = limit(samples, fios), fastest(samples, fios)
-    outcome.figures.append(
-        Figure(
-            figure,
-            speed_ratio(samples[OURS], samples[slower]),
-            ">=",
-            0.9,
-            f"{median_gb_per_s(samples[OURS]):.2f} GB/s to {median_gb_per_s(samples[slower]):.2f} "
-            f"GB/s of {slower}",
-        )
-    )
+    outcome.figures.append(speed_figure(figure, 0.9, samples, OURS, slower))
     outcome.ceilings += [
         f"{figure}: {name} {median_gb_per_s(samples[name]):.2f} GB/s" for name in (storage, PINNED)
     ]
@@ -52,10 +42,7 @@ def load(worker: Worker, n_bytes: float, how: str, path: Path, check: int = 0) -
 
 def measure_saves(setting: Setting, outcome: Outcome, worker: Worker, n_bytes: float) -> None:
     setting.say("saves: choosing fio's settings")
-    file = setting.folder / "fio"
-    tunings, _speeds = fio.calibrate("write", file, setting.size, partial(clear, setting))
-    whole = int(n_bytes) // (16 * MIB) * 16 * MIB
-    fios = {str(one): partial(fio.run, one, "write", file, whole) for one in tunings[:FIO_TUNINGS]}
+    fios, _speeds = fio.calibrate("write", setting.folder / "fio", setting.size, setting.clear)
     setting.say(f"saves from the GPU: {setting.rounds} rounds")
     samples = setting.compare(
         {
@@ -64,7 +51,7 @@ def measure_saves(setting: Setting, outcome: Outcome, worker: Worker, n_bytes: f
             OURS: lambda: sample_of(worker.ask("save", path=setting.folder / OURS), n_bytes),
         },
         setting.rounds,
-        partial(settle, setting),
+        setting.settle,
     )
     vs_limit(outcome, samples, "d2h_save_vs_limit", list(fios))
     outcome.facts["last_save"] = samples[OURS][-1].details
@@ -73,7 +60,7 @@ def measure_saves(setting: Setting, outcome: Outcome, worker: Worker, n_bytes: f
 def measure_loads(
     setting: Setting, outcome: Outcome, worker: Worker, n_bytes: float, rival: str
 ) -> None:
-    settle(setting)
+    setting.settle()
     path, other = setting.folder / OURS, setting.folder / "safetensors"
     worker.ask("save", path=path)
     if rival:
@@ -82,9 +69,7 @@ def measure_loads(
     load(worker, n_bytes, OURS, path, check=1)
     setting.say("loads: choosing fio's settings")
     chill(setting)
-    whole = path.stat().st_size // (16 * MIB) * 16 * MIB
-    tunings, _speeds = fio.calibrate("read", path, whole, lambda: None)
-    fios = {str(one): partial(fio.run, one, "read", path, whole) for one in tunings[:FIO_TUNINGS]}
+    fios, _speeds = fio.calibrate("read", path, path.stat().st_size, lambda: None)
     setting.say(f"loads to the GPU with a cold cache: {setting.rounds} rounds")
     contestants = {
         PINNED: partial(pinned, worker, "to", n_bytes),
@@ -104,13 +89,7 @@ def measure_loads(
     outcome.figures.append(Figure("load_gpu_warm_gbs", speed, ">=", 20, remark))
     if rival:
         outcome.figures.append(
-            Figure(
-                "load_gpu_vs_fastsafetensors",
-                speed_ratio(samples[OURS], samples[RIVAL]),
-                ">=",
-                1.5,
-                f"{speed:.2f} GB/s, verified, to {median_gb_per_s(samples[RIVAL]):.2f} GB/s",
-            )
+            speed_figure("load_gpu_vs_fastsafetensors", 1.5, samples, OURS, RIVAL)
         )
     else:
         outcome.ceilings.append(f"{RIVAL} is not installed, and was not measured")
@@ -130,5 +109,5 @@ def measure(setting: Setting) -> Outcome:
         setting.say(f"{n_bytes / GB:.2f} GB on a {found['gpu']}")
         measure_saves(setting, outcome, worker, n_bytes)
         measure_loads(setting, outcome, worker, n_bytes, str(found["rival"]))
-    settle(setting)
+    setting.settle()
     return outcome

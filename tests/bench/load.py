@@ -6,8 +6,8 @@ from pathlib import Path
 
 from . import fio
 from .cache import evict, make_warm, require_cold
-from .rounds import GB, Sample, fastest, median_gb_per_s, speed_ratio
-from .setting import Figure, Outcome, Setting
+from .rounds import GB, Sample, fastest, median_gb_per_s
+from .setting import Outcome, Setting, speed_figure
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -37,32 +37,17 @@ def measure_cold(setting: Setting, outcome: Outcome, path: Path) -> None:
     setting.say("cold cache: choosing fio's settings")
     chill = partial(make_cold, setting, path)
     # fio and ioshape read the same blocks of the device.
-    size = path.stat().st_size // (16 * MIB) * (16 * MIB)
-    best, speeds = fio.calibrate("read", path, size, chill)
+    fios, speeds = fio.calibrate("read", path, path.stat().st_size, chill)
     chill()
     load(setting, path, check=True)
     setting.say(f"cold cache: {setting.rounds} rounds")
-    fios = {str(one): partial(fio.run, one, "read", path, size) for one in best}
     samples = setting.compare({**fios, OURS: partial(load, setting, path)}, setting.rounds, chill)
     yardstick = fastest(samples, list(fios))
     ceiling = median_gb_per_s(samples[yardstick])
     outcome.samples["cold"] = samples
-    outcome.facts["cold"] = {
-        "fio": yardstick,
-        "fio_arguments": {str(one): fio.arguments(one, "read", path, size) for one in best},
-        "fio_environment": fio.environment(best[0]),
-        "fio_calibration_gb_per_s": speeds,
-    }
+    outcome.facts["cold"] = {"fio_calibration_gb_per_s": speeds}
     outcome.ceilings.append(f"direct reads: {ceiling:.2f} GB/s ({yardstick})")
-    outcome.figures.append(
-        Figure(
-            "load_vs_fio",
-            speed_ratio(samples[OURS], samples[yardstick]),
-            ">=",
-            0.95,
-            f"{median_gb_per_s(samples[OURS]):.2f} GB/s to {ceiling:.2f} GB/s of {yardstick}",
-        )
-    )
+    outcome.figures.append(speed_figure("load_vs_fio", 0.95, samples, OURS, yardstick))
 
 
 def measure_warm(setting: Setting, outcome: Outcome, path: Path) -> None:
@@ -82,15 +67,7 @@ def measure_warm(setting: Setting, outcome: Outcome, path: Path) -> None:
     outcome.samples["warm"] = samples
     outcome.facts["warm"] = {"read_gb_per_s_by_chunk": speeds}
     outcome.ceilings.append(f"read() from the page cache, one thread: {ceiling:.2f} GB/s")
-    outcome.figures.append(
-        Figure(
-            "load_cached_vs_read",
-            speed_ratio(samples[OURS], samples[plain]),
-            ">=",
-            0.8,
-            f"{median_gb_per_s(samples[OURS]):.2f} GB/s to {ceiling:.2f} GB/s of {plain}",
-        )
-    )
+    outcome.figures.append(speed_figure("load_cached_vs_read", 0.8, samples, OURS, plain))
 
 
 def measure(setting: Setting) -> Outcome:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from clusters import Cluster, running
 
-from .rounds import Contestants, Sample, Samples, median_seconds, speed_ratio
-from .setting import Figure, Outcome, Setting
+from .rounds import Contestants, Sample, Samples, median_seconds
+from .setting import Outcome, Setting, speed_figure
 
 MIB = 1 << 20
 
@@ -91,18 +91,6 @@ def save_and_load(setting: Setting, cluster: Cluster) -> tuple[Samples, Samples]
     return saved, setting.compare(loads, setting.rounds, setting.rest)
 
 
-def ratio_figure(name: str, samples: Samples, least: float, ceiling: str, what: str) -> Figure:
-    ours, theirs = samples[OURS], samples[TORCH]
-    return Figure(
-        name,
-        speed_ratio(ours, theirs),
-        ">=",
-        least,
-        f"{what} {median_seconds(theirs):.2f} s, ours {median_seconds(ours):.2f} s, {ceiling} "
-        f"{median_seconds(samples[ceiling]):.2f} s",
-    )
-
-
 # ---- All clusters -------------------------------------------------------------------------------
 
 
@@ -120,8 +108,8 @@ def measure(setting: Setting) -> Outcome:
         outcome.samples[f"{name}, saves"] = saved
         outcome.samples[f"{name}, loads by a cold client"] = loaded
         outcome.figures += [
-            ratio_figure(f"{name}_save_vs_torch", saved, 1.05, PLAIN, "torch.save + fsync"),
-            ratio_figure(f"{name}_load_vs_torch", loaded, 1.0, PLAIN_READ, "torch.load"),
+            speed_figure(f"{name}_save_vs_torch", 1.05, saved, OURS, TORCH, ", with fsync"),
+            speed_figure(f"{name}_load_vs_torch", 1.0, loaded, OURS, TORCH),
         ]
         outcome.ceilings.append(
             f"{name}: {PLAIN} {median_seconds(saved[PLAIN]):.2f} s, "

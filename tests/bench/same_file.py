@@ -10,9 +10,9 @@ from statistics import median
 from .cache import evict, make_warm, require_cold
 from .gather_ranks import Ranks, all_of
 from .gather_torch import OURS, TORCH, lone_ranks, torch_ranks
-from .rounds import Sample, median_seconds, time_ratio
-from .setting import Figure, Outcome, Setting
-from .torch_worker import ROOM_FOR_ONE, Ballast, clear
+from .rounds import Sample
+from .setting import Figure, Outcome, Setting, time_figure
+from .torch_worker import ROOM_FOR_ONE, Ballast
 
 Start = Callable[[int], AbstractContextManager[Ranks]]
 STARTS: dict[str, Start] = {"by a launcher": partial(torch_ranks, 1), "without one": lone_ranks}
@@ -70,7 +70,7 @@ def readers(setting: Setting, count: int, start: Start) -> Iterator[dict[str, Ra
         for ranks in crews.values():
             size = min(setting.size // count, MOST_BYTES)
             ranks.tensor_bytes = float(ranks.each("make", size=size)[0]["bytes"])
-        clear(setting)
+        setting.clear()
         crews[OURS].workers[0].ask("save_file", path=paths[OURS])
         crews[TORCH].workers[0].ask("save_torch", path=paths[TORCH])
         for how, ranks in crews.items():
@@ -100,16 +100,8 @@ def judge_time(
     prepare = chill if state == "cold" else warm
     samples = setting.compare(dict(loaders), setting.rounds, partial(prepare, setting, crews[OURS]))
     outcome.samples[f"one file, {RANKS} ranks, {state}"] = samples
-    outcome.figures.append(
-        Figure(
-            f"load_same_file_vs_torch_{state}",
-            time_ratio(samples[OURS], samples[TORCH]),
-            "<=",
-            most,
-            f"{median_seconds(samples[OURS]):.3f} s, verified, to "
-            f"{median_seconds(samples[TORCH]):.3f} s of {RANKS} torch.load at once",
-        )
-    )
+    name = f"load_same_file_vs_torch_{state}"
+    outcome.figures.append(time_figure(name, most, samples, OURS, TORCH))
 
 
 def measure(setting: Setting, outcome: Outcome) -> None:
@@ -130,4 +122,4 @@ def measure(setting: Setting, outcome: Outcome) -> None:
     with readers(setting, RANKS, STARTS["by a launcher"]) as crews:
         judge_time(setting, outcome, crews, "cold", 0.9)
         judge_time(setting, outcome, crews, "warm", 1.1)
-    clear(setting)
+    setting.clear()

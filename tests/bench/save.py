@@ -5,17 +5,8 @@ from functools import partial
 from statistics import median
 
 from . import fio
-from .rounds import (
-    GB,
-    Sample,
-    Samples,
-    fastest,
-    median_gb_per_s,
-    median_seconds,
-    speed_ratio,
-    time_ratio,
-)
-from .setting import Figure, Outcome, Setting
+from .rounds import GB, Sample, Samples, fastest, median_gb_per_s
+from .setting import Figure, Outcome, Setting, speed_figure, time_figure
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -63,13 +54,12 @@ def measure_large(setting: Setting, outcome: Outcome) -> None:
     path = setting.folder / "fio"
     answer = setting.worker.ask("tensors", kind="mixed", bytes=setting.size)
     setting.worker.ask("context")
-    best, speeds = fio.calibrate("write", path, setting.size, setting.settle)
+    fios, speeds = fio.calibrate("write", path, setting.size, setting.settle)
     chunk = best_chunk(setting)
     # The first save opens the engine and makes buffers. Later saves keep both.
     setting.settle()
     first = save(setting)
     setting.say(f"{setting.size / GB:.2f} GB of mixed tensors: {setting.rounds} rounds")
-    fios = {str(one): partial(fio.run, one, "write", path, setting.size) for one in best}
     plain = f"write({chunk // KIB}K) + fsync"
     samples = setting.compare(
         {
@@ -85,11 +75,6 @@ def measure_large(setting: Setting, outcome: Outcome) -> None:
     outcome.facts["large"] = {
         "tensors": answer["tensors"],
         "bytes": setting.size,
-        "fio": yardstick,
-        "fio_arguments": {
-            str(one): fio.arguments(one, "write", path, setting.size) for one in best
-        },
-        "fio_environment": fio.environment(best[0]),
         "fio_calibration_gb_per_s": speeds,
         "first_save": first.details,
         "last_save": samples[OURS][-1].details,
@@ -99,7 +84,6 @@ def measure_large(setting: Setting, outcome: Outcome) -> None:
 
 def judge_large(outcome: Outcome, samples: Samples, yardstick: str, plain: str) -> None:
     ours = samples[OURS]
-    speed = f"{median_gb_per_s(ours):.2f} GB/s"
     ceiling = median_gb_per_s(samples[yardstick])
     cpu = median(float(sample.details["cpu_seconds"]) / (sample.bytes / GB) for sample in ours)
     parts = " + ".join(
@@ -108,20 +92,8 @@ def judge_large(outcome: Outcome, samples: Samples, yardstick: str, plain: str) 
     )
     outcome.ceilings.append(f"durable direct writes: {ceiling:.2f} GB/s ({yardstick})")
     outcome.figures += [
-        Figure(
-            "save_vs_fio",
-            speed_ratio(ours, samples[yardstick]),
-            ">=",
-            0.95,
-            f"{speed} to {ceiling:.2f} GB/s of {yardstick}",
-        ),
-        Figure(
-            "save_vs_write_fsync",
-            speed_ratio(ours, samples[plain]),
-            ">=",
-            1.5,
-            f"{speed} to {median_gb_per_s(samples[plain]):.2f} GB/s of {plain}",
-        ),
+        speed_figure("save_vs_fio", 0.95, samples, OURS, yardstick),
+        speed_figure("save_vs_write_fsync", 1.5, samples, OURS, plain),
         Figure("save_cpu_s_per_gb", cpu, "<=", 0.20, f"seconds: {parts}"),
     ]
 
@@ -167,16 +139,7 @@ def measure_many(setting: Setting, outcome: Outcome) -> None:
     )
     outcome.samples["many"] = samples
     outcome.facts["many"] = {"last_save": samples[OURS][-1].details}
-    outcome.figures.append(
-        Figure(
-            "many_small_vs_write_fsync",
-            speed_ratio(samples[OURS], samples[plain]),
-            ">=",
-            0.8,
-            f"{median_seconds(samples[OURS]) * 1e3:.1f} ms to "
-            f"{median_seconds(samples[plain]) * 1e3:.1f} ms of {plain}",
-        )
-    )
+    outcome.figures.append(speed_figure("many_small_vs_write_fsync", 0.8, samples, OURS, plain))
 
 
 def measure_tiny(setting: Setting, outcome: Outcome) -> None:
@@ -199,16 +162,7 @@ def measure_tiny(setting: Setting, outcome: Outcome) -> None:
     )
     outcome.samples["tiny"] = samples
     outcome.facts["tiny"] = {"file_bytes": size, "last_save": samples[OURS][-1].details}
-    outcome.figures.append(
-        Figure(
-            "tiny_vs_rename_dance",
-            time_ratio(samples[OURS], samples[plain]),
-            "<=",
-            1.5,
-            f"{median_seconds(samples[OURS]) * 1e3:.2f} ms to "
-            f"{median_seconds(samples[plain]) * 1e3:.2f} ms of {plain}",
-        )
-    )
+    outcome.figures.append(time_figure("tiny_vs_rename_dance", 1.5, samples, OURS, plain))
 
 
 def measure(setting: Setting) -> Outcome:

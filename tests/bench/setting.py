@@ -10,7 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from .rounds import Contestants, Sample, Samples, interleave
+from .rounds import (
+    Contestants,
+    Sample,
+    Samples,
+    interleave,
+    median_gb_per_s,
+    median_seconds,
+    speed_ratio,
+    time_ratio,
+)
 from .worker import Worker
 
 # Deleting a file frees its blocks on the device only after the journal was written. After this time
@@ -32,13 +41,18 @@ class Setting:
     rounds: int
     on: str = ""  # kind of cluster for storm and preload; "": modelled storage
 
-    def settle(self) -> None:
-        """Remove all files and wait until the storage has finished earlier work."""
+    def clear(self) -> None:
+        """Remove all files and folders."""
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
+        os.sync()
+
+    def settle(self) -> None:
+        """Remove all files and wait until the storage has finished earlier work."""
+        self.clear()
         self.rest()
 
     def rest(self) -> None:
@@ -81,6 +95,24 @@ class Figure:
     @property
     def met(self) -> bool:
         return self.value >= self.target if self.relation == ">=" else self.value <= self.target
+
+
+def speed_figure(
+    name: str, target: float, samples: Samples, ours: str, theirs: str, remark: str = ""
+) -> Figure:
+    """Compare the throughput of two contestants."""
+    speeds = [median_gb_per_s(samples[one]) for one in (ours, theirs)]
+    text = f"{speeds[0]:.2f} GB/s to {speeds[1]:.2f} GB/s of {theirs}{remark}"
+    return Figure(name, speed_ratio(samples[ours], samples[theirs]), ">=", target, text)
+
+
+def time_figure(
+    name: str, target: float, samples: Samples, ours: str, theirs: str, remark: str = ""
+) -> Figure:
+    """Compare the time of two contestants."""
+    times = [median_seconds(samples[one]) for one in (ours, theirs)]
+    text = f"{times[0]:.3g} s to {times[1]:.3g} s of {theirs}{remark}"
+    return Figure(name, time_ratio(samples[ours], samples[theirs]), "<=", target, text)
 
 
 @dataclass

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
@@ -18,8 +17,8 @@ from mounts import client_of
 from striped import striped
 
 from . import fio, storm
-from .rounds import Contestants, Sample, Samples, fastest, median_gb_per_s, speed_ratio
-from .setting import Figure, Outcome, Setting
+from .rounds import Sample, Samples, fastest
+from .setting import Figure, Outcome, Setting, speed_figure
 
 MIB = 1 << 20
 OURS = "ioshape"
@@ -69,25 +68,18 @@ def near_samples(setting: Setting) -> Samples:
         return Sample(time.perf_counter() - begin, setting.size)
 
     setting.say("fio's settings")
-    tunings, _ = fio.calibrate("write", file, setting.size, setting.settle)
-    contestants: Contestants = {
-        OURS: save,
-        **{str(one): partial(fio.run, one, "write", file, setting.size) for one in tunings},
-    }
+    fios, _ = fio.calibrate("write", file, setting.size, setting.settle)
     setting.say("saves on the tier")
     begin_anew()
     save()  # does what is done only once
-    samples = setting.compare(contestants, setting.rounds, begin_anew)
+    samples = setting.compare({OURS: save, **fios}, setting.rounds, begin_anew)
     opened.pop().close()
     return samples
 
 
 def near_figure(samples: Samples) -> Figure:
     best = fastest(samples, [name for name in samples if name != OURS])
-    ours, theirs = median_gb_per_s(samples[OURS]), median_gb_per_s(samples[best])
-    ratio = speed_ratio(samples[OURS], samples[best])
-    remark = f"{ours:.2f} to {theirs:.2f} GB/s of {best}"
-    return Figure("tier_save_vs_fio", ratio, ">=", 0.92, remark)
+    return speed_figure("tier_save_vs_fio", 0.92, samples, OURS, best)
 
 
 # ---- The slow filesystem ------------------------------------------------------------------------

@@ -3,15 +3,8 @@
 
 from functools import partial
 
-from .rounds import (
-    GB,
-    Sample,
-    Samples,
-    median_gb_per_s,
-    median_seconds,
-    time_ratio,
-)
-from .setting import Figure, Outcome, Setting
+from .rounds import GB, Sample, Samples, median_gb_per_s, median_seconds, time_ratio
+from .setting import Figure, Outcome, Setting, time_figure
 from .torch_worker import (
     OURS,
     ROOM_FOR_ONE,
@@ -53,7 +46,7 @@ def measure_stall(setting: Setting, outcome: Outcome) -> None:
         return worker.ask("state", size=setting.size)
 
     setting.say(f"save_async against memcpy: {setting.rounds} rounds")
-    settle(setting)
+    setting.settle()
     with workers([OURS], prepare) as (crew, answer):
         worker, n_bytes = crew[OURS], float(answer["bytes"])
         first = stage(setting, worker, n_bytes)
@@ -64,7 +57,7 @@ def measure_stall(setting: Setting, outcome: Outcome) -> None:
                 MEMCPY: lambda: sample_of(worker.ask("memcpy"), n_bytes),
             },
             setting.rounds,
-            partial(settle, setting),
+            setting.settle,
         )
     ours, theirs = samples[OURS], samples[MEMCPY]
     outcome.samples["async"] = samples
@@ -72,17 +65,11 @@ def measure_stall(setting: Setting, outcome: Outcome) -> None:
     outcome.ceilings.append(
         f"memcpy into warm memory, one thread: {median_gb_per_s(theirs):.2f} GB/s"
     )
-    outcome.figures.append(
-        Figure(
-            "async_stall_vs_memcpy",
-            time_ratio(ours, theirs),
-            "<=",
-            1.2,
-            f"{median_seconds(ours):.3f} s to {median_seconds(theirs):.3f} s of one thread's "
-            f"memcpy; {parts_in_words(ours, 'pickle stage')}; first save {first.seconds:.3f} s; "
-            f"durable after {median_part(ours, 'durable_s'):.3f} s",
-        )
+    remark = (
+        f"; {parts_in_words(ours, 'pickle stage')}; first save {first.seconds:.3f} s; durable "
+        f"after {median_part(ours, 'durable_s'):.3f} s"
     )
+    outcome.figures.append(time_figure("async_stall_vs_memcpy", 1.2, samples, OURS, MEMCPY, remark))
 
 
 def train(
@@ -103,7 +90,7 @@ def stalls(samples: Samples, how: str) -> list[Sample]:
 def measure_loop(setting: Setting, outcome: Outcome) -> None:
     size = setting.size // LOOP_SHARE
     setting.say(f"a training loop that saves {size / GB:.2f} GB: {setting.rounds} rounds")
-    settle(setting)
+    setting.settle()
     with workers([OURS, LAZY, TORCH], lambda worker: worker.ask("state", size=size)) as (
         crew,
         answer,
@@ -115,7 +102,7 @@ def measure_loop(setting: Setting, outcome: Outcome) -> None:
             loops[how] = partial(train, setting, worker, how, n_bytes, steps)
             loops[f"{how}, no saves"] = partial(train, setting, worker, NOBODY, n_bytes, steps)
         for loop in loops.values():
-            settle(setting)
+            setting.settle()
             saves = int(loop().details["saves"])
         room = int(n_bytes * saves * ROOM_FOR_ONE)
         samples = setting.compare(loops, setting.rounds, partial(settle, setting, room))

@@ -7,29 +7,9 @@ from pathlib import Path
 
 from . import fio
 from .cache import evict, make_warm, require_cold
-from .rounds import (
-    GB,
-    Sample,
-    Samples,
-    fastest,
-    median_gb_per_s,
-    median_seconds,
-    speed_ratio,
-    time_ratio,
-)
-from .setting import Figure, Outcome, Setting
-from .torch_save import FIO_TUNINGS
-from .torch_worker import (
-    MIB,
-    OURS,
-    ROOM_FOR_ONE,
-    TORCH,
-    Ballast,
-    sample_of,
-    save,
-    settle,
-    workers,
-)
+from .rounds import GB, Sample, Samples, fastest, median_gb_per_s
+from .setting import Figure, Outcome, Setting, speed_figure, time_figure
+from .torch_worker import OURS, ROOM_FOR_ONE, TORCH, Ballast, sample_of, save, workers
 from .worker import Worker
 
 # torch loads its own file and ioshape's. The faster of the two counts.
@@ -90,17 +70,8 @@ def warm(setting: Setting) -> None:
     ballast.give()
 
 
-def judge(samples: Samples, figure: str, target: float, remark: str) -> Figure:
-    yardstick = fastest(samples, [TORCH, TORCH_OF_OURS])
-    ours, theirs = samples[OURS], samples[yardstick]
-    return Figure(
-        figure,
-        speed_ratio(ours, theirs),
-        ">=",
-        target,
-        f"{median_gb_per_s(ours):.2f} GB/s, verified, to {median_gb_per_s(theirs):.2f} GB/s of "
-        f"torch.load{'' if yardstick == TORCH else ' (of our file)'}{remark}",
-    )
+def vs_torch(name: str, target: float, samples: Samples) -> Figure:
+    return speed_figure(name, target, samples, OURS, fastest(samples, [TORCH, TORCH_OF_OURS]))
 
 
 def measure_cold(
@@ -109,46 +80,20 @@ def measure_cold(
     path = setting.folder / OURS
     setting.say("loads: choosing fio's settings")
     chill(setting)
-    size = path.stat().st_size // (16 * MIB) * 16 * MIB
     # fio reads from the device whatever is cached, so nothing has to be done between its runs.
-    tunings, speeds = fio.calibrate("read", path, size, lambda: None)
-    tunings = tunings[:FIO_TUNINGS]
-    fios = {str(one): partial(fio.run, one, "read", path, size) for one in tunings}
+    fios, speeds = fio.calibrate("read", path, path.stat().st_size, lambda: None)
     setting.say(f"loads with a cold cache: {setting.rounds} rounds")
     samples = setting.compare({**fios, **loaders}, setting.rounds, partial(chill, setting))
     yardstick = fastest(samples, list(fios))
     ceiling = median_gb_per_s(samples[yardstick])
     outcome.samples["loads, cold"] = samples
-    outcome.facts["loads, cold"] = {
-        "fio": yardstick,
-        "fio_environment": fio.environment(tunings[0]),
-        "fio_calibration_gb_per_s": speeds,
-    }
+    outcome.facts["loads, cold"] = {"fio_calibration_gb_per_s": speeds}
     outcome.ceilings.append(f"direct reads: {ceiling:.2f} GB/s ({yardstick})")
     outcome.figures += [
-        judge(samples, "load_cold_vs_torch", 2.0, "; cold cache"),
-        Figure(
-            "load_vs_safetensors",
-            speed_ratio(samples[OURS], samples[SAFETENSORS]),
-            ">=",
-            1.2,
-            f"{median_gb_per_s(samples[OURS]):.2f} GB/s, verified, to "
-            f"{median_gb_per_s(samples[SAFETENSORS]):.2f} GB/s of safetensors' load_file",
-        ),
-        Figure(
-            "load_into_vs_fio",
-            speed_ratio(samples[INTO], samples[yardstick]),
-            ">=",
-            0.92,
-            f"{median_gb_per_s(samples[INTO]):.2f} GB/s to {ceiling:.2f} GB/s of {yardstick}",
-        ),
-        Figure(
-            "load_vs_fio",
-            speed_ratio(samples[OURS], samples[yardstick]),
-            ">=",
-            0.85,
-            f"{median_gb_per_s(samples[OURS]):.2f} GB/s to {ceiling:.2f} GB/s of {yardstick}",
-        ),
+        vs_torch("load_cold_vs_torch", 2.0, samples),
+        speed_figure("load_vs_safetensors", 1.2, samples, OURS, SAFETENSORS),
+        speed_figure("load_into_vs_fio", 0.92, samples, INTO, yardstick),
+        speed_figure("load_vs_fio", 0.85, samples, OURS, yardstick),
     ]
 
 
@@ -159,18 +104,10 @@ def measure_cached(
     warm(setting)
     samples = setting.compare(loaders, setting.rounds, partial(warm, setting))
     outcome.samples["loads, cached"] = samples
-    into, memcpy = samples[INTO], samples[MEMCPY]
-    extra_mib = max(float(sample.details["extra_mib"]) for sample in into)
+    extra_mib = max(float(sample.details["extra_mib"]) for sample in samples[INTO])
     outcome.figures += [
-        judge(samples, "load_cached_vs_torch", 2.5, "; from the page cache"),
-        Figure(
-            "load_into_cached_vs_memcpy",
-            speed_ratio(into, memcpy),
-            ">=",
-            0.6,
-            f"{median_gb_per_s(into):.2f} GB/s, verified, to {median_gb_per_s(memcpy):.2f} GB/s "
-            "of memcpy; from the page cache",
-        ),
+        vs_torch("load_cached_vs_torch", 2.5, samples),
+        speed_figure("load_into_cached_vs_memcpy", 0.6, samples, INTO, MEMCPY),
         Figure(
             "load_into_extra_mib",
             extra_mib,
@@ -182,7 +119,7 @@ def measure_cached(
 
 
 def measure_many(setting: Setting, outcome: Outcome) -> None:
-    settle(setting)
+    setting.settle()
     with workers([OURS, TORCH], lambda worker: worker.ask("many", tensors=MANY_TENSORS)) as (
         crew,
         answer,
@@ -197,21 +134,12 @@ def measure_many(setting: Setting, outcome: Outcome) -> None:
             loader()
         samples = setting.compare(dict(loaders), setting.rounds, partial(warm, setting))
     outcome.samples["many tensors"] = samples
-    outcome.figures.append(
-        Figure(
-            "load_many_tensors_vs_torch",
-            time_ratio(samples[OURS], samples[TORCH]),
-            "<=",
-            1.0,
-            f"{median_seconds(samples[OURS]):.3f} s, verified, to "
-            f"{median_seconds(samples[TORCH]):.3f} s of torch.load: {MANY_TENSORS} tiny tensors",
-        )
-    )
+    outcome.figures.append(time_figure("load_many_tensors_vs_torch", 1.0, samples, OURS, TORCH))
 
 
 def measure(setting: Setting, outcome: Outcome) -> None:
     setting.say(f"{setting.size / GB:.2f} GB: saving what will be loaded")
-    settle(setting)
+    setting.settle()
     with workers(
         [OURS, TORCH, INTO, SAFETENSORS], lambda worker: worker.ask("state", size=setting.size)
     ) as (
@@ -233,4 +161,4 @@ def measure(setting: Setting, outcome: Outcome) -> None:
         (setting.folder / SAFETENSORS).unlink()
         measure_cached(setting, outcome, {**loaders, MEMCPY: partial(copy, crew[INTO], n_bytes)})
     measure_many(setting, outcome)
-    settle(setting)
+    setting.settle()

@@ -3,10 +3,8 @@
 
 import ctypes
 import mmap
-import os
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from statistics import median
@@ -28,6 +26,19 @@ STARTS_AT_ONCE = 2
 
 
 @contextmanager
+def processes(
+    module: str, environments: Iterable[Mapping[str, str] | None]
+) -> Iterator[list[Worker]]:
+    """Start a process of this module in each environment. None is that of this process."""
+    with ExitStack() as stack:
+        command = (sys.executable, "-m", f"{__package__}.{module}")
+        started = [Worker(*command, environment=one) for one in environments]
+        for worker in started:
+            stack.enter_context(worker)
+        yield started
+
+
+@contextmanager
 def workers(
     names: Iterable[str], prepare: Callable[[Worker], Answer]
 ) -> Iterator[tuple[dict[str, Worker], Answer]]:
@@ -35,14 +46,11 @@ def workers(
 
     Each has its own process, so that no contestant finds memory that another one left behind.
     """
-    with ExitStack() as stack:
-        program = (sys.executable, "-m", f"{__package__}.torch_process")
-        started = {name: Worker(*program) for name in names}
-        for worker in started.values():
-            stack.enter_context(worker)
+    names = list(names)
+    with processes("torch_process", [None] * len(names)) as started:
         with ThreadPoolExecutor(STARTS_AT_ONCE) as pool:
-            answers = list(pool.map(prepare, started.values()))
-        yield started, answers[0]
+            answers = list(pool.map(prepare, started))
+        yield dict(zip(names, started, strict=True)), answers[0]
 
 
 class Ballast:
@@ -68,22 +76,11 @@ class Ballast:
         self.memory = None
 
 
-def clear(setting: Setting) -> None:
-    """Remove every file and folder."""
-    for path in setting.folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    os.sync()
-
-
-def settle(setting: Setting, needed_bytes: int = 0) -> None:
+def settle(setting: Setting, needed_bytes: int) -> None:
     """Remove files, wait for the storage, and have this many bytes of memory at hand."""
-    clear(setting)
+    setting.clear()
     ballast = Ballast(needed_bytes)
-    if needed_bytes:
-        ballast.take()
+    ballast.take()
     setting.rest()
     ballast.give()
 

@@ -3,7 +3,7 @@
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
@@ -21,7 +21,7 @@ class Worker:
     def __init__(
         self,
         *command: str | Path,
-        environment: dict[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
         files: Sequence[int] = (),
     ) -> None:
         self.process = subprocess.Popen(
