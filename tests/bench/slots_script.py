@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from slots_script import RefusedByRedis, Script, Server, Value, script_text
+from coordinators import RefusedByRedis, Value
+from slots_script import Script, Server, script_text
 
 WAITERS = [100, 1000, 10_000, 100_000]
 CAPACITY = 64

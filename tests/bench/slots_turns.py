@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slots_script import Connection
+from coordinators import Connection
 
-from .rounds import Sample, median_seconds, time_ratio
-from .setting import Figure, Outcome, Setting
+from .rounds import Sample
+from .setting import Figure, Outcome, Setting, time_figure
 from .worker import Worker
 
 ROUNDS_PER_ROUND = 8  # each is short
@@ -78,27 +78,8 @@ def compare_turns(
             setting.rounds * ROUNDS_PER_ROUND,
             lambda: None,
         )
-    ratios = sorted(
-        a.seconds / b.seconds for a, b in zip(samples["turn"], samples[verb], strict=True)
-    )
-    outcome.facts[name] = {
-        "us_per_turn": median_seconds(samples["turn"]) * 1e6,
-        "us_per_two": median_seconds(samples[verb]) * 1e6,
-        "turns_in_each_round": count,
-        "lowest_and_highest_ratio": [ratios[0], ratios[-1]],
-    }
-    outcome.ceilings.append(f"two {verb}: {median_seconds(samples[verb]) * 1e6:.1f} us")
-    outcome.figures.append(
-        Figure(
-            name,
-            time_ratio(samples["turn"], samples[verb]),
-            "<=",
-            3,
-            f"{median_seconds(samples['turn']) * 1e6:.1f} us to "
-            f"{median_seconds(samples[verb]) * 1e6:.1f} us of two {verb}; "
-            f"{len(ratios)} rounds, {ratios[0]:.2f} to {ratios[-1]:.2f}",
-        )
-    )
+    outcome.samples[name] = samples
+    outcome.figures.append(time_figure(name, 3, samples, "turn", verb, ", two for each turn"))
 
 
 # ---- Commands ------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from chaos import Client, Scene, Server, client_program
+from chaos import Client, Scene, client_program
 from chaos_scenes import LONG_LEASE_MS, NOTHING, hurt_redis
-from coordinators import await_true, short_folder
+from coordinators import Redis, await_true, short_folder
 from processes import environment
 from tree import build_folder
 
@@ -159,7 +159,7 @@ class Storm(Scene):
 
     patience_s = PATIENCE_S
 
-    def __init__(self, folder: Path, seed: int, address: str, redis: Server | None) -> None:
+    def __init__(self, folder: Path, seed: int, address: str, redis: Redis | None) -> None:
         super().__init__(
             folder,
             seed,
@@ -354,7 +354,7 @@ def storm(seed: int, work: Path) -> dict[str, Any]:
         redis = None
         address = f"local:{MEMORY / 'slots'}"
         if lot.random() < 0.5:
-            redis = Server(folder / "redis", [*NOTHING, "unixsocketperm 777"])
+            redis = Redis(folder / "redis", [*NOTHING, "unixsocketperm 777"])
             redis.folder.chmod(0o755)
             redis.start()
             stack.callback(redis.kill)

@@ -5,8 +5,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from chaos import NotPermitted
 from chaos_scenes import SCENES
+from nodes import NotPermitted
 
 from .trial import CannotTry, Trial
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from slots_script import Connection, Server
+from coordinators import Connection
+from slots_script import Server
 
 from .cluster import Cluster
 from .script import Real, Scripted
@@ -33,9 +34,9 @@ def cpu_seconds(server: Server) -> float:
 
 def connection_bytes(folder: Path) -> float:
     """Return the memory of one connection that has sent a command and is idle."""
-    with Server(folder, "--maxclients", str(CONNECTIONS + 32)) as server:
+    with Server(folder, f"maxclients {CONNECTIONS + 32}") as server:
         before = number(server, "memory", "used_memory")
-        connections = [Connection(server.path) for _ in range(CONNECTIONS)]
+        connections = [Connection(server.socket) for _ in range(CONNECTIONS)]
         for connection in connections:
             connection.call("TIME")
         time.sleep(IDLE_S)

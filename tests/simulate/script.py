@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinators import Reply, Value
 from slots_model import Answer, Identity, Pool
-from slots_script import Reply, Script, Server, Value, fields, info_text, scripted_text
+from slots_script import Script, Server, fields, info_text, scripted_text
 
 from .order import Save, boost_s
 

@@ -16,11 +16,10 @@ import ioshape
 import pytest
 from checkpoints import left_clean
 from command import IOSHAPE, call, fail, succeed
-from coordinators import TIMEOUT_S, await_true, coordinator, writers
+from coordinators import TIMEOUT_S, Connection, await_true, coordinator, writers
 from exporters import exporter
 from ioshape._core import context
 from ioshape._slots.pools import MOST_POOLS, Operator
-from slots_script import Connection
 from tree import program
 
 GOOD, BROKEN = "zzz", "aaa"

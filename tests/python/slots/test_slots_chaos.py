@@ -14,10 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from chaos import NotPermitted, Proxy, scene
+from chaos import Proxy, scene
 from chaos_judge import Harm, Verdict, judge
 from chaos_scenes import NOTHING, SCENES, SHORT_LEASE_MS, a_server
 from coordinators import await_true
+from nodes import NotPermitted
 
 SEED = int(os.environ.get("IOSHAPE_TEST_CHAOS_SEED", "4"))
 

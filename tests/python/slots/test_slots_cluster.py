@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import count
 
 import pytest
-from coordinators import await_true
+from coordinators import RefusedByRedis, await_true
 from ioshape._slots.pools import Operator
 from processes import environment
 from redis_cluster import MASTERS, Cluster, redis_cluster
-from slots_script import RefusedByRedis
 
 CAPACITY = 2
 LEASE_MS = 1500

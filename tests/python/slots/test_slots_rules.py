@@ -16,18 +16,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from coordinators import RefusedByRedis, Reply, Value
 from slots_model import HOLDING, OF_POOL, WAITING, Answer, Identity, Pool, Settings, Snapshot
-from slots_script import (
-    RefusedByRedis,
-    Reply,
-    Script,
-    Server,
-    Value,
-    fields,
-    info_text,
-    script_text,
-    scripted_text,
-)
+from slots_script import Script, Server, fields, info_text, script_text, scripted_text
 
 SCHEDULES = int(os.environ.get("IOSHAPE_TEST_SLOTS_SCHEDULES", "128"))
 OPERATIONS = 1000  # in each schedule

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Redis servers, clients and links that can be harmed, for the scenes of chaos_scenes.py."""
+"""Clients and links that can be harmed, for the scenes of chaos_scenes.py."""
 
 import contextlib
 import os
@@ -12,15 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from chaos_judge import Harm, Verdict, judge
-from coordinators import await_true, short_folder
-from ports import free_port
+from coordinators import short_folder
 from processes import environment
-from tree import build_folder, program
+from tree import build_folder
 
 
 def now() -> int:
@@ -31,104 +30,6 @@ def now() -> int:
 def client_program() -> str:
     """Return the path of the program built from chaos_client.c."""
     return str(build_folder() / "tests" / "c" / "chaos-client")
-
-
-# ---- Servers ------------------------------------------------------------------------------------
-
-
-class Server:
-    """A redis-server or a sentinel with its own folder, socket and port."""
-
-    def __init__(
-        self,
-        folder: Path,
-        lines: Sequence[str] = (),
-        *,
-        sentinel: bool = False,
-        prefix: Sequence[str] = (),
-        bind: str = "127.0.0.1",
-    ) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
-        self.socket = folder / "socket"
-        self._sentinel = sentinel
-        self._prefix = prefix
-        self._config = folder / "redis.conf"
-        own = [f"bind {bind}", "protected-mode no", f"port {self.port}"]
-        own += [f"unixsocket {self.socket}", f"dir {folder}"]
-        self._config.write_text("\n".join([*own, *lines]) + "\n", encoding="utf-8")
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        """The process ID, while the server runs."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def address(self) -> str:
-        """The address of the Unix socket."""
-        return f"unix://{self.socket}"
-
-    def start(self, *arguments: str) -> None:
-        """Start the server, and return when it answers."""
-        command = [*self._prefix, program("redis-server"), str(self._config), *arguments]
-        if self._sentinel:
-            command.append("--sentinel")
-        with (self.folder / "output").open("ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output)
-        await_true(self.answers, "redis-server")
-
-    def answers(self) -> bool:
-        """Return whether the server runs and has loaded its data."""
-        try:
-            return self.ask("PING") == "PONG"
-        except OSError:
-            return False
-
-    def kill(self) -> None:
-        """Kill the server, as a crash would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        self.socket.unlink(missing_ok=True)
-
-    def signal(self, number: int) -> None:
-        """Send a signal: SIGSTOP or SIGCONT."""
-        os.kill(self.pid, number)
-
-    def ask(self, *words: object) -> object:
-        """Run one command.
-
-        Return its answer: a text, a number or a list. Raise OSError for an error.
-        """
-        with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(5)
-            link.connect(str(self.socket))
-            texts = [str(word).encode() for word in words]
-            parts = b"".join(b"$%d\r\n%s\r\n" % (len(text), text) for text in texts)
-            link.sendall(b"*%d\r\n" % len(texts) + parts)
-            with link.makefile("rb") as answer:
-                return _reply(answer.readline, answer.read)
-
-
-def _reply(line: Callable[[], bytes], read: Callable[[int], bytes]) -> object:
-    first = line()
-    if not first.endswith(b"\r\n"):
-        raise ConnectionResetError("no whole answer")
-    kind, rest = first[:1], first[1:-2]
-    if kind == b"-":
-        raise OSError(rest.decode())
-    if kind == b"+":
-        return rest.decode()
-    if kind == b":":
-        return int(rest)
-    if kind == b"*":
-        return [_reply(line, read) for _ in range(int(rest))]
-    size = int(rest)
-    return read(size + 2)[:-2].decode(errors="replace") if size >= 0 else None
 
 
 # ---- A bad connection ----------------------------------------------------------------------------
@@ -241,80 +142,6 @@ class Proxy:
             self._others.pop(one, None)
             self._muted.discard(one)
             one.close()
-
-
-# ---- Networks ------------------------------------------------------------------------------------
-
-
-class NotPermitted(Exception):
-    """This machine does not allow us to make network namespaces."""
-
-
-class Network:
-    """Two network namespaces with a link between them; "server" has 10.77.0.1."""
-
-    ADDRESS = "10.77.0.1"
-
-    def __init__(self) -> None:
-        self._holders: list[subprocess.Popen[bytes]] = []
-        try:
-            for _ in range(2):
-                self._holders.append(_held_namespace())
-            server, client = self.server, self.client
-            other = str(self._holders[1].pid)
-            veth = ("ip", "link", "add", "chaos0", "type", "veth", "peer", "name", "chaos1")
-            _must(*server, *veth, "netns", other)
-            for prefix, end, name in ((server, 1, "chaos0"), (client, 2, "chaos1")):
-                _must(*prefix, "ip", "addr", "add", f"10.77.0.{end}/24", "dev", name)
-                _must(*prefix, "ip", "link", "set", name, "up")
-                _must(*prefix, "ip", "link", "set", "lo", "up")
-        except NotPermitted:
-            self.close()
-            raise
-
-    @property
-    def server(self) -> tuple[str, ...]:
-        """The beginning of a command that runs at the server's end."""
-        return ("nsenter", f"--net=/proc/{self._holders[0].pid}/ns/net")
-
-    @property
-    def client(self) -> tuple[str, ...]:
-        """The beginning of a command that runs at the clients' end."""
-        return ("nsenter", f"--net=/proc/{self._holders[1].pid}/ns/net")
-
-    def cut(self) -> None:
-        """Take the link down."""
-        _must(*self.server, "ip", "link", "set", "chaos0", "down")
-
-    def reconnect(self) -> None:
-        """Take the link up again."""
-        _must(*self.server, "ip", "link", "set", "chaos0", "up")
-
-    def close(self) -> None:
-        """End all holders. A namespace disappears with its last process."""
-        for holder in self._holders:
-            holder.kill()
-            holder.wait()
-
-
-def _must(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise NotPermitted(f"{' '.join(command)}: {done.stderr.strip()}")
-
-
-def _held_namespace() -> subprocess.Popen[bytes]:
-    holder = subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", "echo; exec sleep 100000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert holder.stdout is not None
-    assert holder.stderr is not None
-    if not holder.stdout.readline():
-        holder.wait()
-        raise NotPermitted(f"unshare --net: {holder.stderr.read().decode().strip()}")
-    return holder
 
 
 # ---- Clients ------------------------------------------------------------------------------------

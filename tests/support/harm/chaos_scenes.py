@@ -5,8 +5,6 @@ Each scene is a function of a seed and a number of rounds, and returns the findi
 chaos_judge.py. The seed determines what is done and when, but not how the system reacts.
 """
 
-import itertools
-import json
 import os
 import signal
 import subprocess
@@ -16,9 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from chaos import Client, Network, Proxy, Scene, Server, client_program, now, scene
+from chaos import Client, Proxy, Scene, client_program, now, scene
 from chaos_judge import MS, Verdict
-from coordinators import await_true, short_folder
+from coordinators import Redis, await_true, short_folder
+from nodes import networks
 from processes import environment
 
 SHORT_LEASE_MS = 900
@@ -30,10 +29,10 @@ NOTHING = ('save ""',)
 
 
 @contextmanager
-def a_server(*lines: str) -> Iterator[Server]:
+def a_server(*lines: str) -> Iterator[Redis]:
     """Run a server, and kill it at the end."""
     with short_folder() as folder:
-        server = Server(folder, lines)
+        server = Redis(folder, lines)
         server.start()
         try:
             yield server
@@ -144,7 +143,7 @@ def redis_dies(keeps: bool, seed: int, rounds: int, *, busy: bool = True) -> Ver
         return here.finish()
 
 
-def hurt_redis(here: Scene, server: Server) -> None:
+def hurt_redis(here: Scene, server: Redis) -> None:
     """Kill Redis and start it again, or empty it, or remove its scripts."""
     what = here.random.choices(("kill", "flushall", "script flush"), (6, 1, 1))[0]
     begin = now()
@@ -272,7 +271,7 @@ class Watched:
         # A former master that does not know it yet has no replicas. It must refuse writes then.
         lines = [*AOF, "min-replicas-to-write 1", "min-replicas-max-lag 2"]
         lines += ["repl-diskless-sync-delay 0"]  # else a new master has no replicas for seconds
-        self.servers = [Server(folder / f"r{number}", lines) for number in range(3)]
+        self.servers = [Redis(folder / f"r{number}", lines) for number in range(3)]
         first = self.servers[0]
         for server in self.servers:
             server.start(*([] if server is first else ["--replicaof", f"127.0.0.1 {first.port}"]))
@@ -283,9 +282,7 @@ class Watched:
             "sentinel failover-timeout chaos 1000",
             "sentinel parallel-syncs chaos 2",
         ]
-        self.sentinels = [
-            Server(folder / f"s{number}", lines, sentinel=True) for number in range(3)
-        ]
+        self.sentinels = [Redis(folder / f"s{number}", lines, sentinel=True) for number in range(3)]
         for sentinel in self.sentinels:
             sentinel.start()
             stack.callback(sentinel.kill)
@@ -299,11 +296,11 @@ class Watched:
         hosts = ",".join(f"127.0.0.1:{one.port}" for one in self.sentinels)
         return f"sentinel://{hosts}/chaos"
 
-    def master(self) -> Server:
+    def master(self) -> Redis:
         """Return the master that the first sentinel reports."""
         told = self.sentinels[0].ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "chaos")
         assert isinstance(told, list)
-        return next(one for one in self.servers if one.port == int(told[1]))
+        return next(one for one in self.servers if one.port == int(str(told[1])))
 
     def settled(self) -> bool:
         """Return whether all sentinels agree, know each other, and see two replicas that are up to
@@ -323,6 +320,7 @@ class Watched:
                 if len(told) < 2:
                     return False
                 for one in told:
+                    assert isinstance(one, list)
                     facts = dict(zip(one[::2], one[1::2], strict=True))
                     if facts["flags"] != "slave" or facts["master-link-status"] != "ok":
                         return False
@@ -367,27 +365,27 @@ def master_fails(seed: int, rounds: int) -> Verdict:
 def link_is_cut(seed: int, rounds: int) -> Verdict:
     """Cut the link of half of the clients, while the others go on. May raise NotPermitted."""
     with ExitStack() as stack:
-        network = Network()
-        stack.callback(network.close)
+        network = stack.enter_context(networks(2))
+        here_ip = network.address(0)
         folder = stack.enter_context(short_folder())
-        server = Server(folder, NOTHING, prefix=network.server, bind=network.ADDRESS)
+        server = Redis(folder, NOTHING, prefix=network.prefix(0), bind=here_ip)
         server.start()
         stack.callback(server.kill)
         here = stack.enter_context(scene(seed, server.address, lease_ms=SHORT_LEASE_MS, capacity=3))
         here.add_takers(5)
-        far = f"redis://{network.ADDRESS}:{server.port}"
+        far = f"redis://{here_ip}:{server.port}"
         for number in range(5):
             here.add(
                 1,
                 *("turns", "300", str(1 + (number == 4)), "mixed"),
-                prefix=network.client,
+                prefix=network.prefix(1),
                 IOSHAPE_COORDINATOR=far,
             )
         for _ in range(rounds):
             here.pause(1.0)
-            network.cut()
+            network.cut(0)
             time.sleep(here.random.choice((0.1, 0.5, 1.0, 1.5, 3.0, 3.0)) * SHORT_LEASE_MS / 1000)
-            network.reconnect()
+            network.reconnect(0)
             here.harm.counts["partitions"] += 1
         return here.finish()
 
@@ -484,14 +482,14 @@ def _stop_some(here: Scene) -> None:
         client.go_on()
 
 
-def _stop_redis(here: Scene, server: Server) -> None:
+def _stop_redis(here: Scene, server: Redis) -> None:
     server.signal(signal.SIGSTOP)
     time.sleep(here.random.choice((0.5, 1.5, 3.0)) * here.lease_ms / 1000)
     server.signal(signal.SIGCONT)
     here.harm.counts["stops_of_redis"] += 1
 
 
-# ---- Main ----------------------------------------------------------------------------------------
+# ---- All scenes ----------------------------------------------------------------------------------
 
 SCENES: dict[str, Callable[[int, int], Verdict]] = {
     "clients_die_redis": lambda seed, rounds: clients_die("redis", seed, rounds),
@@ -511,31 +509,3 @@ SCENES: dict[str, Callable[[int, int], Verdict]] = {
     "saves_go_on_redis": lambda seed, rounds: saves_go_on("redis", seed, rounds),
     "saves_go_on_local": lambda seed, rounds: saves_go_on("local", seed, rounds),
 }
-
-
-def main() -> None:
-    """Run `python chaos_scenes.py SCENE SEED ROUNDS`."""
-    import sys  # noqa: PLC0415
-
-    name, seed, rounds = sys.argv[1:]
-    began = time.monotonic()
-    verdict = SCENES[name](int(seed), int(rounds))
-    print(
-        json.dumps(
-            {
-                "seconds": round(time.monotonic() - began, 1),
-                "counts": verdict.counts,
-                "longest": verdict.longest,
-                "over_after_loss": len(verdict.over_after_loss),
-                "reclaims": sorted(verdict.reclaims)[-3:],
-            }
-        )
-    )
-    for fault in itertools.islice(verdict.faults(), 20):
-        print("FAULT", fault)
-    for told in verdict.over_after_loss[:5]:
-        print("after loss:", told)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs slots.lua in a redis-server of its own, without a client library.
+"""Runs slots.lua in a redis-server of its own.
 
 Tests of the rules use it. If a test sets the time and the server's identity, two functions of the
 script are replaced by others that read both from keys.
@@ -7,25 +7,14 @@ script are replaced by others that read both from keys.
 
 import hashlib
 import re
-import socket
-import subprocess
-import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tree import LIBRARY, program
+from coordinators import Connection, Redis, Reply, Value
+from tree import LIBRARY
 
 SCRIPT = LIBRARY / "slots" / "slots.lua"
-
-Value = str | int | float
-Reply = int | str | None | list["Reply"]
-
-
-class RefusedByRedis(Exception):
-    """An error reply of the server."""
 
 
 def script_text() -> str:
@@ -71,82 +60,13 @@ def info_text(run: int, uptime_s: int) -> str:
     return f"# Server\r\nrun_id:{run:040x}\r\nuptime_in_seconds:{uptime_s}\r\n"
 
 
-def _encoded(command: Sequence[Value]) -> bytes:
-    parts = [f"*{len(command)}\r\n".encode()]
-    for value in command:
-        data = str(value).encode()
-        parts.append(b"$%d\r\n%s\r\n" % (len(data), data))
-    return b"".join(parts)
+class Server(Redis):
+    """A running redis-server, and a connection to it."""
 
-
-class Connection:
-    """A connection. Commands can be sent long before their answers are read."""
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(str(path))
-        self._socket.settimeout(30)
-        self._answers = self._socket.makefile("rb")
-
-    def close(self) -> None:
-        self._answers.close()
-        self._socket.close()
-
-    def send(self, commands: Iterable[Sequence[Value]]) -> None:
-        self._socket.sendall(b"".join(_encoded(command) for command in commands))
-
-    def receive(self) -> Reply:
-        """Receive one answer. Raise an exception for an error."""
-        line = self._answers.readline()[:-2]
-        kind, rest = line[:1], line[1:].decode()
-        if kind == b":":
-            return int(rest)
-        if kind == b"+":
-            return rest
-        if kind == b"$":
-            return None if rest == "-1" else self._answers.read(int(rest) + 2)[:-2].decode()
-        if kind == b"*":
-            return [self.receive() for _ in range(int(rest))]
-        raise RefusedByRedis(rest)
-
-    def receive_any(self) -> Reply | RefusedByRedis:
-        try:
-            return self.receive()
-        except RefusedByRedis as error:
-            return error
-
-    def call(self, *command: Value) -> Reply:
-        self.send([command])
-        return self.receive()
-
-    def call_all(self, commands: Sequence[Sequence[Value]]) -> list[Reply | RefusedByRedis]:
-        """Send all commands, then receive all answers, errors included.
-
-        The answers must fit the socket.
-        """
-        self.send(commands)
-        return [self.receive_any() for _ in commands]
-
-
-class Server:
-    """A redis-server that listens only on a socket in this folder."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.path = folder / "redis"
-        command = [program("redis-server"), "--port", "0", "--unixsocket", str(self.path)]
-        command += ["--save", "", "--dir", str(folder), "--logfile", str(folder / "redis.log")]
-        self._process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
-        self._connect()
-
-    def _connect(self) -> None:
-        for _ in range(500):
-            with suppress(OSError):
-                self.connection = Connection(self.path)
-                if self.connection.call("PING") == "PONG":
-                    return
-            time.sleep(0.02)
-        self._process.kill()
-        raise RuntimeError(f"redis-server did not start; see {self.path.parent / 'redis.log'}")
+    def __init__(self, folder: Path, *lines: str) -> None:
+        super().__init__(folder, ['save ""', *lines])
+        self.start()
+        self.connection = Connection(self.socket)
 
     def __enter__(self) -> "Server":
         return self
@@ -158,8 +78,7 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         self.connection.close()
-        self._process.kill()
-        self._process.wait()
+        self.kill()
 
 
 class Script:

@@ -12,14 +12,13 @@ import json
 import os
 import random
 import shutil
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import hugging_train
 import torch
+from killed_job import Job
 from safetensors.torch import load_file
 
 STEPS = 1_000_000
@@ -90,34 +89,12 @@ def _check_set(folder: Path) -> int:
     return int(found.pop())
 
 
-def _kill_one(folder: Path, after_s: float) -> dict[str, int]:
-    """Start a training and kill it. Return what it reported as saved."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(reading)
-        try:
-            _train_for_ever(folder, writing)
-        finally:
-            os._exit(1)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        lines = [told.readline(), told.readline()]  # it has begun
-        time.sleep(after_s)
-        os.kill(pid, signal.SIGKILL)
-        lines += told.readlines()
-    _pid, status = os.waitpid(pid, 0)
-    if not os.WIFSIGNALED(status):
-        raise SystemExit("it ended by itself")
-    return {name: int(step) for name, step in (line.split() for line in lines)}
-
-
 def main() -> None:
     folder, kills, chance = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
     torch.set_num_threads(1)
     hugging_train.tiny_trainer(folder / "warm", 1, {"saving": []}, save_steps=5)  # imports all
     for _ in range(kills):
-        said = _kill_one(folder, chance.random() * 0.5)
+        said = Job(1, lambda _rank, told: _train_for_ever(folder, told)).kill(chance, 0.5)
         found = {"step": _check_checkpoint(folder / "runs"), "set": _check_set(folder / "set")}
         for name, saved in said.items():
             if found[name] < saved:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordinators of a test, and processes that hold slots or wait for them."""
+"""Coordinators of a test, connections to a Redis, and processes that hold slots or wait."""
 
 import atexit
 import functools
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,12 @@ from processes import environment
 from tree import program
 
 TIMEOUT_S = 60.0
+
+Value = str | int | float
+Reply = int | str | None | list["Reply"]
+
+#: It keeps nothing on the disk, and each test may have a database of its own.
+LINES = ("databases 1000", 'save ""')
 
 
 def await_true(condition: Callable[[], bool], what: str) -> None:
@@ -30,46 +36,120 @@ def await_true(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-class Redis:
-    """A redis-server with its own socket and port."""
+class RefusedByRedis(OSError):
+    """An error reply of the server, or an answer that is not whole."""
 
-    def __init__(self, folder: Path, password: str = "") -> None:
+
+def _encoded(command: Sequence[Value]) -> bytes:
+    parts = [f"*{len(command)}\r\n".encode()]
+    for value in command:
+        data = str(value).encode()
+        parts.append(b"$%d\r\n%s\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+class Connection:
+    """A connection. Commands can be sent long before their answers are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(str(path))
+        self._socket.settimeout(30)
+        self._answers = self._socket.makefile("rb")
+
+    def close(self) -> None:
+        self._answers.close()
+        self._socket.close()
+
+    def send(self, commands: Iterable[Sequence[Value]]) -> None:
+        self._socket.sendall(b"".join(_encoded(command) for command in commands))
+
+    def receive(self) -> Reply:
+        """Receive one answer. Raise an exception for an error."""
+        line = self._answers.readline()[:-2]
+        kind, rest = line[:1], line[1:].decode()
+        if kind == b":":
+            return int(rest)
+        if kind == b"+":
+            return rest
+        if kind == b"$":
+            return None if rest == "-1" else self._answers.read(int(rest) + 2)[:-2].decode()
+        if kind == b"*":
+            return [self.receive() for _ in range(int(rest))]
+        raise RefusedByRedis(rest)
+
+    def receive_any(self) -> Reply | RefusedByRedis:
+        try:
+            return self.receive()
+        except RefusedByRedis as error:
+            return error
+
+    def call(self, *command: Value) -> Reply:
+        self.send([command])
+        return self.receive()
+
+    def call_all(self, commands: Sequence[Sequence[Value]]) -> list[Reply | RefusedByRedis]:
+        """Send all commands, then receive all answers, errors included.
+
+        The answers must fit the socket.
+        """
+        self.send(commands)
+        return [self.receive_any() for _ in commands]
+
+
+class Redis:
+    """A redis-server or a sentinel with its own folder, socket and port."""
+
+    def __init__(
+        self,
+        folder: Path,
+        lines: Sequence[str] = LINES,
+        *,
+        port: int = 0,
+        sentinel: bool = False,
+        prefix: Sequence[str] = (),
+        bind: str = "127.0.0.1",
+    ) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = port or free_port()
         self.socket = folder / "redis.sock"
+        self._sentinel = sentinel
+        self._prefix = prefix
         self._config = folder / "redis.conf"
-        self.port = free_port()
-        lines = [
-            "bind 127.0.0.1",
-            f"port {self.port}",
-            f"unixsocket {self.socket}",
-            f"dir {folder}",
-            "databases 1000",
-            'save ""',
-        ]
-        if password:
-            lines.append(f"requirepass {password}")
-        self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        own = [f"bind {bind}", "protected-mode no", f"port {self.port}"]
+        own += [f"unixsocket {self.socket}", f"dir {folder}"]
+        self._config.write_text("\n".join([*own, *lines]) + "\n", encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def address(self) -> str:
-        """The address without a password."""
-        return f"unix://{self.socket}"
-
-    def start(self) -> None:
-        """Start the server, and return when it listens."""
-        self._process = subprocess.Popen(
-            [program("redis-server"), self._config], stdout=subprocess.DEVNULL
-        )
-        await_true(self._listens, "redis-server")
-
-    def _listens(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:
-            return self.socket.exists() and probe.connect_ex(str(self.socket)) == 0
-
-    @property
     def pid(self) -> int:
+        """The process ID, while the server runs."""
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def address(self) -> str:
+        """The address of the Unix socket, without a password."""
+        return f"unix://{self.socket}"
+
+    def start(self, *arguments: str) -> None:
+        """Start the server, and return when it answers."""
+        command = [*self._prefix, program("redis-server"), str(self._config), *arguments]
+        if self._sentinel:
+            command.append("--sentinel")
+        with (self.folder / "output").open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+        await_true(self.answers, "redis-server")
+
+    def answers(self) -> bool:
+        """Return whether the server runs and has loaded its data."""
+        try:
+            return self.ask("PING") == "PONG"
+        except RefusedByRedis as error:
+            return str(error).startswith("NOAUTH")
+        except OSError:
+            return False
 
     def kill(self) -> None:
         """Kill the server, as a crash would."""
@@ -78,6 +158,18 @@ class Redis:
             self._process.wait()
             self._process = None
         self.socket.unlink(missing_ok=True)
+
+    def signal(self, number: int) -> None:
+        """Send a signal: SIGSTOP or SIGCONT."""
+        os.kill(self.pid, number)
+
+    def ask(self, *command: Value) -> Reply:
+        """Run one command, through a connection of its own. Return its answer."""
+        connection = Connection(self.socket)
+        try:
+            return connection.call(*command)
+        finally:
+            connection.close()
 
 
 @contextmanager
@@ -94,7 +186,7 @@ def short_folder() -> Iterator[Path]:
 def running_redis(password: str = "") -> Iterator[Redis]:
     """Run a server, and kill it at the end."""
     with short_folder() as folder:
-        redis = Redis(folder, password)
+        redis = Redis(folder, [*LINES, *([f"requirepass {password}"] if password else [])])
         redis.start()
         try:
             yield redis

@@ -1,59 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Redis Cluster for a test: three masters, each with a replica, on this host."""
 
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from coordinators import await_true, short_folder
+from coordinators import Redis, RefusedByRedis, await_true, short_folder
 from ports import free_ports
-from slots_script import Connection, RefusedByRedis, Reply
-from tree import program
 
 MASTERS = 3
 SLOTS = 16384
 NODE_TIMEOUT_MS = 1000
 
 
-class Node:
+class Node(Redis):
     """A server of the cluster."""
 
     def __init__(self, folder: Path, port: int, bus_port: int) -> None:
-        self.port, self.bus_port = port, bus_port
-        folder.mkdir()
-        path = folder / "redis"
-        command: list[str | Path] = [program("redis-server"), "--bind", "127.0.0.1"]
-        command += ["--port", str(port), "--cluster-port", str(bus_port), "--unixsocket", path]
-        command += ["--dir", folder, "--save", "", "--logfile", folder / "log"]
-        command += ["--cluster-enabled", "yes", "--repl-diskless-sync-delay", "0"]
-        command += ["--cluster-node-timeout", str(NODE_TIMEOUT_MS)]
-        command += ["--cluster-replica-validity-factor", "0"]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        self._connection: Connection | None = None
-
-        def answers() -> bool:
-            with suppress(OSError):
-                self._connection = self._connection or Connection(path)
-            return self._connection is not None and self.ask("PING") == "PONG"
-
-        await_true(answers, "a node of the cluster")
+        lines = [
+            'save ""',
+            f"cluster-port {bus_port}",
+            "cluster-enabled yes",
+            "repl-diskless-sync-delay 0",
+            f"cluster-node-timeout {NODE_TIMEOUT_MS}",
+            "cluster-replica-validity-factor 0",
+        ]
+        super().__init__(folder, lines, port=port)
+        self.bus_port = bus_port
+        self.start()
         self.id = str(self.ask("CLUSTER", "MYID"))
-
-    def ask(self, *command: str | int) -> Reply:
-        assert self._connection is not None
-        return self._connection.call(*command)
 
     def info(self) -> dict[str, str]:
         """Return this node's view of the cluster, and its role."""
         lines = f"{self.ask('CLUSTER', 'INFO')}\n{self.ask('INFO', 'replication')}".split()
         return dict(line.split(":", 1) for line in lines if ":" in line)
-
-    def kill(self) -> None:
-        """Kill the node, with all data that it has not replicated."""
-        self._process.kill()
-        self._process.wait()
 
 
 class Cluster:
@@ -128,6 +109,5 @@ def redis_cluster() -> Iterator[Cluster]:
         ports = iter(free_ports(4 * MASTERS))
         for index in range(2 * MASTERS):
             nodes.append(Node(Path(folder) / str(index), next(ports), next(ports)))
-            end: Callable[[], None] = nodes[-1].kill
-            stack.callback(end)
+            stack.callback(nodes[-1].kill)
         yield Cluster(nodes)
