@@ -47,8 +47,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   gpu    saves from a GPU and loads to one, against pinned copies, fio and, where it is installed,
          fastsafetensors. Without a GPU it says so, and measures nothing
   frameworks  training frameworks under ioshape run and with its plug-ins, against themselves
-  simulate  a cluster of 100,000 nodes, simulated: training lost to I/O in several orders, and what Redis
-         has to do (docs/scale.md). --size, --rounds and --dir have no say in it (about 4 minutes)
+  simulate  what one Redis has to do for a cluster of 100,000 nodes, simulated (docs/scale.md).
+         --size, --rounds and --dir have no say in it (about 4 minutes)
   house  the source itself: lines, circles of calls, public functions, settings, and what the last
          runs of tests/run.sh took
   english  how plainly comments, docstrings and pages are written; tests/tools/english.py PATH lists

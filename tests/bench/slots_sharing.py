@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ioshape._slots.pools import Operator
 
-from tests.simulate.report import jain
+from tests.simulate.fairness import jain
 
 from .setting import Figure, Outcome, Setting
 from .slots_turns import new_worker

@@ -107,5 +107,6 @@ def measure_tiny(setting: Setting, outcome: Outcome) -> None:
         samples = setting.compare(doers, rounds, lambda: None)
     outcome.samples["tiny"] = samples
     outcome.facts["tiny"] = {"last_save": samples[OURS][-1].details}
-    remark = f"; seconds: {parts_in_words(samples[OURS], PARTS, digits=5)}"
+    parts = parts_in_words(samples[OURS], PARTS, digits=5)
+    remark = f": torch.save + fsync + rename + fsync of the folder; seconds: {parts}"
     outcome.figures.append(time_figure("tiny_vs_torch", 1.5, samples, OURS, DANCE, remark))

@@ -4,6 +4,4 @@
 docs/scale.md describes the model and the results. Events are in our own heap. A library such as
 simpy makes a process of each request, which takes ten times as long, and there are millions of
 requests.
-
-    python -m tests.simulate --help
 """

@@ -45,9 +45,9 @@ class Crowd:
 
 
 class Events:
-    """A clock and its events. `rate` returns each writer's speed for a number of writers."""
+    """A clock and its events. `rate` returns the speed of each writer of the crowd."""
 
-    def __init__(self, rate: Callable[[int], float]) -> None:
+    def __init__(self, rate: Callable[[int], float] = lambda _writers: 1.0) -> None:
         self.now = 0.0
         self.crowd = Crowd(rate)
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []

@@ -51,7 +51,7 @@ def fail_over(cluster: Cluster, queue: Scripted) -> dict[str, float]:
     before, at = cluster.counts.most_writing, cluster.now
     queue.fail_over(lose_all=True)
     cluster.run(at + AFTER_S)
-    grants = [when for when, _, _ in cluster.grants if when > at]
+    grants = [when for when, _ in cluster.grants if when > at]
     return {
         "none_granted_s": max(b - a for a, b in pairwise([at, *grants, at + AFTER_S])),
         "most_writing": cluster.counts.most_writing,
@@ -71,7 +71,7 @@ def measure(storage: Storage, count: int, nodes: int, seconds: float) -> dict[st
         with Server(folder) as server:
             rules = Real(server, at_once=1)
             queue = Scripted(rules, storage.writers)
-            cluster = Cluster(work, storage, queue, background=True)
+            cluster = Cluster(work, storage, queue)
             cluster.start()
             cluster.run(seconds / 3)  # until the queue has its usual length
             cpu, calls = cpu_seconds(server), rules.calls

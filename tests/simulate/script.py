@@ -15,7 +15,7 @@ from coordinators import Reply, Value
 from slots_model import Answer, Identity, Pool
 from slots_script import Script, Server, fields, info_text, scripted_text
 
-from .order import Save, boost_s
+from .workload import Save, boost_s
 
 STARTED_MS = 1_700_000_000_000
 LEASE_MS = 15_000
@@ -62,7 +62,7 @@ class Rules(Protocol):
     def fail_over(self, *, lose_all: bool) -> None: ...
     def acquire(self, new: Sequence[Asked], capacity: int, epoch: int) -> list[Answer]: ...
     def beat(self, due: Sequence[Asked], epoch: int) -> list[Answer]: ...
-    def release(self, held: Sequence[Asked], epoch: int) -> None: ...
+    def release(self, held: Asked, epoch: int) -> None: ...
     def woken(self) -> list[str]:
         """Return the ids that were granted a slot since the last call."""
 
@@ -119,13 +119,9 @@ class Real:
             ]
         )
 
-    def release(self, held: Sequence[Asked], epoch: int) -> None:
-        self._call(
-            [
-                self.script.command("release", one.id, one.size, lease=LEASE_MS, known=epoch)
-                for one in held
-            ]
-        )
+    def release(self, held: Asked, epoch: int) -> None:
+        command = self.script.command("release", held.id, held.size, lease=LEASE_MS, known=epoch)
+        self._call([command])
 
     def woken(self) -> list[str]:
         found = self.connection.call("LPOP", f"{self.script.prefix}w:{CLIENT}", 1_000_000)
@@ -184,9 +180,8 @@ class Modelled:
             for one in due
         ]
 
-    def release(self, held: Sequence[Asked], epoch: int) -> None:
-        for one in held:
-            self.pool.release(one.id, one.size, LEASE_MS, epoch)
+    def release(self, held: Asked, epoch: int) -> None:
+        self.pool.release(held.id, held.size, LEASE_MS, epoch)
 
     def woken(self) -> list[str]:
         found, self.pool.woken = self.pool.woken, []
@@ -194,7 +189,7 @@ class Modelled:
 
 
 class Scripted:
-    """A Queue whose decisions are made by Rules."""
+    """A queue of saves. The rules decide which of them gets the next slot."""
 
     def __init__(self, rules: Rules, capacity: int) -> None:
         self.rules, self.capacity = rules, capacity
@@ -227,7 +222,7 @@ class Scripted:
             self.now = at_s
             self.rules.clock(STARTED_MS + int(at_s * 1000))
 
-    # ---- The interface of Queue -----------------------------------------------------------------
+    # ---- The interface to the cluster -----------------------------------------------------------
 
     def push(self, save: Save) -> None:
         new = [Asked(f"{self._made + n}", save, n) for n in range(save.waiting)]
@@ -235,21 +230,21 @@ class Scripted:
         self._asked |= {asked.id: asked for asked in new}
         self._acquire(new)
 
-    def pop(self, free: int) -> tuple[Save, int] | None:
-        del free  # the rules know
+    def pop(self) -> Save | None:
+        """Return the save of a node that has been granted a slot."""
         while self._granted:
             asked = self._granted.popleft()
             if asked.id in self._asked:
                 asked.save.waiting -= 1
                 self._holding.setdefault(id(asked.save), deque()).append(asked)
-                return asked.save, 1
+                return asked.save
         return None
 
-    def done(self, save: Save, nodes: int) -> None:
-        held = [self._holding[id(save)].popleft() for _ in range(nodes)]
-        for asked in held:
-            del self._asked[asked.id]
-        self.rules.release(held, self._epoch)
+    def done(self, save: Save) -> None:
+        """Take back the slot of a node."""
+        asked = self._holding[id(save)].popleft()
+        del self._asked[asked.id]
+        self.rules.release(asked, self._epoch)
         self._confirm()
 
     def cancel(self, save: Save) -> None:

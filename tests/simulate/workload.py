@@ -61,6 +61,36 @@ class Job:
             yield at
 
 
+@dataclass
+class Save:
+    """One checkpoint of a job: one request from each node."""
+
+    job: Job
+    asked_s: float
+    #: Time since when work is not saved yet.
+    since_s: float
+    waiting: int  # number of nodes without a slot
+    writing: int = 0
+    cancelled: bool = False
+
+
+#: Boost for each doubling of the cost per byte, the usual cost per byte, and the largest boost in
+#: either direction. The values are from libioshape/slots/identity.c.
+DOUBLE_S = 60.0
+USUAL_COST = 3e-11
+MOST_BOOST_S = 300.0
+RANKS_PER_NODE = 8
+
+
+def boost_s(save: Save) -> float:
+    """Return the boost of a save in the background for what its waiting costs."""
+    # A failure loses the work of all nodes since the last save.
+    at_risk = save.job.nodes * (save.asked_s - save.since_s) / NODE_MTBF_S
+    cost = at_risk * RANKS_PER_NODE / save.job.node_bytes
+    boost = DOUBLE_S * math.log2(max(cost / USUAL_COST, 1e-30))
+    return max(min(boost, MOST_BOOST_S), -MOST_BOOST_S)
+
+
 def sizes(count: int, nodes: int, random: Random) -> list[int]:
     """Draw `count` sizes with about `nodes` nodes in all from a truncated Pareto distribution."""
     drawn = [(1 - random.random()) ** (-1 / TAIL) for _ in range(count)]
@@ -76,8 +106,8 @@ def scattered(random: Random) -> float:
     return float(SCATTER ** random.gauss(0, 1))
 
 
-def jobs(count: int, nodes: int, bandwidth: float, seed: int, stretch: float = 1.0) -> list[Job]:
-    """Return jobs whose save intervals are the optimum of Young and Daly, times `stretch`.
+def jobs(count: int, nodes: int, bandwidth: float, seed: int) -> list[Job]:
+    """Return jobs whose save intervals are the optimum of Young and Daly.
 
     `bandwidth` is that of the storage. For the optimum each job counts as alone on it.
     """
@@ -86,7 +116,7 @@ def jobs(count: int, nodes: int, bandwidth: float, seed: int, stretch: float = 1
     for number, size in enumerate(sizes(count, nodes, random)):
         node_bytes = NODE_BYTES * (max(size, SMALLEST) / SMALLEST) ** -SHRINKS * scattered(random)
         job = Job(number, size, node_bytes, 0.0)
-        best = math.sqrt(2 * job.bytes / bandwidth * job.mtbf_s) * scattered(random) * stretch
+        best = math.sqrt(2 * job.bytes / bandwidth * job.mtbf_s) * scattered(random)
         interval = min(max(best, SHORTEST_S), LONGEST_S)
         found.append(replace(job, interval_s=interval, phase_s=random.random() * interval))
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws timelines of ranks that save, as in docs/scale.svg and docs/storm-cephfs.svg.
+"""Draws timelines of ranks that save, as in docs/storm-cephfs.svg.
 
 It needs matplotlib. Users open the traces of "ioshape trace --chrome" in Perfetto instead.
 """

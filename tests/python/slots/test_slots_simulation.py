@@ -15,7 +15,7 @@ import pytest
 from slots_model import BOOST, Identity, Pool
 
 from tests.simulate.events import Events
-from tests.simulate.report import jain
+from tests.simulate.fairness import jain
 
 MIB, GIB = 1 << 20, 1 << 30
 SPEED = 1e6  # bytes per millisecond and slot: 1 GB/s
