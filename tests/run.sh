@@ -25,7 +25,7 @@ what later stages need:
   house      layers, exported symbols, separate headers, messages, versions
   fault      killed processes, failing storage, full filesystems; some acts of the campaign
   asan       build of all with clang, warnings are errors; unit and API tests under AddressSanitizer and
-             UndefinedBehaviorSanitizer
+             UndefinedBehaviorSanitizer; each allocation of some acts of the campaign fails
   tsan       unit and API tests under ThreadSanitizer; with --long also tests with little concurrency
   python     the Python package; files exchanged with torch
   gpu        tests that need a GPU; if torch finds none, they count as one skipped test
@@ -266,10 +266,11 @@ stage_install() {
 }
 
 stage_asan() {
-	build build/asan &&
-		ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
-			UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-			slow_meson_tests asan build/asan --no-suite fault
+	build build/asan || return
+	local -x ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1
+	local -x UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+	slow_meson_tests asan build/asan --no-suite fault
+	check "each allocation of some acts fails" harmed_acts build/asan memory
 }
 
 stage_tsan() {
@@ -331,18 +332,19 @@ stage_garbled() {
 	cp "$results/garbled.xml" build/ # for "tests/bench.sh house"
 }
 
-# harmed_acts: a tenth of the acts of the campaign's kinds "kills" and "faults", which the commit chooses.
+# harmed_acts FOLDER MODE...: a tenth of the campaign's acts, which the commit chooses
 harmed_acts() {
-	local program=$PWD/build/gcc/tests/campaign/harm seed mode act said number=0
+	local folder=$1 program=$PWD/$1/tests/campaign/harm seed mode act said number=0
+	shift
 	seed=$((16#$(git rev-parse --short=4 HEAD)))
-	for mode in kills faults; do
+	for mode in "$@"; do
 		while read -r act; do
 			((number++ % 10 == seed % 10)) || continue
-			rm -rf build/gcc/act
-			mkdir build/gcc/act
-			said=$(cd build/gcc/act && "$program" $mode $seed 4 "$act" </dev/null) || return
+			rm -rf "$folder/act"
+			mkdir "$folder/act"
+			said=$(cd "$folder/act" && "$program" "$mode" $seed 4 "$act" </dev/null) || return
 			! grep -v "^harmed " <<<"$said" || return
-		done < <("$program" list $mode)
+		done < <("$program" list "$mode")
 	done
 }
 
@@ -350,7 +352,7 @@ stage_fault() {
 	build build/gcc || return
 	# Other stages compute beside these.
 	threads_per_core=2 meson_tests fault build/gcc --suite fault
-	check "some acts of the campaign are harmed" harmed_acts
+	check "some acts of the campaign are harmed" harmed_acts build/gcc kills faults
 }
 
 # The ledger gets nothing.

@@ -2,9 +2,10 @@
 /*
  * Runs acts of the library, kills them or makes their system calls fail, and judges the results.
  *
- *   harm list kills|faults          prints the names of all acts
+ *   harm list kills|faults|memory   prints the names of all acts
  *   harm kills SEED COUNT ACT       kills an act before its calls, each time before another one
  *   harm faults SEED COUNT ACT      makes its calls fail
+ *   harm memory SEED COUNT ACT      makes each allocation fail, alone and with all later ones
  *   harm once SEED COUNT ACT RANK CALL CODE [CALL CODE]    makes exactly these calls fail
  *
  * The seed chooses the calls and what happens to them. The working directory must be empty.
@@ -304,13 +305,22 @@ static bool can_mount(void)
 	return waitpid(child, &status, 0) == child && !status;
 }
 
-static void list_acts(bool faults)
+/* Returns whether the act is tried in this mode. */
+static bool is_for(const struct act *one, const char *mode)
+{
+	if (!strcmp(mode, "kills"))
+		return true;
+	/* Acts that wait for a deadline would take minutes to fail each allocation. */
+	return !one->no_faults && (strcmp(mode, "memory") || (one->ranks <= 1 && !one->slow));
+}
+
+static void list_acts(const char *mode)
 {
 	const bool mounts = can_mount();
 
 	for (size_t i = 0; i < ARRAY_LENGTH(families); i++)
 		for (const struct act *one = *families[i]; one->name; one++)
-			if ((!faults || !one->no_faults) && (!one->mounts || mounts))
+			if (is_for(one, mode) && (!one->mounts || mounts))
 				puts(one->name);
 }
 
@@ -349,7 +359,7 @@ int main(int argc, char **argv)
 	unsigned count;
 
 	if (argc == 3 && !strcmp(argv[1], "list")) {
-		list_acts(!strcmp(argv[2], "faults"));
+		list_acts(argv[2]);
 		return 0;
 	}
 	if (argc < 5)
@@ -368,6 +378,8 @@ int main(int argc, char **argv)
 				 2) / 3; /* survivors of a failed rank wait until their deadline */
 	if (kills)
 		harm_kills(count);
+	else if (!strcmp(argv[1], "memory"))
+		harm_memory();
 	else if (!strcmp(argv[1], "once") && argc > 7)
 		harm_once(argv + 5, argc - 5);
 	else

@@ -175,3 +175,18 @@ void harm_faults(uint64_t seed, unsigned count)
 		fail(harmed % 2 && found_count ? found[--found_count] :
 						 harm_at(rank, (unsigned)(next++ % plan.places)));
 }
+
+void harm_memory(void)
+{
+	make_plan(0);
+	for (unsigned long i = 0; i < plan.calls; i++) {
+		struct harm one = { .nth = i + 1, .code = ENOMEM, .name = plan.names[i] };
+
+		if (!calls_is_memory(one.name))
+			continue;
+		one.mode = CALLS_FAIL;
+		fail(one);
+		one.mode = CALLS_FAIL_FROM;
+		fail(one);
+	}
+}

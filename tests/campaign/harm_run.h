@@ -64,6 +64,7 @@ void harm_check_litter(const char *kind);
 /* Modes of the program (harm_kill.c, harm_fault.c). */
 void harm_kills(unsigned count);
 void harm_faults(uint64_t seed, unsigned count);
+void harm_memory(void);
 void harm_once(char **numbers, int count);
 
 /* Judges the results of a failed call (harm_judge.c). */

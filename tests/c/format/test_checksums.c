@@ -294,26 +294,3 @@ TEST(tests, a_plain_file_takes_those_of_its_length_only)
 	format_reader_close(&reader);
 	scratch_teardown();
 }
-
-TEST(tests, memory_for_a_plain_file_may_run_out)
-{
-	struct format_reader reader;
-	unsigned long nth = 0, came;
-	unsigned failed = 0;
-	int ret;
-
-	scratch_setup();
-	scratch_write(scratch_path("file"), "", 0);
-	do {
-		fail_memory_at(++nth);
-		ret = open_plain(&reader, NULL);
-		if (!ret)
-			format_reader_close(&reader);
-		came = fail_memory_count();
-		fail_memory_at(0);
-		ck_assert(!ret || ret == -ENOMEM);
-		failed += ret != 0;
-	} while (came >= nth);
-	ck_assert_uint_ge(failed, 3);
-	scratch_teardown();
-}

@@ -638,34 +638,6 @@ TEST(damage, metadata_is_limited)
 	free((void *)(uintptr_t)given.metadata.blob);
 }
 
-/* ---- Memory ---------------------------------------------------------------------------------- */
-
-TEST(damage, without_memory_nothing_leaks)
-{
-	struct base_buffer bytes = { 0 };
-	struct format_index index;
-	unsigned long nth;
-	int ret = -ENOMEM;
-
-	for (nth = 1; ret; nth++) {
-		fail_memory_at(nth);
-		ret = format_index_encode(&bytes, &everything);
-		fail_memory_at(0);
-		ck_assert(ret == 0 || (ret == -ENOMEM && bytes.bytes == 0));
-	}
-	ck_assert_uint_gt(nth, 2);
-	for (ret = -ENOMEM, nth = 1; ret; nth++) {
-		fail_memory_at(nth);
-		ret = decode(&index, &bytes);
-		fail_memory_at(0);
-		ck_assert(ret == 0 || (ret == -ENOMEM && !index.memory));
-	}
-	ck_assert_uint_gt(nth, 4);
-	expect_equal(&index, &everything);
-	format_index_free(&index);
-	base_buffer_free(&bytes);
-}
-
 /* ---- Metadata from the caller ---------------------------------------------------------------- */
 
 static void expect_metadata(const struct ioshape_metadata *metadata, int code)

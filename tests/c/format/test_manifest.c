@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "format/manifest.h"
 #include "support/check_main.h"
-#include "support/fail_memory.h"
 #include "support/scratch.h"
 
 #include <ioshape/group.h>
@@ -656,34 +655,4 @@ TEST(large, a_file_for_each_of_many_ranks_is_no_trouble)
 	}
 	expect_round_trip(&manifest);
 	format_manifest_free(&manifest);
-}
-
-TEST(large, without_memory_nothing_leaks)
-{
-	struct base_buffer text = encoded(&sample), out = { 0 };
-	struct format_manifest manifest;
-	struct base_error error;
-	unsigned long nth;
-	int ret = -ENOMEM;
-
-	for (nth = 1; ret; nth++) {
-		memset(&error, 0, sizeof(error));
-		fail_memory_at(nth);
-		ret = format_manifest_decode(&manifest, (char *)text.data, text.bytes, PATH,
-					     &error);
-		fail_memory_at(0);
-		REQUIRE(!ret || (ret == -ENOMEM && error.code == -ENOMEM && !manifest.files));
-	}
-	ck_assert_uint_gt(nth, 6);
-	format_manifest_free(&manifest);
-	ret = -ENOMEM;
-	for (nth = 1; ret; nth++) {
-		fail_memory_at(nth);
-		ret = format_manifest_encode(&out, &sample);
-		fail_memory_at(0);
-		REQUIRE(!ret || (ret == -ENOMEM && !out.bytes));
-	}
-	ck_assert_uint_gt(nth, 4);
-	base_buffer_free(&out);
-	base_buffer_free(&text);
 }

@@ -2,7 +2,6 @@
 /* Reads return what was written to the file, or the reader locates the damage. */
 #include "support/archive.h"
 #include "support/check_main.h"
-#include "support/fail_memory.h"
 #include "support/random.h"
 #include "support/reader_case.h"
 #include "support/scratch.h"
@@ -193,43 +192,6 @@ LOOP_TEST(reading, many_small_ranges_are_read_in_batches, 0, 4)
 	format_reader_close(&test.reader);
 	free(into);
 	free(ranges);
-}
-
-static int open_and_read(const struct format_range *ranges, size_t count)
-{
-	int ret;
-
-	ret = try_open();
-	if (ret)
-		return ret;
-	ret = read_ranges(ranges, count, true);
-	format_reader_close(&test.reader);
-	return ret;
-}
-
-/* Each allocation fails in turn; the address sanitizer detects leaks. */
-LOOP_TEST(reading, running_out_of_memory_is_survived, 0, 2)
-{
-	uint8_t into[3][300];
-	const struct format_range ranges[] = {
-		{ 0, 0, 300, into[0] },
-		{ 0, 10, 100, into[1] },
-		{ 9, 1, 300, into[2] },
-	};
-	unsigned long nth = 0, count;
-	int ret;
-
-	write_file(_i);
-	do {
-		fail_memory_at(++nth);
-		ret = open_and_read(ranges, ARRAY_LENGTH(ranges));
-		count = fail_memory_count();
-		fail_memory_at(0); /* assertions allocate, too */
-		ck_assert_msg(!ret || ret == -ENOMEM, "%s", test.error.text);
-		ck_assert_int_eq(ret, test.error.code);
-	} while (count >= nth);
-	ck_assert_int_eq(ret, 0);
-	ck_assert_uint_gt(nth, 10);
 }
 
 /* ---- Damage

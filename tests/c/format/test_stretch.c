@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "support/archive.h"
 #include "support/check_main.h"
-#include "support/fail_memory.h"
 #include "support/reader_case.h"
 #include "support/scratch.h"
 
@@ -327,26 +326,5 @@ TEST(tests, progress_is_told_and_can_stop_it)
 						 test.into, test.file_bytes, true, count_progress,
 						 &last, &test.error),
 			 -ECANCELED);
-	close_reader();
-}
-
-LOOP_TEST(tests, running_out_of_memory_is_survived, 0, KINDS)
-{
-	unsigned long nth = 0, count;
-	int ret;
-
-	make_file((enum kind)_i);
-	do {
-		scratch_evict(test.path);
-		fail_memory_at(++nth);
-		memset(&test.error, 0, sizeof(test.error));
-		ret = format_reader_read_file(&test.reader, test.queue, test.stream, 0, test.into,
-					      test.file_bytes / 2, true, NULL, NULL, &test.error);
-		io_stream_stop(test.stream);
-		count = fail_memory_count();
-		fail_memory_at(0); /* assertions allocate, too */
-		ck_assert_msg(!ret || ret == -ENOMEM, "%s", test.error.text);
-	} while (count >= nth);
-	ck_assert_int_eq(ret, 0);
 	close_reader();
 }

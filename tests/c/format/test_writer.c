@@ -6,7 +6,6 @@
 #define _GNU_SOURCE
 #include "format/format.h"
 #include "support/check_main.h"
-#include "support/fail_memory.h"
 #include "support/random.h"
 
 #include <errno.h>
@@ -91,10 +90,8 @@ void io_writer_free(struct io_writer *file)
 
 static struct io_writer *new_file(void)
 {
-	struct io_writer *file;
+	struct io_writer *file = calloc(1, sizeof(*file));
 
-	fail_memory_at(0);
-	file = calloc(1, sizeof(*file));
 	file->fd = memfd_create("container", MFD_CLOEXEC);
 	ck_assert_int_ge(file->fd, 0);
 	files++;
@@ -403,32 +400,4 @@ TEST(failures, after_a_failed_write_nothing_more_is_written)
 		REQUIRE(files == 0);
 	}
 	ck_assert_uint_gt(nth, 3 * 70 + 3);
-}
-
-TEST(failures, without_memory_nothing_leaks)
-{
-	struct io_writer *file;
-	unsigned long nth;
-	int ret = -ENOMEM;
-
-	for (nth = 1; ret; nth++) {
-		struct format_writer *writer = NULL;
-		struct base_error error = { 0 };
-
-		file = new_file();
-		fail_memory_at(nth);
-		ret = format_writer_new(&writer, format_sink_of_file(file), "/checkpoints/last.pt",
-					&error);
-		REQUIRE(!ret == !!writer);
-		if (!ret) {
-			ret = write_some(writer, &error);
-			if (ret)
-				REQUIRE(format_writer_begin(writer, "more", 1, 0, NULL) == -ENOMEM);
-		}
-		fail_memory_at(0);
-		free_writer(writer);
-		REQUIRE(!ret || (ret == -ENOMEM && error.code == -ENOMEM));
-		REQUIRE(files == 0);
-	}
-	ck_assert_uint_gt(nth, 80);
 }

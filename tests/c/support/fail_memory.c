@@ -20,25 +20,13 @@
 
 /* Atomic, because several threads of the library may allocate at once. */
 static atomic_ulong count, first_failure;
-static atomic_bool once;
 static fail_memory_fn decides;
-
-static void begin(unsigned long nth, bool only_one)
-{
-	atomic_store(&first_failure, 0);
-	atomic_store(&count, 0);
-	atomic_store(&once, only_one);
-	atomic_store(&first_failure, nth);
-}
 
 void fail_memory_at(unsigned long nth)
 {
-	begin(nth, false);
-}
-
-void fail_memory_once_at(unsigned long nth)
-{
-	begin(nth, true);
+	atomic_store(&first_failure, 0);
+	atomic_store(&count, 0);
+	atomic_store(&first_failure, nth);
 }
 
 void fail_memory_by(fail_memory_fn decide)
@@ -59,7 +47,7 @@ static bool fails(const char *name, const void *site)
 		return decides(name, site) != 0;
 	now = atomic_fetch_add(&count, 1) + 1;
 	first = atomic_load(&first_failure);
-	if (!first || now < first || (atomic_load(&once) && now > first))
+	if (!first || now < first)
 		return false;
 	errno = ENOMEM;
 	return true;

@@ -9,9 +9,6 @@
 /* Makes the nth allocation from now on and all later ones fail; 1 is the next one, 0 means none. */
 void fail_memory_at(unsigned long nth);
 
-/* Makes only the nth allocation fail. */
-void fail_memory_once_at(unsigned long nth);
-
 /*
  * Lets `decide` choose which allocations fail. It gets the name of the function and the return
  * address of the call.
