@@ -32,7 +32,7 @@ _forking = threading.Lock()
 @functools.cache
 def _nursery() -> Nursery:
     modules = [f"ioshape._cli.{name}" for name in COMMANDS]
-    return Nursery((*modules, "rich.console", "rich.live", "rich.table", "redis"))
+    return Nursery((*modules, "rich.console", "rich.live", "rich.table", "redis", "boto3"))
 
 
 def call(

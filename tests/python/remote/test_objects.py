@@ -2,6 +2,7 @@
 """Checkpoints on object stores: ioshape.s3 and its commands against servers on this machine."""
 
 import errno
+import functools
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import botocore.session
 import ioshape
 import object_store
 import pytest
@@ -35,6 +37,18 @@ PART = 5 << 20
 RUN = f"s3://{BUCKET}/run"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _boto3_reads_its_descriptions_once() -> Iterator[None]:
+    """Let sessions share what boto3 reads from files.
+
+    Without that it takes longer than most tests.
+    """
+    with pytest.MonkeyPatch.context() as changed:
+        shared = functools.cache(botocore.session.create_loader)
+        changed.setattr(botocore.session, "create_loader", shared)
+        yield
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with object_store.moto(tmp_path_factory.mktemp("moto")) as store:
@@ -53,7 +67,7 @@ def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     server.harm()
     yield server
     server.harm()
-    client, keys = server.client(), server.objects()
+    client, keys = server.client, server.objects()
     for first in range(0, len(keys), 1000):
         some = [{"Key": key} for key in keys[first : first + 1000]]
         client.delete_objects(Bucket=BUCKET, Delete={"Objects": some})
@@ -232,10 +246,10 @@ def test_what_replaces_an_object_is_read_once(store: Store, tmp_path: Path) -> N
         before = bytes_read()
         assert s3.upload(path, RUN, part_bytes=PART).sent_bytes == size
         assert size <= bytes_read() - before < 1.5 * size
-    body = store.client().get_object(Bucket=BUCKET, Key="run")["Body"].read()
+    body = store.client.get_object(Bucket=BUCKET, Key="run")["Body"].read()
     assert body == path.read_bytes()
     # Objects of other programs have no modification time of the source. Their content is compared.
-    store.client().copy_object(
+    store.client.copy_object(
         Bucket=BUCKET,
         Key="run",
         CopySource={"Bucket": BUCKET, "Key": "run"},
@@ -287,7 +301,7 @@ def test_where_only_the_last_object_is_missing_that_completes_it(
     path = make_checkpoint(tmp_path / "runs", 7)
     done = s3.upload(path, f"{RUN}/")
     (last,) = (key for key in store.objects() if key.endswith("/manifest.json"))
-    store.client().delete_object(Bucket=BUCKET, Key=last)
+    store.client.delete_object(Bucket=BUCKET, Key=last)
     assert s3.checkpoints(RUN) == []
     s3.upload(path, f"{RUN}/")
     assert [one.url for one in s3.checkpoints(RUN)] == [done.url]
@@ -363,7 +377,7 @@ def test_a_killed_upload_leaves_no_checkpoint_or_the_whole_one_that_was_there(
 def test_the_parts_that_killed_uploads_have_left_are_removed(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     path.write_bytes(random.Random(1).randbytes(3 * PART))
-    client = store.client()
+    client = store.client
     for key in ("run", "run", "run2"):
         begun = client.create_multipart_upload(
             Bucket=BUCKET, Key=key, ChecksumAlgorithm="CRC32", ChecksumType="FULL_OBJECT"
@@ -382,8 +396,8 @@ def test_objects_that_an_interrupted_upload_has_brought_are_not_sent_again(
     path = tmp_path / "model"
     fill(path, 7)
     s3.upload(path, RUN, part_bytes=PART)
-    store.client().delete_object(Bucket=BUCKET, Key=f"run/{LISTING}")
-    store.client().delete_object(Bucket=BUCKET, Key="run/small")
+    store.client.delete_object(Bucket=BUCKET, Key=f"run/{LISTING}")
+    store.client.delete_object(Bucket=BUCKET, Key="run/small")
     assert s3.checkpoints(RUN) == []
     assert 1000 < s3.upload(path, RUN, part_bytes=PART).sent_bytes < 3000
     (one,) = s3.checkpoints(RUN)
@@ -397,18 +411,18 @@ def test_the_parts_of_another_one_do_not_stay_when_the_object_is_there(
     path = tmp_path / "run"
     path.write_bytes(random.Random(1).randbytes(2 * PART))
     dead = {"Bucket": BUCKET, "Key": "run"}
-    store.client().create_multipart_upload(**dead)
+    store.client.create_multipart_upload(**dead)
     store.harm()
     # The kill hits the request that completes the object. The server still executes it.
     if killed_last:
         s3.upload(path, RUN, part_bytes=PART)
         asked = store.harm()
-        store.client().delete_object(**dead)
-        store.client().create_multipart_upload(**dead)
+        store.client.delete_object(**dead)
+        store.client.create_multipart_upload(**dead)
         n_before = max(number for number, one in enumerate(asked) if one.startswith("POST"))
         killed_at(store, n_before + 1, path)
     else:
-        store.client().put_object(**dead, Body=path.read_bytes(), ChecksumAlgorithm="CRC32")
+        store.client.put_object(**dead, Body=path.read_bytes(), ChecksumAlgorithm="CRC32")
     assert s3.upload(path, RUN, part_bytes=PART).sent_bytes == 0
     assert store.uploads() == []
 
@@ -478,7 +492,7 @@ def test_where_it_always_does_the_upload_fails_and_there_is_no_checkpoint(
 def test_what_was_damaged_there_does_not_come_back(store: Store, tmp_path: Path) -> None:
     content = fill(tmp_path / "model", 3)
     s3.upload(tmp_path / "model", RUN)
-    client = store.client()
+    client = store.client
     for harm in (b"", content["small"][:-1], content["small"][:-1] + b"x"):
         client.put_object(Bucket=BUCKET, Key="run/small", Body=harm)
         with pytest.raises(ioshape.DamagedError, match="run/small"):

@@ -360,7 +360,7 @@ def store(server: Store) -> Iterator[Store]:
     yield server
     server.harm()
     for key in server.objects():
-        server.client().delete_object(Bucket=BUCKET, Key=key)
+        server.client.delete_object(Bucket=BUCKET, Key=key)
 
 
 @pytest.mark.long
@@ -384,7 +384,7 @@ def test_what_was_drained_is_uploaded_once(saves: Saver, store: Store) -> None:
     assert upload() == []
     saves.save("a.pt", b"again")
     assert upload() == [("drained", str(path)), ("uploaded", f"{RUN}{path}")]
-    body = store.client().get_object(Bucket=BUCKET, Key=f"run{path}")["Body"].read()
+    body = store.client.get_object(Bucket=BUCKET, Key=f"run{path}")["Body"].read()
     assert body == b"again"
 
 

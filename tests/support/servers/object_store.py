@@ -10,6 +10,7 @@ is ended:
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -163,8 +164,9 @@ class Store:
     process: "subprocess.Popen[bytes]"
     variables: dict[str, str] = field(default_factory=dict)
 
+    @functools.cached_property
     def client(self) -> Any:
-        """Return a client that is not ioshape's."""
+        """A client that is not ioshape's."""
         import boto3  # noqa: PLC0415
         from botocore.config import Config  # noqa: PLC0415
 
@@ -188,7 +190,7 @@ class Store:
 
     def objects(self, prefix: str = "") -> list[str]:
         """Return the keys of all objects with this prefix."""
-        pages = self.client().get_paginator("list_objects_v2")
+        pages = self.client.get_paginator("list_objects_v2")
         found = pages.paginate(Bucket=BUCKET, Prefix=prefix)
         return [one["Key"] for page in found for one in page.get("Contents", ())]
 
@@ -204,7 +206,7 @@ class Store:
 
     def uploads(self) -> list[str]:
         """Return the keys of incomplete multipart uploads."""
-        found = self.client().list_multipart_uploads(Bucket=BUCKET)
+        found = self.client.list_multipart_uploads(Bucket=BUCKET)
         return [one["Key"] for one in found.get("Uploads", ())]
 
 
@@ -251,7 +253,7 @@ def moto(folder: Path) -> Iterator[Store]:
         _wait(process, port_file.exists)
         endpoint = f"http://127.0.0.1:{port_file.read_text()}"
         store = Store(endpoint, process, variables(endpoint, folder))
-        store.client().create_bucket(Bucket=BUCKET)
+        store.client.create_bucket(Bucket=BUCKET)
         yield store
 
 
