@@ -70,7 +70,7 @@ def test_devices_get_each_byte_from_one_rank_also_on_one_node(either: Path) -> N
 
 @pytest.mark.long
 def test_damage_is_found_by_all_devices(either: Path) -> None:
-    flip(either / "x.pt", offset_of(either / "x.pt", "data/0") + 40_000_000)
+    flip(either / "x.pt", offset_of(either / "x.pt", "data/0") + 10_000_000)
     assert run("load_damaged_to_devices", either) == [("data/0", True, True)] * 4
 
 
@@ -106,7 +106,7 @@ def test_gpus_get_each_byte_from_one_rank(either: Path) -> None:
 
 
 def test_damage_is_found_by_all(either: Path) -> None:
-    flip(either / "x.pt", offset_of(either / "x.pt", "data/0") + 40_000_000)
+    flip(either / "x.pt", offset_of(either / "x.pt", "data/0") + 10_000_000)
     assert run("load_damaged", either) == ["data/0"] * 4
 
 

@@ -13,11 +13,12 @@ import ioshape
 import ranks
 import torch
 import torch.distributed as dist
-from ioshape._device import incoming
+from ioshape._device import incoming, stream
 from ioshape._load import reader, together
 from simulated_device import SimulatedDevice
 
-PIECE = 16 << 20
+#: bytes that a rank reads at once, fewer than outside tests, so that small files have many pieces
+PIECE = together.PIECE_BYTES = stream.PIECE_BYTES = 4 << 20
 # time-out between ranks whose devices exchange data
 PATIENCE = timedelta(seconds=5)
 
@@ -28,7 +29,7 @@ INCOMING: Any = incoming
 
 def state() -> dict[str, Any]:
     """Return a state larger than a round of pieces, with views and tensors of unaligned sizes."""
-    large = torch.arange(9 << 20).view(torch.uint8)[: (70 << 20) + 4321].clone()
+    large = torch.arange(3 << 20).view(torch.uint8)[: (18 << 20) + 4321].clone()
     many = {f"{n}": torch.arange(n * 100_000, n * 100_001 + 5_000) for n in range(100)}
     return {"large": large, "view": large[1000:5000:3], "many": many, "empty": torch.empty(0)}
 
