@@ -159,9 +159,12 @@ def value_of(name: str, among: dict[str, Any] | None = None) -> Any:
 
 def is_durable(keyword: bool | None) -> bool:
     """Return whether a save waits for stable storage. None stands for the setting "durable"."""
-    if keyword is not None:
-        return switch_argument("durable", keyword)
-    return value_of("durable") is not False
+    if keyword is None:
+        return value_of("durable") is not False
+    try:
+        return switch(keyword)
+    except ValueError:
+        raise ValueError(f"durable cannot be {keyword!r}; it takes True or False") from None
 
 
 def tier_folder(tier: str | os.PathLike[str] | bool | None) -> str:
@@ -336,14 +339,6 @@ def switch(value: object) -> bool:
     if word in ("0", "no", "false", "off"):
         return False
     raise ValueError
-
-
-def switch_argument(name: str, value: object) -> bool:
-    """Return a call's argument as bool; "no" means False. Raise ValueError if it is no bool."""
-    try:
-        return switch(value)
-    except ValueError:
-        raise ValueError(f"{name} cannot be {value!r}; it takes True or False") from None
 
 
 def shown(value: object) -> object:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ioshape._core import under_way
 from ioshape._core.callbacks import Teller
-from ioshape._core.config import is_durable, tier_folder
+from ioshape._core.config import is_durable, tier_folder, value_of
 from ioshape._core.context import current
 from ioshape._core.errors import last_failure
 from ioshape._core.structs import called_from_c, owned, said, sized
@@ -73,6 +73,8 @@ class SaveRequest:
     to_destination: bool
     #: whether to write a checksum of each MiB into a file beside the saved file
     checksums: bool
+    #: folder of the setting "trace"; "": reports are not recorded
+    trace: str
     #: path that the save writes: the destination, or one on the tier
     write_path: str
     #: the rest of the way, if the save writes on the tier; None: there is none
@@ -93,21 +95,20 @@ class SaveRequest:
         checksums: bool = False,
     ) -> SaveRequest:
         """Make a request of the arguments of a public call."""
-        context = current()
         to_destination = durable == "destination"
         if durable == "destination":
             durable = True
-        tier = context.tier if tier is None else tier
         return cls(
             path=path,
-            context=context,
-            durable=context.durable if durable is None else is_durable(durable),
+            context=current(),
+            durable=is_durable(durable),
             replace=replace,
             progress=progress,
             due=due_in(deadline),
-            tier=tier_folder(tier) if tier else "",
+            tier=tier_folder(tier),
             to_destination=to_destination,
             checksums=checksums,
+            trace=value_of("trace") or "",
             write_path=path,
         )
 
@@ -145,27 +146,6 @@ class Payload:
     downgrades: tuple[Downgrade, ...] = ()
 
 
-class Namer:
-    """Adapter that C asks for the name of the tensor in a record, if the save raises an alarm."""
-
-    def __init__(self, pickle: bytes) -> None:
-        self._pickle = pickle
-
-    def set_in(self, options: Any) -> Any:
-        """Set the callback in an option struct and return the handle that C passes back.
-
-        The caller must keep the handle alive until the save has ended.
-        """
-        handle = ffi.new_handle(self)
-        options.tensor_name = lib.ioshape_py_tensor_name
-        options.tensor_name_user = handle
-        return handle
-
-    def name(self, record: str) -> str:
-        """Return the name of the tensor in a record; "" if it is unknown."""
-        return names_of_records(self._pickle).get(record, "")
-
-
 def _leave_unnamed(
     _kind: type[BaseException] | None,
     _value: BaseException | None,
@@ -175,8 +155,9 @@ def _leave_unnamed(
 
 
 @called_from_c(onerror=_leave_unnamed)
-def ioshape_py_tensor_name(namer: Namer, record: Any, into: Any, size: int) -> None:
-    name = namer.name(said(record)).encode(errors="replace")[: size - 1]
+def ioshape_py_tensor_name(pickle: bytes, record: Any, into: Any, size: int) -> None:
+    """Write the name of the tensor in a record, because the save raises an alarm."""
+    name = names_of_records(pickle).get(said(record), "").encode(errors="replace")[: size - 1]
     ffi.memmove(into, name + b"\0", len(name) + 1)
 
 
@@ -229,7 +210,9 @@ def start(
             keep.append(teller.set_in(options, queue=True))
             failures.append(teller)
         if payload.pickle:
-            keep.append(Namer(payload.pickle).set_in(options))
+            options.tensor_name = lib.ioshape_py_tensor_name
+            options.tensor_name_user = pickle = ffi.new_handle(payload.pickle)
+            keep.append(pickle)
         out = owned("save", context, owner)
         if request.passage is not None:
             request.passage.save = out
