@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test dcp.async_save() with ioshape.dcp.Writer(optimizer=), which copies during training."""
 
-import ctypes
 import gc
 import os
 import pickle
@@ -17,8 +16,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from checkpoints import left_clean, wait_until
 from dcp_states import assert_same, by_stock, entries
-from ioshape._core.job import Job
 from ioshape._integrations.dcp import staging
+from ioshape._native import lib
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
@@ -155,14 +154,19 @@ def test_an_interrupt_while_a_step_waits_loses_nothing(
 ) -> None:
     state = {"large": torch.arange(float(LARGE))}
     response = begin(state, tmp_path / "a", lazy=True)
-    memmove = ctypes.memmove
 
-    def interrupted(*how: Any) -> None:
-        monkeypatch.setattr(ctypes, "memmove", memmove)
-        memmove(*how)
-        raise KeyboardInterrupt
+    class Interrupting:
+        """The library, whose first copy is followed by Ctrl-C."""
 
-    monkeypatch.setattr(ctypes, "memmove", interrupted)
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def base_copier_copy(self, *how: Any) -> None:
+            monkeypatch.setattr(staging, "lib", lib)
+            lib.base_copier_copy(*how)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(staging, "lib", Interrupting())
     with pytest.raises(KeyboardInterrupt):
         ioshape.before_step()
     assert not response.staging_completion.done()
@@ -239,38 +243,3 @@ def test_the_process_that_writes_needs_no_optimizer(tmp_path: Path) -> None:
     _, optimizer = trained()
     writer = ioshape.dcp.Writer(tmp_path / "a", optimizer=optimizer)
     assert len(pickle.dumps(writer)) < LARGE
-
-
-def test_large_storages_are_copied_by_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Copy with threads, also if no more threads can start."""
-    value = {f"{number}": torch.full((4 << 20,), float(number)) for number in range(3)}
-    started: list[threading.Thread] = []
-    start = threading.Thread.start
-
-    def starting(self: threading.Thread) -> None:
-        if len(started) == 1:
-            raise RuntimeError("can't start new thread")
-        started.append(self)
-        start(self)
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(threading.Thread, "start", starting)
-    writer = ioshape.dcp.Writer(tmp_path / "a")
-    assert_same(writer.stage(value), value)
-    assert len(started) == 1
-    assert not started[0].is_alive()
-
-
-@pytest.mark.parametrize(
-    ("cores", "ranks", "threads"), [(8, 1, 4), (8, 4, 2), (2, 8, 1), (64, 8, 4)]
-)
-def test_ranks_share_the_cores_of_their_host(
-    cores: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(staging, "job", lambda: Job(0, ranks, 0, ranks, "node", "", "torchrun"))
-    assert staging._copy_threads() == threads

@@ -5,6 +5,7 @@
 #include "support/check_main.h"
 #include "support/random.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,10 +38,31 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 	return ret;
 }
 
+/* Wraps calls that count cores: the host has so many if the number is not 0. */
+static unsigned cores;
+long __real_sysconf(int name);
+long __wrap_sysconf(int name);
+long __wrap_sysconf(int name)
+{
+	return cores && name == _SC_NPROCESSORS_ONLN ? (long)cores : __real_sysconf(name);
+}
+
+int __real_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set);
+int __wrap_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set);
+int __wrap_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set)
+{
+	if (!cores)
+		return __real_sched_getaffinity(process, bytes, set);
+	CPU_ZERO_S(bytes, set);
+	for (unsigned i = 0; i < cores; i++)
+		CPU_SET_S(i, bytes, set);
+	return 0;
+}
+
 static void set_up(void)
 {
 	base_crew_init(&crew, 0);
-	calls = working = 0;
+	calls = working = cores = 0;
 	hold = start_slowly = starting = false;
 }
 
@@ -191,4 +213,22 @@ TEST(tests, copies_are_the_same)
 	base_copier_free(NULL);
 	free(from);
 	free(to);
+}
+
+TEST(tests, ranks_share_the_cores_of_their_host)
+{
+	static const struct {
+		unsigned cores;
+		const char *ranks;
+		unsigned threads;
+	} hosts[] = { { 8, "1", 8 }, { 8, "4", 2 }, { 2, "8", 1 }, { 96, "8", 8 } };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(hosts); i++) {
+		cores = hosts[i].cores;
+		setenv("RANK", "0", 1);
+		setenv("LOCAL_RANK", "0", 1);
+		setenv("WORLD_SIZE", hosts[i].ranks, 1);
+		setenv("LOCAL_WORLD_SIZE", hosts[i].ranks, 1);
+		ck_assert_uint_eq(base_copy_threads(), hosts[i].threads);
+	}
 }

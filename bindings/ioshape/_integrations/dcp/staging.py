@@ -24,9 +24,8 @@ import torch
 from torch.distributed.checkpoint import state_dict_saver
 
 from ioshape._core.errors import failure
-from ioshape._core.job import job
 from ioshape._core.locks import module_lock
-from ioshape._native import lib
+from ioshape._native import ffi, lib
 from ioshape._save import lazy as lazily
 
 if TYPE_CHECKING:
@@ -88,77 +87,31 @@ def _storage(size: int) -> torch.UntypedStorage:
 
 # ---- Copying ------------------------------------------------------------------------------------
 
-# The limits of the library's own copies.
-_MOST_THREADS = 4
-_PARALLEL_BYTES = 32 << 20
-_SLICE_BYTES = 8 << 20
 # A step that waits may have to wait for a slice whose thread is not running, so slices are small.
-_BACKGROUND_SLICE_BYTES = 1 << 20
+_SLICE_BYTES = 1 << 20
 _LONGEST_REST_S = 0.01
 
 
-def _copy_threads() -> int:
-    """Return the number of threads: at most this rank's share of the cores, as in the library."""
-    share = (os.cpu_count() or 1) // max(job().local_world_size, 1)
-    return max(min(len(os.sched_getaffinity(0)), share, _MOST_THREADS), 1)
+def _copier() -> Any:
+    """Return the threads of a copy, as many as a save of the library uses."""
+    return ffi.gc(lib.base_copier_open(), lib.base_copier_free)
 
 
-class _Copying:
-    """Storages that are being copied. Each thread takes the next slice when it has finished one."""
-
-    def __init__(self, pairs: _Pairs, slice_bytes: int) -> None:
-        self._pairs = pairs  # keeps both storages until all is copied
-        self._slices = deque(
-            (to.data_ptr() + begin, source.data_ptr() + begin, min(slice_bytes, size - begin))
-            for to, source in pairs
-            for size in (source.nbytes(),)
-            for begin in range(0, size, slice_bytes)
-        )
-        self._last = len(self._slices) - 1
-        self._copied = itertools.count()
-
-    def _copy_next(self) -> bool:
-        """Copy the next slice; return False if none is left.
-
-        Another thread may still be copying the last slice then.
-        """
-        try:
-            to, source, n_bytes = self._slices.popleft()
-        except IndexError:
-            return False
-        try:
-            ctypes.memmove(to, source, n_bytes)  # releases the GIL
-        finally:  # also on KeyboardInterrupt, when the slice is copied: no other thread counts it
-            if next(self._copied) == self._last:
-                self._end()
-        return True
-
-    def _end(self) -> None:
-        """Do what must follow the copy of the last slice. Called once."""
-
-    def _copy_rest(self) -> None:
-        while self._copy_next():
-            pass
-
-    def copy(self) -> None:
-        """Copy all remaining slices, with as many threads as a save of the library uses."""
-        n_bytes = sum(n_bytes for _, _, n_bytes in list(self._slices))
-        n_threads = _copy_threads() if n_bytes >= _PARALLEL_BYTES else 1
-        helpers = []
-        try:
-            with contextlib.suppress(RuntimeError):  # the system may allow fewer threads
-                for _ in range(1, n_threads):
-                    helper = threading.Thread(target=self._copy_rest, name="ioshape", daemon=True)
-                    helper.start()
-                    helpers.append(helper)
-            self._copy_rest()
-        finally:
-            for helper in helpers:
-                helper.join()
+def _address(storage: torch.UntypedStorage) -> Any:
+    return ffi.cast("char *", storage.data_ptr())
 
 
-class _Later(_Copying):
-    """Storages that change only in an optimizer step, copied in the background until then."""
+def _copy(pairs: _Pairs) -> None:
+    copier = _copier()
+    for to, source in pairs:
+        lib.base_copier_copy(copier, _address(to), _address(source), source.nbytes())
+
+
+class _Later:
+    """Storages that change only in an optimizer step, copied in the background until then.
+
+    Each thread takes the next slice when it has finished one.
+    """
 
     def __init__(
         self,
@@ -167,7 +120,15 @@ class _Later(_Copying):
         path: str,
         tell_failure: Callable[[Exception], object],
     ) -> None:
-        super().__init__(pairs, _BACKGROUND_SLICE_BYTES)
+        self._pairs = pairs  # keeps both storages until all is copied
+        self._slices = deque(
+            (_address(to) + begin, _address(source) + begin, min(size - begin, _SLICE_BYTES))
+            for to, source in pairs
+            for size in (source.nbytes(),)
+            for begin in range(0, size, _SLICE_BYTES)
+        )
+        self._last = len(self._slices) - 1
+        self._copied = itertools.count()
         self._path = path
         self._tell_failure = tell_failure
         self._owner = os.getpid()
@@ -190,15 +151,36 @@ class _Later(_Copying):
         try:
             helper.start()
         except RuntimeError:  # no more threads are possible
-            self.copy()
+            self._copy_rest()
         return future
+
+    def _copy_next(self, copier: Any) -> bool:
+        """Copy the next slice; return False if none is left.
+
+        Another thread may still be copying the last slice then.
+        """
+        try:
+            to, source, n_bytes = self._slices.popleft()
+        except IndexError:
+            return False
+        try:
+            lib.base_copier_copy(copier, to, source, n_bytes)  # without the GIL
+        finally:  # also on KeyboardInterrupt, when the slice is copied: no other thread counts it
+            if next(self._copied) == self._last:
+                self._end()
+        return True
+
+    def _copy_rest(self) -> None:
+        copier = _copier()
+        while self._copy_next(copier):
+            pass
 
     def _copy_in_background(self) -> None:
         # The thread's priority is not lowered: with the GIL it would block the interpreter for
         # longer.
         while True:
             begin = time.perf_counter()
-            if not self._copy_next():
+            if not self._copy_next(ffi.NULL):
                 return
             self._hurry.wait(min(time.perf_counter() - begin, _LONGEST_REST_S))
 
@@ -226,7 +208,7 @@ class _Later(_Copying):
         """Wait until the sources of the copy may change."""
         if self._owner == os.getpid():  # a forked child lacks the thread
             self._hurry.set()
-            self.copy()
+            self._copy_rest()
             self._ended.wait()
 
 
@@ -241,7 +223,7 @@ def copy_of(state_dict: Any) -> Any:
     stager = _Stager()
     copied = stager.stage(state_dict)
     now, _ = stager.take()
-    _Copying(now, _SLICE_BYTES).copy()
+    _copy(now)
     return copied
 
 
@@ -261,7 +243,7 @@ def copy_later(
     stager = _Stager(lazily.steady(optimizer))
     copied = stager.stage(state_dict)
     now, steady = stager.take()
-    _Copying(now, _SLICE_BYTES).copy()
+    _copy(now)
     addresses = {source.data_ptr() for _, source in steady}
     tensors = [
         tensor
