@@ -33,9 +33,12 @@ enum content {
 };
 
 struct variant {
-	bool folder; /* the saved object is a checkpoint of a group */
-	bool drains; /* the harmed operation is the drain, not the save */
-	bool full;   /* there is space only if a drained copy is removed */
+	bool folder;  /* the saved object is a checkpoint of a group */
+	bool drains;  /* the harmed operation is the drain, not the save */
+	bool full;    /* there is space only if a drained copy is removed */
+	bool forgets; /* a kept save is forgotten */
+	bool first;   /* nothing is at the destination before */
+	bool no_swap; /* the filesystem cannot swap names, as NFS */
 };
 
 static struct sample samples[CONTENTS];
@@ -125,7 +128,11 @@ static int run(const struct act *act, unsigned rank)
 	int ret = open_all(variant->full, variant->drains && variant->folder);
 
 	(void)rank;
-	if (!ret)
+	if (variant->no_swap)
+		harm_deny("renameat2", EINVAL);
+	if (!ret && variant->forgets)
+		ret = harm_heed(ioshape_tier_forget(tier, path_of(variant), NULL));
+	else if (!ret)
 		ret = variant->drains ? drain() : save_near(variant->folder, path_of(variant), NEW);
 	return close_all(ret);
 }
@@ -170,11 +177,11 @@ static int prepare(const struct act *act)
 
 	if (!ret)
 		ret = save_near(false, OLDER, OLD);
-	if (!ret)
+	if (!ret && !variant->first)
 		ret = save_near(variant->folder, path_of(variant), OLD);
 	if (!ret)
 		ret = drain();
-	if (!ret && variant->drains)
+	if (!ret && (variant->drains || variant->forgets))
 		ret = save_near(variant->folder, path_of(variant), NEW);
 	return close_all(ret);
 }
@@ -218,20 +225,46 @@ static enum state look_there(const struct variant *variant)
 	return holds(variant, NEW) ? STATE_NEW : holds(variant, OLD) ? STATE_OLD : STATE_TORN;
 }
 
+/* Returns whether a checkpoint on the tier has lost a file. */
+static bool is_copy_torn(const struct variant *variant)
+{
+	char shard[PATH_MAX + 64], manifest[PATH_MAX + 64];
+
+	snprintf(shard, sizeof(shard), "%s/" STEP_NAME "/" SHARD, places);
+	snprintf(manifest, sizeof(manifest), "%s/" STEP_NAME "/manifest.json", places);
+	return variant->folder && !access(shard, F_OK) != !access(manifest, F_OK);
+}
+
+/* Returns the state in which the destination is in the end, if the destination has the old content
+ * now and the copies on the tier were drained then. */
+static enum state judge_drained(const struct variant *variant)
+{
+	enum state later = look_there(variant);
+
+	if (later == STATE_GONE && variant->first)
+		later = STATE_OLD;
+	if (variant->forgets)
+		return later == STATE_NEW ? STATE_OLD : later == STATE_OLD ? STATE_NEW : later;
+	if (!variant->drains)
+		return later;
+	return later == STATE_NEW ? STATE_OLD : later == STATE_OLD ? STATE_GONE : later;
+}
+
 /* Looks at the destination. A copy that was kept, or that a drain left, is drained first. */
 static enum state look(const struct act *act)
 {
 	const struct variant *variant = act->variant;
-	const enum state state = look_there(variant);
-	enum state later;
+	enum state state = look_there(variant);
 
+	/* A process that dies between two renames leaves nothing there until the next drain. */
+	if (state == STATE_GONE && (variant->first || variant->no_swap))
+		state = STATE_OLD;
+	if (is_copy_torn(variant) || (state == STATE_NEW && !variant->drains))
+		return STATE_TORN;
 	if (state != STATE_OLD)
-		return state == STATE_NEW && !variant->drains ? STATE_TORN : state;
+		return state;
 	harm_alone(drain_well, act, "drain a tier");
-	later = look_there(variant);
-	if (!variant->drains)
-		return later;
-	return later == STATE_NEW ? STATE_OLD : later == STATE_OLD ? STATE_GONE : later;
+	return judge_drained(variant);
 }
 
 static int save_and_drain(const struct act *act)
@@ -243,6 +276,9 @@ static int save_and_drain(const struct act *act)
 		ret = drain();
 	if (!ret)
 		ret = save_near(variant->folder, path_of(variant), OLD);
+	/* A file's save removes a dead process's copy that was moved aside; a group's does not. */
+	if (!ret && variant->folder)
+		ret = save_near(false, NOTHING, OLD);
 	if (!ret)
 		ret = drain();
 	/* A save beside the tier, which replaces a file that the tier has drained. */
@@ -321,8 +357,14 @@ static const struct act acts[] = {
 	{ ACT("save on a tier", .full = false), .durable = true },
 	{ ACT("save on a full tier", .full = true), .durable = true },
 	{ ACT("save a directory on a tier", .folder = true) },
+	{ ACT("first save on a tier", .first = true), .durable = true },
 	{ ACT("drain a file", .drains = true), .durable = true },
+	{ ACT("drain the first file", .drains = true, .first = true), .durable = true },
 	{ ACT("drain a directory", .drains = true, .folder = true) },
+	{ ACT("drain the first directory", .drains = true, .folder = true, .first = true) },
+	{ ACT("drain a directory without swap", .drains = true, .folder = true, .no_swap = true) },
+	{ ACT("forget a file", .forgets = true) },
+	{ ACT("forget a directory", .forgets = true, .folder = true, .first = true) },
 	{ .name = "look at a tier",
 	  .variant = &(const struct variant){ .drains = true },
 	  .open = open_look,

@@ -51,7 +51,8 @@ int statuses[HARM_RANKS];
 unsigned harmed;
 
 static const struct act *const *const families[] = { &directory_acts, &file_acts,  &group_acts,
-						     &look_acts,      &slots_acts, &tier_acts };
+						     &look_acts,      &slots_acts, &tier_acts,
+						     &tier_group_acts };
 static struct told *mine;
 static bool unharmed;
 static uint64_t random_state;

@@ -52,8 +52,9 @@ struct act {
 	bool no_faults;   /* the caller decides what a failure means, so no faults are injected */
 };
 
-extern const struct act *const directory_acts,
-	*const file_acts, *const group_acts, *const look_acts, *const slots_acts, *const tier_acts;
+extern const struct act *const directory_acts, *const file_acts, *const group_acts;
+extern const struct act *const look_acts, *const slots_acts, *const tier_acts;
+extern const struct act *const tier_group_acts;
 
 /* Returns `ret`, and records the library's error message for it. Only in a child. */
 int harm_heed(int ret);
@@ -75,7 +76,7 @@ void harm_must(int ret, const char *what);
 /* Runs `body` in a new process, which has done nothing before. Only in begin() and again(). */
 void harm_alone(int (*body)(const struct act *act), const struct act *act, const char *what);
 
-/* Runs run() once more, by all ranks and without faults. Only in again(). */
+/* Runs run() once more, by all ranks and without faults. Only in begin() and again(). */
 void harm_play(void);
 
 /* Returns the folder of this host's pools. It is not the working directory. */

@@ -52,7 +52,11 @@ static bool is_durable(void)
 	       last_of(writing, ARRAY_LENGTH(writing), placed) < synced;
 }
 
-/* Returns whether the failure can lose bytes, so that the save must fail. */
+/*
+ * Returns whether the failure can lose bytes, so that the save must fail. After a failed fsync the
+ * kernel may mark the lost pages clean, so a second fsync may succeed (Rebello et al., USENIX ATC
+ * 2020).
+ */
 static bool was_grave(unsigned long nth, int code)
 {
 	const char *name = nth ? harm_name_of(nth) : "";

@@ -3,8 +3,8 @@
 #define _GNU_SOURCE
 #include "group/group.h"
 #include "support/check_main.h"
-#include "support/pair_comm.h"
 #include "support/stream_case.h"
+#include "support/wires.h"
 
 #include <ioshape/group.h>
 
@@ -18,7 +18,7 @@
 
 static struct test_case tests = { .name = "refusals" };
 
-static struct pair_comm pair;
+static struct wires wires;
 
 /* ---- Faults in this process ------------------------------------------------------------------ */
 
@@ -66,7 +66,7 @@ static struct stream_sender *send_with(const struct ioshape_comm *comm, uint32_t
 static void be_refused(const void *argument)
 {
 	const uintptr_t which = (uintptr_t)argument;
-	const struct ioshape_comm *comm = pair_comm_be(&pair, 1);
+	const struct ioshape_comm *comm = wires_be(&wires, 1);
 	struct stream_sender *sender = send_with(comm, 1);
 	static const uint8_t bytes[BLOCK + 1];
 	struct base_error error = { 0 };
@@ -85,7 +85,7 @@ static void be_refused(const void *argument)
 	stream_send_plan(sender, &next_plan, &memory);
 	stream_sender_free(sender, NULL);
 	stream_memory_close(&memory);
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 }
 
 /* ---- The receiver ---------------------------------------------------------------------------- */
@@ -110,9 +110,10 @@ LOOP_TEST(tests, both_sides_hear_why_and_the_next_stream_is_well, 0,
 	struct stream_end end = { 0 };
 	pid_t child;
 
-	pair_comm_open(&pair, _i % 2);
+	ck_assert(wires_lay(&wires, 2));
+	wires.synchronous = _i % 2;
 	child = stream_start(be_refused, (const void *)which);
-	comm = pair_comm_be(&pair, 0);
+	comm = wires_be(&wires, 0);
 	receiver = receive_with(comm, 1);
 	ck_assert_int_eq(stream_drain(receiver, &end), -ECANCELED);
 	ck_assert_uint_eq(end.error.rank, 1);
@@ -121,7 +122,7 @@ LOOP_TEST(tests, both_sides_hear_why_and_the_next_stream_is_well, 0,
 	receiver = receive_with(comm, 2);
 	stream_receive_plan(receiver, &next_plan);
 	stream_receiver_free(receiver);
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 	stream_expect_well(child);
 }
 
@@ -130,8 +131,8 @@ TEST(tests, a_receiver_without_memory_or_a_thread_is_none)
 	const struct ioshape_comm *comm;
 	struct stream_receiver *receiver;
 
-	pair_comm_open(&pair, false);
-	comm = pair_comm_be(&pair, 0);
+	ck_assert(wires_lay(&wires, 2));
+	comm = wires_be(&wires, 0);
 	for (size_t i = 0; i < ARRAY_LENGTH(refusals); i++) {
 		struct base_error error = { 0 };
 
@@ -144,5 +145,5 @@ TEST(tests, a_receiver_without_memory_or_a_thread_is_none)
 		ck_assert_ptr_null(receiver);
 		ck_assert_int_ne(*error.text, 0);
 	}
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 }

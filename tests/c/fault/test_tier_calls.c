@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Processes that save on a tier and drain it die before any of their calls, or a call of theirs
- * fails: nothing that was kept is lost, nothing is torn, and nothing older replaces what is newer.
+ * Processes that save on a tier and drain it at the same time die before any of their calls.
+ * Nothing that was kept is lost, nothing is torn, and nothing older replaces what is newer.
+ * tests/campaign/act_tier.c tries each call of one process.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
+#include "support/calls.h"
 #include "support/check_main.h"
 #include "support/random.h"
-#include "support/tier_calls.h"
+#include "support/scratch.h"
+
+#include <ioshape/ioshape.h>
+#include <ioshape/tier.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,21 +42,50 @@ static struct {
 	uint32_t direct;      /* the last that was saved directly to the first path */
 } * shared;
 
+/* Handles of a process. */
+static struct ioshape_context *context;
+static struct ioshape_tier *tier;
+
+static char in_memory[] = "/dev/shm/ioshape-tier-XXXXXX";
+
+/* Puts the tier on a filesystem in memory, so that a drain cannot rename. */
 static void setup(void)
 {
-	shared = tier_calls_setup(sizeof(*shared));
-	ck_assert_int_eq(mkdir("tier", 0777), 0);
+	scratch_setup();
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		      0);
+	ck_assert_ptr_ne(shared, MAP_FAILED);
+	calls_record();
+	ck_assert_ptr_nonnull(mkdtemp(in_memory));
+	ck_assert_int_eq(symlink(in_memory, "tier"), 0);
 	ck_assert_int_eq(mkdir("there", 0777), 0);
 }
 
-static struct test_case tests = { .name = "tier", .setup = setup, .teardown = tier_calls_teardown };
-
-/* Puts the tier on a filesystem in memory, so that a drain cannot rename. */
-static void move_tier_to_memory(char *folder)
+static void teardown(void)
 {
-	ck_assert_int_eq(rmdir("tier"), 0);
-	ck_assert_ptr_nonnull(mkdtemp(folder));
-	ck_assert_int_eq(symlink(folder, "tier"), 0);
+	scratch_remove(in_memory);
+	ck_assert_int_eq(chdir("/"), 0);
+	scratch_teardown();
+}
+
+static struct test_case tests = { .name = "tier", .setup = setup, .teardown = teardown };
+
+static int open_tier(void)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_tier_options tier_options = IOSHAPE_TIER_OPTIONS_INIT;
+	int ret;
+
+	options.coordinator = "open";
+	ret = ioshape_context_open(&context, &options);
+	return ret ? ret : ioshape_tier_open(context, "tier", &tier_options, &tier);
+}
+
+static void close_tier(void)
+{
+	ioshape_tier_free(tier);
+	ioshape_context_free(context);
 }
 
 /* ---- In a process of its own ----------------------------------------------------------------- */
@@ -213,17 +248,6 @@ static uint32_t version_there(unsigned which)
 				 version_of_file(path_of[which], bytes_of[which]);
 }
 
-/* Returns the version of the copy on the tier. */
-static uint32_t version_of_copy(void)
-{
-	char path[4096], here[2048];
-
-	ck_assert_ptr_nonnull(getcwd(here, sizeof(here)));
-	snprintf(path, sizeof(path), "tier/ioshape-%u/files%s/%s", (unsigned)geteuid(), here,
-		 path_of[FOLDER]);
-	return version_of_folder(path);
-}
-
 static int drain_and_list(void *unused)
 {
 	struct ioshape_tier_copy *copies;
@@ -231,7 +255,7 @@ static int drain_and_list(void *unused)
 	int ret;
 
 	(void)unused;
-	ret = tier_calls_open("tier");
+	ret = open_tier();
 	if (!ret)
 		ret = ioshape_tier_drain(tier, NULL);
 	if (ret)
@@ -242,7 +266,7 @@ static int drain_and_list(void *unused)
 		waiting += copies[i].number != 0;
 	if (!ret)
 		free(copies);
-	tier_calls_close();
+	close_tier();
 	_exit(ret ? 1 : waiting ? 2 : 0);
 }
 
@@ -251,10 +275,10 @@ static int save_beside(void *unused)
 	int ret;
 
 	(void)unused;
-	ret = tier_calls_open("tier");
+	ret = open_tier();
 	if (!ret)
 		ret = save_file("there/beside", 100, 1);
-	tier_calls_close();
+	close_tier();
 	_exit(ret ? 1 : 0);
 }
 
@@ -280,202 +304,6 @@ static void must_be_drained(void)
 	must_be_tidy();
 }
 
-/* ---- Each call ------------------------------------------------------------------------------- */
-
-static const struct scene {
-	unsigned which;
-	bool replaces; /* an older version is there */
-	bool saves;    /* it is the save that is harmed, and not the drain */
-	bool no_swap;  /* as on NFS */
-} scenes[] = {
-	{ .which = 0 },
-	{ .which = 0, .replaces = true },
-	{ .which = 0, .saves = true },
-	{ .which = 1, .replaces = true },
-	{ .which = FOLDER },
-	{ .which = FOLDER, .replaces = true },
-	{ .which = FOLDER, .replaces = true, .no_swap = true },
-	{ .which = FOLDER, .saves = true },
-};
-#define SCENES ((int)(sizeof(scenes) / sizeof(*scenes)))
-
-struct harm {
-	const struct scene *scene;
-	enum calls_mode mode;
-	unsigned long nth;
-	int code;
-};
-
-static int prepare(void *argument)
-{
-	const struct harm *harm = argument;
-	const struct scene *scene = harm->scene;
-	int ret = tier_calls_open("tier");
-
-	if (!ret && scene->replaces)
-		ret = save_on_tier(scene->which);
-	if (!ret && scene->replaces)
-		ret = ioshape_tier_drain(tier, NULL);
-	if (!ret && !scene->saves)
-		ret = save_on_tier(scene->which);
-	tier_calls_close();
-	_exit(ret != 0);
-}
-
-static int act(void *argument)
-{
-	const struct harm *harm = argument;
-	int ret;
-
-	if (harm->scene->no_swap)
-		calls_deny("renameat2", EINVAL);
-	calls_begin(harm->mode, harm->nth, harm->code);
-	ret = tier_calls_open("tier");
-	if (!ret)
-		ret = harm->scene->saves ? save_on_tier(harm->scene->which) :
-					   ioshape_tier_drain(tier, NULL);
-	calls_end();
-	tier_calls_close();
-	_exit(ret != 0);
-}
-
-static void begin_scene(struct harm *harm)
-{
-	scratch_remove("tier");
-	scratch_remove("there");
-	ck_assert_int_eq(mkdir("tier", 0777), 0);
-	ck_assert_int_eq(mkdir("there", 0777), 0);
-	memset(shared, 0, sizeof(*shared));
-	ck_assert_int_eq(scratch_in_child(prepare, harm), 0);
-}
-
-/* Returns whether the process made an nth call. */
-static bool harm_once(struct harm *harm)
-{
-	const unsigned which = harm->scene->which;
-	const uint32_t old = harm->scene->replaces ? 1 : 0;
-	uint32_t found;
-	int status;
-
-	begin_scene(harm);
-	status = scratch_in_child(act, harm);
-	ck_assert_msg(WIFEXITED(status) || WTERMSIG(status) == SIGKILL, "%lu: %x", harm->nth,
-		      (unsigned)status);
-	found = version_there(which);
-	/* Where names cannot be swapped there is nothing for a moment. */
-	ck_assert_msg(found == old || found == shared->next ||
-			      (!found && harm->scene->no_swap && WIFSIGNALED(status)),
-		      "%lu: %u is there", harm->nth, found);
-	/* Who says that it was drained, speaks the truth. */
-	if (WIFEXITED(status) && !WEXITSTATUS(status) && !harm->scene->saves)
-		ck_assert_msg(found == shared->next, "%lu (%s): %u was not drained", harm->nth,
-			      calls_record()->names[harm->nth - 1], found);
-	must_be_drained();
-	found = version_there(which);
-	ck_assert_msg(found != UINT32_MAX && found >= shared->kept[which], "%lu: %u is there",
-		      harm->nth, found);
-	ck_assert_msg(found || harm->scene->saves, "%lu: it is gone", harm->nth);
-	return harm->nth <= atomic_load(&calls_record()->count);
-}
-
-static unsigned long step(void)
-{
-	return scratch_long() ? 1 : 11;
-}
-
-/* A process that dies before each of its calls. */
-LOOP_TEST(tests, whoever_dies_at_any_call_loses_nothing, 0, SCENES)
-{
-	struct harm harm = { .scene = &scenes[_i], .mode = CALLS_KILL, .nth = 1 };
-
-	while (harm_once(&harm))
-		harm.nth += step();
-	ck_assert_uint_gt(harm.nth, 50);
-}
-
-static const int codes[] = { EIO, ENOSPC };
-
-LOOP_TEST(tests, whatever_call_fails_nothing_is_lost, 0, 2 * SCENES)
-{
-	struct harm harm = {
-		.scene = &scenes[_i / 2],
-		.mode = CALLS_FAIL,
-		.nth = 1 + (unsigned long)_i % 2,
-		.code = codes[_i % 2],
-	};
-
-	while (harm_once(&harm))
-		harm.nth += 2 * step();
-}
-
-static int forget(void *argument)
-{
-	const struct harm *harm = argument;
-	int ret;
-
-	calls_begin(harm->mode, harm->nth, harm->code);
-	ret = tier_calls_open("tier");
-	if (!ret)
-		ret = ioshape_tier_forget(tier, path_of[harm->scene->which], NULL);
-	calls_end();
-	tier_calls_close();
-	_exit(ret != 0);
-}
-
-/* Harms a call that forgets a save. The save must then be drained whole, or not at all. */
-static void must_be_forgotten_or_drained(struct harm *harm)
-{
-	int status;
-
-	begin_scene(harm);
-	status = scratch_in_child(forget, harm);
-	must_be_drained();
-	if (WIFEXITED(status) && !WEXITSTATUS(status))
-		ck_assert_msg(!version_there(harm->scene->which), "%lu: it was forgotten",
-			      harm->nth);
-	else
-		ck_assert_msg(version_there(harm->scene->which) <= 1, "%lu: it is torn", harm->nth);
-	if (!version_there(FOLDER))
-		ck_assert_uint_eq(version_of_copy(), 0);
-}
-
-LOOP_TEST(tests, what_is_forgotten_is_carried_whole_or_not_at_all, 0, 4)
-{
-	static const struct scene forgotten[] = { { .which = 1 }, { .which = FOLDER } };
-	struct harm harm = {
-		.scene = &forgotten[_i / 2],
-		.mode = _i % 2 ? CALLS_FAIL : CALLS_KILL,
-		.nth = 1,
-		.code = EIO,
-	};
-
-	do
-		must_be_forgotten_or_drained(&harm);
-	while (harm.nth++ <= atomic_load(&calls_record()->count));
-	ck_assert_uint_gt(harm.nth, 8);
-}
-
-/* Removing an old copy makes space for the next save. */
-TEST(tests, a_copy_that_is_half_removed_does_not_come_back)
-{
-	static const struct scene scene = { .which = FOLDER, .replaces = true, .saves = true };
-	struct harm harm = { .scene = &scene, .mode = CALLS_FAIL, .code = ESTALE };
-	unsigned tried = 0;
-	long at = -1;
-
-	do {
-		harm.nth = (unsigned long)(at + 1);
-		begin_scene(&harm);
-		ck_assert_uint_eq(version_of_copy(), 1);
-		scratch_in_child(act, &harm);
-		ck_assert_msg(version_of_copy() != UINT32_MAX, "%lu: it is torn", harm.nth);
-		must_be_drained();
-		tried++;
-		at = calls_find("unlinkat", harm.nth);
-	} while (at >= 0);
-	ck_assert_uint_gt(tried, 4);
-}
-
 /* ---- Anywhere -------------------------------------------------------------------------------- */
 
 #define ROUNDS 40
@@ -492,7 +320,7 @@ static int save_until_death(void *argument)
 	int ret;
 
 	calls_begin(CALLS_KILL, process->dies, 0);
-	ret = tier_calls_open("tier");
+	ret = open_tier();
 	for (int i = 0; !ret && i < 20; i++)
 		ret = save_on_tier((unsigned)test_random_below(&process->random, PATHS));
 	_exit(ret != 0);
@@ -504,7 +332,7 @@ static int drain_until_death(void *argument)
 	int ret;
 
 	calls_begin(CALLS_KILL, process->dies, 0);
-	ret = tier_calls_open("tier");
+	ret = open_tier();
 	for (int i = 0; !ret && i < 6; i++)
 		ret = ioshape_tier_drain(tier, NULL);
 	_exit(ret != 0);
@@ -514,7 +342,7 @@ static int drain_until_death(void *argument)
 static int save_directly(void *unused)
 {
 	struct stat first, now;
-	int ret = tier_calls_open("tier");
+	int ret = open_tier();
 
 	(void)unused;
 	scratch_write("first", "", 0);
@@ -536,7 +364,7 @@ static int save_directly(void *unused)
 			_exit(1);
 	} while (now.st_mtim.tv_sec == first.st_mtim.tv_sec &&
 		 now.st_mtim.tv_nsec == first.st_mtim.tv_nsec);
-	tier_calls_close();
+	close_tier();
 	_exit(ret != 0);
 }
 
@@ -569,12 +397,10 @@ static void look(uint32_t seen[PATHS])
 TEST(tests, whoever_dies_anywhere_nothing_older_comes_back)
 {
 	const int rounds = scratch_long() ? LONG_ROUNDS : ROUNDS;
-	char memory[] = "/dev/shm/ioshape-tier-XXXXXX";
 	uint32_t seen[PATHS] = { 0 };
 	uint64_t random = 17;
 	unsigned killed = 0;
 
-	move_tier_to_memory(memory);
 	for (int round = 0; round < rounds; round++) {
 		struct process processes[2];
 		pid_t children[2];
@@ -609,7 +435,6 @@ TEST(tests, whoever_dies_anywhere_nothing_older_comes_back)
 			ck_assert_uint_ge(seen[i], shared->kept[i]);
 		ck_assert_uint_ge(seen[0], shared->direct);
 	}
-	scratch_remove(memory);
 	/* The others had ended before. */
 	ck_assert_uint_gt(killed, (unsigned)rounds / 4);
 }

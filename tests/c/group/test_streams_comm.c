@@ -3,8 +3,8 @@
 #define _GNU_SOURCE
 #include "group/stream.h"
 #include "support/check_main.h"
-#include "support/pair_comm.h"
 #include "support/stream_case.h"
+#include "support/wires.h"
 
 #include <ioshape/group.h>
 
@@ -18,7 +18,7 @@
 #define BLOCKS 4u
 #define TIMEOUT_MS 20000u
 
-static struct pair_comm pair;
+static struct wires wires;
 static const struct ioshape_comm *comm;
 
 /* Forks rank 1, which sends; rank 0 is the test. */
@@ -26,15 +26,16 @@ static pid_t begin(bool synchronous, void (*run)(const void *), const void *argu
 {
 	pid_t child;
 
-	pair_comm_open(&pair, synchronous);
+	ck_assert(wires_lay(&wires, 2));
+	wires.synchronous = synchronous;
 	child = stream_start(run, argument);
-	comm = pair_comm_be(&pair, 0);
+	comm = wires_be(&wires, 0);
 	return child;
 }
 
 static void finish(pid_t child)
 {
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 	stream_expect_well(child);
 }
 
@@ -66,7 +67,7 @@ static void send_plans(const void *argument)
 	const struct stream_plan *plan = argument;
 	struct stream_memory memory;
 
-	comm = pair_comm_be(&pair, 1);
+	comm = wires_be(&wires, 1);
 	stream_memory_open(&memory, 24 * MIB);
 	for (uint32_t tag = 1; plan->rank; plan++, tag++) {
 		struct stream_sender *sender = send_with(tag);
@@ -75,7 +76,7 @@ static void send_plans(const void *argument)
 		stream_sender_free(sender, NULL);
 	}
 	stream_memory_close(&memory);
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 }
 
 static struct test_case tests = { .name = "all" };
@@ -121,7 +122,7 @@ LOOP_TEST(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2)
 	ck_assert_uint_eq(bytes, BLOCK);
 	/* Longer than a sender with a short limit would wait for a message. */
 	usleep(2500000);
-	before = __atomic_load_n(&pair.messages, __ATOMIC_RELAXED);
+	before = __atomic_load_n(&wires.messages, __ATOMIC_RELAXED);
 	/* Each block takes two messages. */
 	ck_assert_uint_eq(before, 2 * BLOCKS);
 	ck_assert(stream_holds(data, 0, bytes, 5));
@@ -148,7 +149,7 @@ static void send_ahead(const void *argument)
 	struct base_error error = { 0 };
 	struct stream_sender *sender;
 
-	comm = pair_comm_be(&pair, 1);
+	comm = wires_be(&wires, 1);
 	sender = send_with(1);
 	stream_fill(bytes, 0, sizeof(bytes), 6);
 	STREAM_MUST(!stream_sender_put(sender, bytes, sizeof(bytes), &error));
@@ -156,7 +157,7 @@ static void send_ahead(const void *argument)
 	memset(bytes, 0, sizeof(bytes)); /* they may change after the put */
 	STREAM_MUST(!stream_sender_end(sender, 0, &error));
 	stream_sender_free(sender, NULL);
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 }
 
 /* The sender fills the next block while one is being sent. */
@@ -203,7 +204,7 @@ static void send_next(void)
 	stream_send_plan(sender, &next_plan, &memory);
 	stream_memory_close(&memory);
 	stream_sender_free(sender, NULL);
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 }
 
 static void receive_next(pid_t child)
@@ -223,7 +224,7 @@ static void fail_then_send(const void *argument)
 	struct base_error error = { 0 };
 	struct stream_sender *sender;
 
-	comm = pair_comm_be(&pair, 1);
+	comm = wires_be(&wires, 1);
 	sender = send_with(1);
 	for (uintptr_t i = 0; i < (uintptr_t)argument; i++)
 		if (stream_sender_put(sender, bytes, sizeof(bytes), &error))
@@ -251,7 +252,7 @@ static void send_until_stopped(const void *argument)
 	struct stream_sender *sender;
 
 	(void)argument;
-	comm = pair_comm_be(&pair, 1);
+	comm = wires_be(&wires, 1);
 	sender = send_with(1);
 	STREAM_MUST(stream_flood(sender, NULL, &end) == -ECANCELED);
 	STREAM_MUST(stream_sender_end(sender, 0, NULL) == -ECANCELED);
@@ -288,7 +289,7 @@ static void end_and_give_up(const void *argument)
 	struct base_error error = { 0 };
 
 	(void)argument;
-	comm = pair_comm_be(&pair, 1);
+	comm = wires_be(&wires, 1);
 	STREAM_MUST(!stream_sender_open_comm(&sender, comm, 0, 1, TIMEOUT_MS, &wait, &error));
 	STREAM_MUST(!stream_sender_put(sender, "bytes", 5, &error));
 	STREAM_MUST(stream_sender_end(sender, 0, &error) == -ETIMEDOUT);
@@ -321,7 +322,7 @@ static void send_for_ever(const void *argument)
 	struct stream_end end = { 0 };
 
 	(void)argument;
-	comm = pair_comm_be(&pair, 1);
+	comm = wires_be(&wires, 1);
 	stream_flood(send_with(1), NULL, &end);
 }
 
@@ -336,7 +337,7 @@ LOOP_TEST(tests, a_killed_sender_is_named, 0, 8)
 	ck_assert_int_eq(stream_drain(receiver, &end), -ECONNRESET);
 	ck_assert_uint_eq(end.error.rank, 1);
 	stream_receiver_free(receiver);
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 }
 
 static void receive_for_ever(const void *argument)
@@ -344,7 +345,7 @@ static void receive_for_ever(const void *argument)
 	struct stream_end end = { 0 };
 
 	(void)argument;
-	comm = pair_comm_be(&pair, 0);
+	comm = wires_be(&wires, 0);
 	stream_drain(receive_with(1), &end);
 }
 
@@ -355,13 +356,14 @@ LOOP_TEST(tests, a_killed_receiver_is_found_out, 0, 8)
 	};
 	struct stream_sender *sender;
 
-	pair_comm_open(&pair, _i % 2);
+	ck_assert(wires_lay(&wires, 2));
+	wires.synchronous = _i % 2;
 	end.child = stream_start(receive_for_ever, NULL);
-	comm = pair_comm_be(&pair, 1);
+	comm = wires_be(&wires, 1);
 	sender = send_with(1);
 	ck_assert_int_lt(stream_flood(sender, NULL, &end), 0);
 	stream_sender_free(sender, NULL);
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 }
 
 /* ---- Invalid messages ------------------------------------------------------------------------ */
@@ -389,7 +391,7 @@ static void lie(const void *argument)
 	uint8_t head[STREAM_FRAME_BYTES];
 	struct stream_frame credit;
 
-	comm = pair_comm_be(&pair, 1);
+	comm = wires_be(&wires, 1);
 	STREAM_MUST(!comm->receive(comm->user, 0, 1, head, sizeof(head), TIMEOUT_MS));
 	STREAM_MUST(stream_read_frame(&credit, head));
 	STREAM_MUST(credit.kind == STREAM_CREDIT && credit.bytes == BLOCKS * BLOCK &&

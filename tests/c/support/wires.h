@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A struct ioshape_comm among forked ranks, with a socket from each rank to each other rank. */
+/*
+ * A struct ioshape_comm among forked ranks, with a socket from each rank to each other rank. A
+ * message that is not the expected one is -EPROTO.
+ */
 #ifndef TESTS_SUPPORT_WIRES_H
 #define TESTS_SUPPORT_WIRES_H
 
@@ -12,6 +15,8 @@
 
 struct wires {
 	uint32_t ranks, rank;
+	bool synchronous;  /* set it before the forks: a send returns when the peer has received */
+	uint64_t messages; /* messages received so far */
 	int fds[WIRES_RANKS][WIRES_RANKS][2]; /* [from][to]: reading end, writing end */
 	struct ioshape_comm comm;
 };

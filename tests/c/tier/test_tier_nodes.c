@@ -2,8 +2,8 @@
 /* Two real ranks as two nodes, each with a tier of its own and copies of the other's files. */
 #define _GNU_SOURCE
 #include "group/group.h"
-#include "support/pair_comm.h"
 #include "support/tier_case.h"
+#include "support/wires.h"
 #include "tier/parity.h"
 
 #include <ioshape/group.h>
@@ -45,19 +45,20 @@ struct rank {
 	struct ioshape_group *group;
 };
 
-static struct pair_comm pair;
+static struct wires wires;
 static struct ioshape_comm breaking;
 static unsigned sent, break_at;
 
 static int send_until(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
 		      uint32_t timeout_ms)
 {
-	return ++sent >= break_at ? -EPIPE : pair.comm.send(user, to, tag, data, bytes, timeout_ms);
+	return ++sent >= break_at ? -EPIPE :
+				    wires.comm.send(user, to, tag, data, bytes, timeout_ms);
 }
 
 static const struct ioshape_comm *comm_of(const struct scene *scene, uint32_t rank)
 {
-	const struct ioshape_comm *comm = pair_comm_be(&pair, rank);
+	const struct ioshape_comm *comm = wires_be(&wires, rank);
 
 	if (scene->no_comm)
 		return NULL;
@@ -105,7 +106,7 @@ static void start(const struct scene *scene, void (*body)(const struct rank *))
 	open_rank(scene, &rank);
 	body(&rank);
 	ioshape_group_free(rank.group);
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 	ioshape_tier_free(rank.tier);
 	ioshape_context_free(rank.context);
 	scratch_leave_child(0);
@@ -117,7 +118,7 @@ static void run(const struct scene *scene, void (*body)(const struct rank *))
 	pid_t child;
 	int status;
 
-	pair_comm_open(&pair, false);
+	ck_assert(wires_lay(&wires, 2));
 	child = fork();
 	ck_assert_int_ge(child, 0);
 	if (!child)
@@ -126,7 +127,7 @@ static void run(const struct scene *scene, void (*body)(const struct rank *))
 	body(&rank);
 	ioshape_group_free(rank.group);
 	ioshape_tier_free(rank.tier);
-	pair_comm_close(&pair);
+	wires_cut(&wires);
 	ck_assert_int_eq(waitpid(child, &status, 0), child);
 	ck_assert_int_eq(status, 0);
 }
