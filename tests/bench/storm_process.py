@@ -99,11 +99,9 @@ def main(text: str) -> None:
             found = count_metadata(storm, given["counter"], first=given["first"])
     print(json.dumps(found))
     if given["picture"] and plan.rounds:
-        import timeline_plot  # noqa: PLC0415 - needs matplotlib
+        from .storm_picture import draw  # noqa: PLC0415 - needs matplotlib
 
-        from .storm_picture import timeline_of  # noqa: PLC0415
-
-        timeline_plot.draw(timeline_of(storm), given["picture"])
+        draw(storm, given["picture"])
 
 
 if __name__ == "__main__":

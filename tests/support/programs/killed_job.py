@@ -45,13 +45,14 @@ class Job:
         """
         lines = [self.told.readline() for _ in range(begun)]
         time.sleep(chance.random() * after_s)
-        for victim in chance.sample(self.pids, chance.randint(1, len(self.pids))):
+        victims = chance.sample(self.pids, chance.randint(1, len(self.pids)))
+        for victim in victims:
             os.kill(victim, signal.SIGKILL)
         time.sleep(chance.random() * AFTER_S)
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
         lines += self.told.readlines()
-        self.wait()
-        if not all(lines):
+        statuses = dict(zip(self.pids, self.wait(), strict=True))
+        if not all(lines) or statuses[victims[0]] != -signal.SIGKILL:
             raise SystemExit("no rank was there to be killed")
         return {name: int(number) for name, number in (line.split() for line in lines)}
