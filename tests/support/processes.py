@@ -284,12 +284,16 @@ def run_program(
 
 
 def run_where_mounted(
-    mount: Sequence[str], folder: Path, source: str, variables: Mapping[str, str] | None = None
+    mount: Sequence[str],
+    folder: Path,
+    source: str,
+    *arguments: str | Path,
+    variables: Mapping[str, str] | None = None,
 ) -> Finished:
     """Run a program that sees what a command prefix of mounts.py mounts."""
     if os.geteuid() != 0:  # only root may enter the namespace of another process
-        return run_interpreter(folder, source, prefix=mount, variables=variables)
-    command = [_written(folder, source)]
+        return run_interpreter(folder, source, *arguments, prefix=mount, variables=variables)
+    command = [_written(folder, source), *map(str, arguments)]
     with subprocess.Popen(
         (*mount, "sh", "-c", "echo mounted && read -r line"),
         stdin=subprocess.PIPE,

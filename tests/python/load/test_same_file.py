@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mounts import small_disk
-from processes import run_interpreter
+from processes import run_where_mounted
 
 MIB = 1 << 20
 
@@ -99,7 +99,7 @@ PROGRAM = """
     ],
 )
 def test_the_disk_is_read_once(how: str, n_bytes: int, tmp_path: Path) -> None:
-    prefix = small_disk("ext4", tmp_path, n_bytes=360 * MIB)
-    finished = run_interpreter(tmp_path, PROGRAM, how, str(n_bytes), prefix=prefix)
+    disk = small_disk("ext4", tmp_path, n_bytes=360 * MIB)
+    finished = run_where_mounted(disk, tmp_path, PROGRAM, how, str(n_bytes))
     # Blocks of metadata add to the file's bytes.
     assert 0.9 < float(finished.stdout) < 1.1

@@ -296,7 +296,7 @@ FULL_DISK = """
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, kind: str, engine: str) -> None:
     prefix = small_disk(kind, tmp_path)
     variables = {"IOSHAPE_ENGINE": engine} if engine != "auto" else {}
-    finished = run_where_mounted(prefix, tmp_path, FULL_DISK, variables)
+    finished = run_where_mounted(prefix, tmp_path, FULL_DISK, variables=variables)
     assert finished.stdout.splitlines()[-1] == f"done {kind}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from coordinators import coordinator
 from mounts import client_of
-from processes import run_interpreter
+from processes import run_where_mounted
 from striped import striped
 
 TARGETS = 4
@@ -65,10 +65,8 @@ def test_files_of_those_that_hold_slots_lie_on_targets_of_their_own(
         striped("ssd", fsname="mgs@tcp:/placed", **layout) as mount,
         coordinator(kind) as address,
     ):
-        places = TARGETS // stripes
-        run_interpreter(
-            *(tmp_path, SAVES, mount.path, str(places)),
-            prefix=client_of(mount.backing),
+        run_where_mounted(
+            *(client_of(mount.backing), tmp_path, SAVES, mount.path, str(TARGETS // stripes)),
             variables={"IOSHAPE_COORDINATOR": address},
         )
 
@@ -90,4 +88,4 @@ IN_TURN = """
 def test_a_filesystem_that_balances_its_targets_is_left_to_it(tmp_path: Path) -> None:
     space = {"targets": TARGETS, "capacity": "150Mi", "used": ["2=60Mi"]}
     with striped("ssd", fsname="mgs@tcp:/uneven", stripe_count=1, play="lustre", **space) as mount:
-        run_interpreter(tmp_path, IN_TURN, mount.path, prefix=client_of(mount.backing))
+        run_where_mounted(client_of(mount.backing), tmp_path, IN_TURN, mount.path)
