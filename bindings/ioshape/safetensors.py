@@ -233,7 +233,7 @@ def load_file(
         missing = sorted(set(into or ()) - set(file.entries))
         if missing:
             raise ValueError(f"{file.path} has no tensor {missing[0]!r}")
-        return dict(file.tensors(into))
+        return dict(file.tensors(into=into))
 
 
 def load_model(
@@ -299,7 +299,7 @@ class safe_open:  # noqa: N801 - the original's name
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """Read a whole tensor."""
-        return self._file.read(self._entry(name))
+        return dict(self._file.tensors([self._entry(name)]))[name]
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
         """Read all tensors. Return them by name."""

@@ -4,8 +4,9 @@
 from ioshape._core.job import Job
 from ioshape._core.report import Downgrade, Progress
 from ioshape._group.checkpoints import Checkpoint, Shard
-from ioshape._load.contents import Contents, Record
+from ioshape._load.contents import Contents
 from ioshape._load.pickled import Tensor
+from ioshape._load.reader import Record
 from ioshape._load.stored import StoredTensor
 from ioshape._load.verified import VerifiedFile
 from ioshape._probe import Storage, StorageTarget

@@ -52,10 +52,16 @@ def describe(contents: Contents, with_statistics: bool = False) -> dict[str, Any
         if with_statistics:
             told["statistics"] = statistics[number]
         tensors.append(told)
-    records = [asdict(record) for record in contents.records]
-    for record in records:
-        record["bytes"] = record.pop("n_bytes")
-        record["crc32"] = f"{record['crc32']:08x}"
+    records = [
+        {
+            "name": record.name,
+            "bytes": record.n_bytes,
+            "file_offset": record.file_offset,
+            "alignment": record.alignment,
+            "crc32": f"{record.crc32:08x}",
+        }
+        for record in contents.records
+    ]
     return {
         "path": contents.path,
         "file_bytes": contents.file_bytes,

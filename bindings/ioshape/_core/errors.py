@@ -300,10 +300,12 @@ def failure(
     operation: str,
     *,
     remedy: str = "",
+    record: str | None = None,
+    offset: int | None = None,
     rank: int | None = None,
 ) -> StorageError:
     """Return the exception for a failure that Python code has detected."""
-    return raised_for(Facts(code, sentence, path, operation, remedy, rank=rank))
+    return raised_for(Facts(code, sentence, path, operation, remedy, record, offset, rank))
 
 
 # the most reasons that one message quotes

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ioshape._core.errors import Facts, StorageError, raised_for
+from ioshape._core.errors import failure
 from ioshape._core.structs import called_from_c, keep_failure
 from ioshape._device.stream import Blocking, buffers_of, bytes_of, open_stream
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
+    from ioshape._core.errors import StorageError
     from ioshape._device.stream import CopyEvent, CopyStream
 
 
@@ -262,14 +263,11 @@ class Sample:
                 raise self._changed(name)
 
     def _changed(self, name: str) -> StorageError:
-        return raised_for(
-            Facts(
-                lib.IOSHAPE_E_CHANGED,
-                f"cannot save \"{self._path}\": record '{name}' changed before ioshape had copied "
-                "it",
-                self._path,
-                "save",
-                "change it only after the save has copied it",
-                name,
-            )
+        return failure(
+            lib.IOSHAPE_E_CHANGED,
+            f"cannot save \"{self._path}\": record '{name}' changed before ioshape had copied it",
+            self._path,
+            "save",
+            remedy="change it only after the save has copied it",
+            record=name,
         )

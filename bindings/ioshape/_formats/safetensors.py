@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from json import decoder
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ioshape._core.errors import failure
 from ioshape._formats.dtypes import DTYPES
@@ -76,18 +76,32 @@ class _Wrong(Exception):
     """A defect of the header. The argument describes it."""
 
 
-def read(file: IO[bytes], file_bytes: int, path: str, operation: str = "load") -> Header:
-    """Read the header from an open file at its beginning.
+def read(
+    read_bytes: Callable[[int, int], bytearray], file_bytes: int, path: str, operation: str
+) -> Header:
+    """Read the header of an open file.
+
+    Args:
+        read_bytes: Returns a range of the file, given its offset and its length.
+        file_bytes: The size of the file.
+        path: The path, for errors.
+        operation: The operation, for errors.
 
     Raises:
         FormatError: The file is not a safetensors file.
         DamagedError: It is one, but is inconsistent.
         StorageError: The header is longer than MAX_BYTES.
     """
-    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    if file_bytes < _LENGTH_BYTES + 2 or length < 2:
+    if file_bytes < _LENGTH_BYTES + 2:
         _refuse(path, operation)
-    if MAX_BYTES < length <= file_bytes - _LENGTH_BYTES and file.read(1) == b"{":
+    begin = read_bytes(0, _LENGTH_BYTES + 1)
+    length, most = int.from_bytes(begin[:-1], "little"), file_bytes - _LENGTH_BYTES
+    # The first bytes of a file in another format can also give a length.
+    if length < 2 or begin[-1:] != b"{" or length > max(most, MAX_BYTES):
+        _refuse(path, operation)
+    if length > most:
+        raise _damaged("its header extends beyond the end of the file", path, operation)
+    if length > MAX_BYTES:
         raise failure(
             lib.IOSHAPE_E_LIMIT,
             f'the header of "{path}" has {length} bytes, and at most {MAX_BYTES} are supported',
@@ -95,20 +109,11 @@ def read(file: IO[bytes], file_bytes: int, path: str, operation: str = "load") -
             operation,
             remedy="load it with the package safetensors",
         )
-    if length > MAX_BYTES:
-        _refuse(path, operation)
-    if length > file_bytes - _LENGTH_BYTES:
-        # The first bytes of a file in another format can also give a large length.
-        if file.read(1) != b"{":
-            _refuse(path, operation)
-        raise _damaged("its header extends beyond the end of the file", path, operation)
     # In latin-1 each byte is one character. In UTF-8 a single character of a name could make the
     # whole text four times as large.
-    text = str(file.read(length), "latin-1")
-    if text[:1] != "{":
-        _refuse(path, operation)
+    text = str(read_bytes(_LENGTH_BYTES, length), "latin-1")
     try:
-        return _parsed(text, file_bytes - _LENGTH_BYTES - length, _LENGTH_BYTES + length)
+        return _parsed(text, most - length, _LENGTH_BYTES + length)
     except _Wrong as wrong:
         raise _damaged(str(wrong), path, operation) from None
 

@@ -148,10 +148,8 @@ class Checkpoint:
         import torch  # noqa: F401, PLC0415 - before any module of ours that needs it
 
         from ioshape._load import load as _load  # noqa: PLC0415
-        from ioshape._load import unpickle  # noqa: PLC0415
 
         self._check_shards()
-        options = {"weights_only": weights_only, **pickle_load_args}
         # An open checkpoint cannot be removed, so it stays open until all is read.
         with _open(self, operation="load") as handle:
             shard = handle.shard(rank)
@@ -166,19 +164,17 @@ class Checkpoint:
                     shard.file,
                     map_location,
                     pickle_module,
+                    weights_only=weights_only,
                     mmap=True,
                     verify=verify,
                     progress=progress,
-                    **options,
+                    **pickle_load_args,
                 )
-            return _load.load_through(
-                handle.reader(shard, verify=verify is not False),
-                lambda file: unpickle.load(
-                    file, map_location, pickle_module, mmap=False, **options
-                ),
-                progress,
-                (shard.offset, shard.n_bytes),
+            request = _load.LoadRequest(
+                map_location, pickle_module, weights_only, pickle_load_args, None, progress
             )
+            reader = handle.reader(shard, verify=verify is not False)
+            return _load.load_through(reader, request)
 
     def verify(
         self, *, quick: bool = False, progress: Callable[[Progress], object] | None = None

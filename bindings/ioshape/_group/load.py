@@ -29,9 +29,8 @@ from ioshape._group.checkpoints import nearest as nearest_checkpoint
 from ioshape._group.dcp_contents import cannot_look
 from ioshape._group.group import opened_for_reading
 from ioshape._group.kinds import refuse_others
-from ioshape._load import unpickle
 from ioshape._load.into import filling_of
-from ioshape._load.load import load, load_through
+from ioshape._load.load import LoadRequest, load, load_through
 from ioshape._load.reader import Reader
 from ioshape._slots.slots import Slot, slot
 from ioshape._tier.drain import check_tier, folder_to_load_from, matching, nearest
@@ -136,26 +135,18 @@ def load_group(
         # A shard that only this rank reads need not go through the page cache.
         is_own = rank is None and found.distinct == found.ranks == this_job.world_size
         with _Turn(shard) as turn:
-            return load_through(
-                checkpoint.reader(
-                    shard, verify=verify is not False, shared=False if is_own else None
-                ),
-                lambda file: unpickle.load(
-                    file,
-                    map_location,
-                    pickle_module,
-                    weights_only=weights_only,
-                    mmap=False,
-                    **pickle_load_args,
-                ),
-                turn.told_by(progress),
-                (shard.offset, shard.n_bytes),
+            request = LoadRequest(
+                map_location,
+                pickle_module,
+                weights_only,
+                pickle_load_args,
                 filling_of(into, strict=strict, map_location=map_location),
-                is_plain=pickle_module is None
-                and not pickle_load_args
-                and weights_only is not False,
-                map_location=map_location,
+                turn.told_by(progress),
             )
+            reader = checkpoint.reader(
+                shard, verify=verify is not False, shared=False if is_own else None
+            )
+            return load_through(reader, request)
 
     # An open checkpoint cannot be removed, so it stays open until all is read.
     try:

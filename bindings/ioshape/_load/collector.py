@@ -5,6 +5,8 @@ None of these objects is garbage, but the collector would traverse all of them a
 would take a fifth of the time of a load of many small tensors, and most of the time of a large
 pickle.
 
+Use it for regular files only: a read from a pipe may take long, and the collector would stay off.
+
 The program may call gc.disable() and gc.enable() in another thread meanwhile. So the pause uses
 neither, and raises a threshold that keeps the collector from starting by itself.
 """

@@ -13,25 +13,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ioshape._core.errors import failure
-from ioshape._formats import safetensors as header
-from ioshape._formats.dtypes import DTYPES, number_of
-from ioshape._load.contents import is_safetensors, tensors_of
-from ioshape._load.pickled import Tensor, item_bytes
-from ioshape._load.reader import RawRecord, Reader
+from ioshape._formats.dtypes import number_of
+from ioshape._load.contents import contents_of
+from ioshape._load.pickled import item_bytes
+from ioshape._load.reader import Record
 from ioshape._load.stored import byteorder, in_record, memory_of
-from ioshape._load.verified import BoundedFile, Source
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Executor
 
+    from ioshape._load.pickled import Tensor
+    from ioshape._load.reader import Reader
+
 # A piece stays in the processor's cache between its read and its comparison.
 _PIECE_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20
 # The norms in files have about six digits, so only a larger share of a norm is a difference.
 _NORM_ERROR = 2e-6
-_NO_RECORD = (0, RawRecord("", 0, 0, 0))
+_NO_RECORD = (0, Record("", 0, 0, 0))
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class _Range(NamedTuple):
     """The bytes of a tensor in its record."""
 
     number: int  # position of the record in the file
-    record: RawRecord
+    record: Record
     begin: int
     n_bytes: int
 
@@ -79,27 +80,20 @@ class _Side:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._buffer = bytearray()
-        source = Source(reader)
-        self._file = BoundedFile(source, source.n_bytes)  # closes the reader when it is freed
-        problem, records, listed = "", reader.records(), tuple[Tensor, ...]()
+        contents = contents_of(reader)
+        self.records = {one.name: (index, one) for index, one in enumerate(contents.records)}
+        self.tensors = {tensor.name: tensor for tensor in contents.tensors}
         #: position in the file of each tensor of a safetensors file
         self._positions: dict[str, int] = {}
-        if reader.is_torch_zip:
-            listed, problem = tensors_of(reader, records)
-            order = next((one for one in records if one.name == "byteorder"), None)
-            if not problem and byteorder(reader, order) != sys.byteorder:
-                problem = "it was saved on a machine with another byte order"
-        elif is_safetensors(reader.path):
-            records = [RawRecord("", reader.file_bytes, 0, 0)]
-            listed = _of_safetensors(self._file, source.n_bytes)
-            self._positions = {tensor.name: i for i, tensor in enumerate(listed)}
-        else:
-            problem = "it is neither a torch zip nor named .safetensors"
+        if not reader.is_torch_zip:
+            self._positions = {name: i for i, name in enumerate(self.tensors)}
+        problem = contents.problem
+        orders = {name: record for name, (_index, record) in self.records.items()}
+        if not problem and byteorder(reader, orders) != sys.byteorder:
+            problem = "it was saved on a machine with another byte order"
         if problem:
             sentence = f'cannot compare "{reader.path}": {problem}'
             raise failure(lib.IOSHAPE_E_FORMAT, sentence, reader.path, "load")
-        self.records = {record.name: (index, record) for index, record in enumerate(records)}
-        self.tensors = {tensor.name: tensor for tensor in listed}
 
     def range_of(self, tensor: Tensor) -> _Range | None:
         """Return the bytes of a tensor; None if there are gaps between its elements.
@@ -117,7 +111,11 @@ class _Side:
             return _Range(number, record, 0, record.n_bytes)
         if n_bytes and not _is_dense(tensor):
             return None
-        return _Range(number, record, tensor.storage_offset, n_bytes)
+        begin = tensor.storage_offset
+        if not self.reader.is_torch_zip:  # checksums beside a file are those of the whole file
+            begin += record.file_offset
+            record = Record("", self.reader.file_bytes, 0, 0)
+        return _Range(number, record, begin, n_bytes)
 
     def norm_of(self, tensor: Tensor, bytes_: _Range) -> float | None:
         """Return a tensor's norm if the save took it, and if all its elements are finite."""
@@ -140,16 +138,6 @@ class _Side:
         at = bytes_.record.file_offset + bytes_.begin + offset
         self.reader.read_file(at, memoryview(self._buffer))
         return self._buffer
-
-
-def _of_safetensors(file: BoundedFile, n_bytes: int) -> tuple[Tensor, ...]:
-    found = header.read(file, n_bytes, file.name)
-    tensors = []
-    for entry in found.entries:
-        shape = header.shape_in_torch(entry)
-        dtype, stride = DTYPES[entry.dtype][0], header.contiguous(shape)
-        tensors.append(Tensor(entry.name, dtype, shape, stride, "", entry.begin, "cpu"))
-    return tuple(tensors)
 
 
 # ---- Checksums -----------------------------------------------------------------------------------

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ioshape._core.config import tier_folder
-from ioshape._core.errors import DamagedError, StorageError
+from ioshape._core.errors import DamagedError, StorageError, failure
 from ioshape._formats import safetensors as header
 from ioshape._formats.dtypes import DTYPES
-from ioshape._load.pickled import Tensor, list_tensors
-from ioshape._load.reader import RawRecord, Reader
-from ioshape._load.verified import VerifiedFile
+from ioshape._load.pickled import Tensor, item_bytes, list_tensors
+from ioshape._load.reader import Reader, Record
+from ioshape._native import lib
 from ioshape._tier.drain import nearest
 
 if TYPE_CHECKING:
@@ -35,22 +36,6 @@ _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Record:
-    """A record: a member of the archive."""
-
-    #: The name, relative to the archive's folder, such as "data/0".
-    name: str
-    #: The size of the data in bytes.
-    n_bytes: int
-    #: The offset in the file of the data, in bytes.
-    file_offset: int
-    #: The largest power of two up to 4096 that divides file_offset.
-    alignment: int
-    #: The checksum of the data; 0 if there is none.
-    crc32: int
-
-
-@dataclass(frozen=True)
 class Contents:
     """The records and tensors of a file, as inspect() returns them."""
 
@@ -66,18 +51,44 @@ class Contents:
     problem: str = ""
 
 
-def tensors_of(reader: Reader, records: list[RawRecord]) -> tuple[tuple[Tensor, ...], str]:
+def contents_of(reader: Reader) -> Contents:
+    """Return the records and tensors of an open file.
+
+    A safetensors file has a single record, which holds all tensors, one after the other.
+
+    Raises:
+        FormatError: The file is neither a torch zip nor a safetensors file with that suffix.
+        DamagedError: The structure of the file is damaged.
+    """
+    if reader.is_torch_zip:
+        records = reader.records()
+        tensors, problem = _tensors_of_zip(reader, records)
+        return Contents(reader.path, reader.file_bytes, tuple(records), tensors, problem)
+    if not is_safetensors(reader.path):
+        raise failure(
+            lib.IOSHAPE_E_FORMAT,
+            f'cannot find tensors in "{reader.path}": it is neither a torch zip nor named '
+            ".safetensors",
+            reader.path,
+            reader.operation,
+            remedy="read() it",
+        )
+    found = header_of(reader)
+    data = data_of(found, reader.file_bytes)
+    tensors = tuple(tensor_of(entry, data) for entry in found.entries)
+    return Contents(reader.path, reader.file_bytes, (data,), tensors)
+
+
+def _tensors_of_zip(reader: Reader, records: list[Record]) -> tuple[tuple[Tensor, ...], str]:
+    """Return the tensors, and why they could not be listed."""
     entry = next((record for record in records if record.name == "data.pkl"), None)
     if entry is None:
         return (), "it has no record data.pkl"
     if entry.n_bytes > _MAX_PICKLE_BYTES:
         return (), f"its pickle is larger than {_MAX_PICKLE_BYTES} bytes"
-    data = io.BytesIO(bytes(entry.n_bytes))
     try:
-        if entry.n_bytes:
-            with data.getbuffer() as view:
-                reader.read_file(entry.file_offset, view)
-        return list_tensors(data, reader.file_bytes), ""
+        pickle = reader.read_bytes(entry.file_offset, entry.n_bytes)
+        return list_tensors(io.BytesIO(pickle), reader.file_bytes), ""
     except (StorageError, MemoryError):
         raise
     except Exception as error:
@@ -91,42 +102,28 @@ def is_safetensors(path: str) -> bool:
     return path.endswith(".safetensors")
 
 
-def _header_of(path: str, operation: str) -> tuple[header.Header, int]:
-    """Return the header, checked against the file's size, and that size."""
-    with VerifiedFile(path) as file:
-        file_bytes = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        return header.read(file, file_bytes, path, operation), file_bytes
+def header_of(reader: Reader) -> header.Header:
+    """Return the header of a safetensors file, checked against the file's size."""
+    return header.read(reader.read_bytes, reader.file_bytes, reader.path, reader.operation)
 
 
-def _inspect_safetensors(path: str) -> Contents:
-    """Describe the file as a single record that holds all tensors, one after the other."""
-    found, file_bytes = _header_of(path, "inspect")
+def data_of(found: header.Header, file_bytes: int) -> Record:
+    """Return the bytes of all tensors of a safetensors file as a record."""
     begin = found.entries[0].begin if found.entries else file_bytes
-    record = Record("data", file_bytes - begin, begin, min(begin & -begin, 4096), 0)
-    tensors = []
-    for entry in found.entries:
-        shape = header.shape_in_torch(entry)
-        tensors.append(
-            Tensor(
-                entry.name,
-                DTYPES[entry.dtype][0],
-                shape,
-                header.contiguous(shape),
-                record.name,
-                entry.begin - begin,
-                "cpu",
-            )
-        )
-    return Contents(path, file_bytes, (record,), tuple(tensors))
+    return Record("data", file_bytes - begin, begin, 0)
 
 
-def _name_in_safetensors(error: DamagedError, found: header.Header) -> DamagedError:
-    if error.offset is None:
-        return error
-    first, last = error.offset, error.offset + _BLOCK_BYTES
-    return _naming(
-        error, [entry.name for entry in found.entries if entry.begin < last and entry.end > first]
+def tensor_of(entry: header.Entry, data: Record) -> Tensor:
+    """Return a tensor of a safetensors file."""
+    shape = header.shape_in_torch(entry)
+    return Tensor(
+        entry.name,
+        DTYPES[entry.dtype][0],
+        shape,
+        header.contiguous(shape),
+        data.name,
+        entry.begin - data.file_offset,
+        "cpu",
     )
 
 
@@ -154,27 +151,8 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
 
 
 def _inspect(name: str) -> Contents:
-    if is_safetensors(name):
-        return _inspect_safetensors(name)
-    with Reader(name, operation="inspect") as reader:
-        raw = reader.records()
-        tensors, problem = tensors_of(reader, raw)
-        return Contents(
-            name,
-            reader.file_bytes,
-            tuple(
-                Record(
-                    record.name,
-                    record.n_bytes,
-                    record.file_offset,
-                    min(record.file_offset & -record.file_offset or 4096, 4096),
-                    record.crc32,
-                )
-                for record in raw
-            ),
-            tensors,
-            problem,
-        )
+    with Reader(name, operation="inspect", any_format=is_safetensors(name)) as reader:
+        return contents_of(reader)
 
 
 def verify(
@@ -205,35 +183,30 @@ def verify(
 
 
 def _verify(name: str, quick: bool, progress: Callable[[Progress], object] | None) -> None:
-    found = _header_of(name, "verify")[0] if is_safetensors(name) else None
     with Reader(name, operation="verify", progress=progress, any_format=True) as reader:
-        if not reader.is_torch_zip and not reader.has_checksums and found is None:
+        if is_safetensors(name) and not reader.is_torch_zip:
+            header_of(reader)  # raises an error if the structure is damaged
+        elif not reader.is_torch_zip and not reader.has_checksums:
             if os.path.lexists(name + SUFFIX):
                 reader.verify()  # raises an error that says why those checksums are not valid
             Reader(name, operation="verify").close()  # raises an error that says what is wrong
         try:
             reader.verify(quick=quick)
         except DamagedError as error:
-            named = name_damage(error) if found is None else _name_in_safetensors(error, found)
-            raise named from None
+            raise name_damage(error, reader) from None
 
 
-def name_damage(error: DamagedError, part: tuple[int, int] | None = None) -> DamagedError:
-    """Return the error with the names of the tensors in the damaged record added.
-
-    `part` is the offset and the length of a shard in its shard file.
-    """
-    if error.record is None:
-        return error
+def name_damage(error: DamagedError, reader: Reader) -> DamagedError:
+    """Return the error of a read with the names of the tensors in the damaged bytes added."""
     try:
-        with Reader(error.filename, part=part, operation="inspect") as reader:
-            tensors, _problem = tensors_of(reader, reader.records())
-    except (StorageError, ValueError):
+        found = contents_of(reader)
+    except StorageError:
         return error
-    return _naming(error, [tensor.name for tensor in tensors if tensor.record == error.record])
-
-
-def _naming(error: DamagedError, names: list[str]) -> DamagedError:
+    if reader.is_torch_zip:
+        names = [one.name for one in found.tensors if one.record == error.record]
+    else:
+        data = found.records[0].file_offset
+        names = [one.name for one in found.tensors if _is_damaged(one, data, error.offset)]
     if not names:
         return error
     # A tensor that was saved without a container has no name.
@@ -241,3 +214,10 @@ def _naming(error: DamagedError, names: list[str]) -> DamagedError:
     if len(names) > 3:
         shown += f" and {len(names) - 3} more"
     return DamagedError(error.facts._replace(sentence=f"{error.sentence}, which holds {shown}"))
+
+
+def _is_damaged(tensor: Tensor, data: int, offset: int | None) -> bool:
+    """Return whether a tensor of a safetensors file has bytes in the block at an offset."""
+    begin = data + tensor.storage_offset
+    end = begin + math.prod(tensor.shape) * (item_bytes(tensor.dtype) or 0)
+    return offset is not None and begin < offset + _BLOCK_BYTES and end > offset

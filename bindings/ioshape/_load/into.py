@@ -28,7 +28,7 @@ from ioshape._load.unread import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ioshape._load.reader import RawRecord
+    from ioshape._load.reader import Record
 
 
 class Pair(NamedTuple):
@@ -243,7 +243,7 @@ class Bringer:
         self._changed.append(pair.name)
         changed(pair.target)
 
-    def _direct(self, record: RawRecord, pair: Pair, direct: list[Unread]) -> bool:
+    def _direct(self, record: Record, pair: Pair, direct: list[Unread]) -> bool:
         """Read a record directly into its target. Return False if it needs a copy instead."""
         _, source, target = pair
         if not (
@@ -277,6 +277,8 @@ def _copy(pairs: list[Pair], _kept: list[Any]) -> None:
 
 class Into(Plan):
     """The plan of load(into=..., strict=...)."""
+
+    is_new = False
 
     def __init__(self, target: Any, *, strict: bool) -> None:
         super().__init__("cpu")

@@ -11,12 +11,13 @@ import stat
 import tempfile
 import zipfile
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ioshape import _torch as original
 from ioshape._core import terminal as _terminal
 from ioshape._core.errors import DamagedError, StorageError, failure
-from ioshape._load import unpickle
+from ioshape._load.collector import collector_rests
 from ioshape._load.contents import verify as verify_file
 from ioshape._load.into import filling_of
 from ioshape._load.placement import Only, Plan
@@ -129,106 +130,130 @@ def load(
     Other exceptions of torch.load are passed on.
     """
 
-    filling = filling_of(into, strict=strict, map_location=map_location, mmap=mmap)
-    parts = None if only is None else Only(only, map_location)
-    if filling is not None and parts is not None:
-        raise ValueError("give into or only, not both")
-    plan: Plan | None = filling or parts
-
-    def by_torch(file: Any, mmap: bool | None, load: Callable[..., Any] = original.load) -> Any:
-        return load(
-            file,
-            map_location,
-            pickle_module,
-            weights_only=weights_only,
-            mmap=mmap,
-            **pickle_load_args,
-        )
-
-    def finished(loaded: Any) -> Any:
-        path = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", f)
-        return loaded if plan is None else plan.finish(loaded, str(path))
-
+    plan: Plan | None = filling_of(into, strict=strict, map_location=map_location, mmap=mmap)
+    if only is not None:
+        if plan is not None:
+            raise ValueError("give into or only, not both")
+        plan = Only(only, map_location)
+    request = LoadRequest(
+        map_location, pickle_module, weights_only, pickle_load_args, plan, progress
+    )
     if not isinstance(f, (str, os.PathLike)):
-        return finished(by_torch(f, mmap))
+        return request.finish(request.by_torch(f, mmap=mmap), str(getattr(f, "name", f)))
 
     def from_path(path: str) -> Any:
         # Pass the caller's own object if possible, because torch quotes it in its messages.
-        given = f if path == os.fspath(f) else path
-        if isinstance(path, str) and path.endswith(".safetensors"):
-            return finished(by_torch(given, mmap))  # newer versions of torch read them
-        is_mapped = filling is None and _is_mapped(mmap)
-        if verify == "first" or (verify and is_mapped):
-            verify_file(path, progress=progress, tier=False)
-        if is_mapped:
-            return finished(by_torch(given, mmap))
-        reader = _open(path, verify=verify is not False, fresh=filling is None)
-        try:
-            if reader is not None:
-                # A custom unpickler expects to see the whole pickle.
-                is_usual = pickle_module is None and not pickle_load_args
-                loaded = load_through(
-                    reader,
-                    lambda file: by_torch(file, mmap=False, load=unpickle.load),
-                    progress,
-                    plan=plan if is_usual else None,
-                    is_plain=is_usual and weights_only is not False,
-                    map_location=map_location,
-                    together=together,
-                )
-                return loaded if is_usual else finished(loaded)
-            file = _inflated(path) if verify is not False else None
-            if file is None and _is_regular(path):
-                file = BoundedFile(io.FileIO(path), os.path.getsize(path))  # noqa: PTH202
-            if file is None:
-                return finished(by_torch(given, mmap))
-            with file:
-                return finished(by_torch(file, mmap))
-        except RuntimeError as error:
-            if isinstance(error, StorageError) or not _is_foreign_zip(path):
-                raise
-            raise failure(
-                lib.IOSHAPE_E_FORMAT,
-                f'cannot load "{path}": it is a zip archive, but not one of torch.save',
-                path,
-                "load",
-                remedy="check the path, or unpack it if the checkpoint is in it",
-            ) from error
+        return _from_path(
+            path, f if path == os.fspath(f) else path, request, mmap, verify, together
+        )
 
     together = all_ranks() if shared else None
     with together or contextlib.nullcontext():
         return nearest(os.fspath(f), folder_to_load_from(tier), from_path)
 
 
-def load_through(
-    reader: Reader,
-    torch_load: Callable[[Any], Any],
-    progress: Callable[[Progress], object] | None,
-    part: tuple[int, int] | None = None,
-    plan: Plan | None = None,
-    *,
-    is_plain: bool = False,
-    map_location: Any = None,
-    together: Together | None = None,
+@dataclass(frozen=True)
+class LoadRequest:
+    """The arguments of torch.load, and the plan of the load."""
+
+    map_location: Any
+    pickle_module: Any
+    weights_only: bool | None
+    #: other arguments of torch.load
+    others: dict[str, Any]
+    #: what is loaded, and to where; None: everything, to new memory
+    plan: Plan | None
+    progress: Callable[[Progress], object] | None
+
+    @property
+    def is_usual(self) -> bool:
+        """True unless there is a custom unpickler, which expects to see the whole pickle."""
+        return self.pickle_module is None and not self.others
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the file must contain only what weights_only=True allows."""
+        return self.is_usual and self.weights_only is not False
+
+    def by_torch(self, file: Any, *, mmap: bool | None = False) -> Any:
+        """Return the object that torch.load loads."""
+        return original.load(
+            file,
+            self.map_location,
+            self.pickle_module,
+            weights_only=self.weights_only,
+            mmap=mmap,
+            **self.others,
+        )
+
+    def finish(self, loaded: Any, path: str) -> Any:
+        """Return the result for an object that torch has loaded completely."""
+        return loaded if self.plan is None else self.plan.finish(loaded, path)
+
+
+def _from_path(
+    path: str,
+    given: Any,
+    request: LoadRequest,
+    mmap: bool | None,
+    verify: bool | Literal["first"] | None,
+    together: Together | None,
 ) -> Any:
+    def by_torch(file: Any, mmap: bool | None = False) -> Any:
+        return request.finish(request.by_torch(file, mmap=mmap), path)
+
+    if isinstance(path, str) and path.endswith(".safetensors"):
+        return by_torch(given, mmap)  # newer versions of torch read them
+    is_new = request.plan is None or request.plan.is_new
+    is_mapped = is_new and _is_mapped(mmap)
+    if verify == "first" or (verify and is_mapped):
+        verify_file(path, progress=request.progress, tier=False)
+    if is_mapped:
+        return by_torch(given, mmap)
+    reader = _open(path, verify=verify is not False, fresh=is_new)
+    try:
+        if reader is not None:
+            return load_through(reader, request, together)
+        file = _inflated(path) if verify is not False else None
+        if file is None and _is_regular(path):
+            file = BoundedFile(io.FileIO(path), os.path.getsize(path))  # noqa: PTH202
+        if file is None:
+            return by_torch(given, mmap)
+        with file:
+            return by_torch(file, mmap)
+    except RuntimeError as error:
+        if isinstance(error, StorageError) or not _is_foreign_zip(path):
+            raise
+        raise failure(
+            lib.IOSHAPE_E_FORMAT,
+            f'cannot load "{path}": it is a zip archive, but not one of torch.save',
+            path,
+            "load",
+            remedy="check the path, or unpack it if the checkpoint is in it",
+        ) from error
+
+
+def load_through(reader: Reader, request: LoadRequest, together: Together | None = None) -> Any:
     """Return the object that torch loads from an open file, or from a shard. Close the reader.
 
     By the plan, torch creates the object without the bytes of its storages, which are then read to
     where they are wanted. If the object contains more than tensors, containers and plain values,
     torch reads the bytes, and the plan takes the complete object. Without a plan all bytes are
-    read. `is_plain` says that the file must contain only what weights_only=True allows.
+    read.
     """
-    with reader, _terminal.shown("loading ", reader.path, progress) as progress:  # noqa: PLR1704
+    with reader, _terminal.shown("loading ", reader.path, request.progress) as progress:
         has_small = reader.file_bytes < _SMALL_BYTES * reader.n_records
+        map_location = request.map_location
+        plan = request.plan if request.is_usual else None
         # A function as map_location may look at the bytes.
-        if plan is None and is_plain and not has_small and not callable(map_location):
+        if plan is None and request.is_plain and not has_small and not callable(map_location):
             plan = Plan(map_location)
         if together is not None and (plan is None or not plan.is_whole):
             together.leave()
         if plan is not None:
             unread = UnreadFile(reader, progress, is_whole=plan.is_whole, together=together)
             try:
-                with failures_of(unread, part):
+                with failures_of(unread):
                     found = plan.read(unread)
             except DamagedError as error:
                 error.changed = tuple(plan.changed)
@@ -238,10 +263,10 @@ def load_through(
         if together is not None:
             together.leave()
         file = Source(reader, progress)
-        with failures_of(file, part):
+        with failures_of(file), collector_rests():
             # A buffer reads many small records in one call.
-            loaded = torch_load(BoundedFile(file, file.n_bytes) if has_small else file)
-        return loaded if plan is None else plan.finish(loaded, reader.path)
+            loaded = request.by_torch(BoundedFile(file, file.n_bytes) if has_small else file)
+        return request.finish(loaded, reader.path)
 
 
 def _open(path: str, *, verify: bool, fresh: bool) -> Reader | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pickle import UnpicklingError
 from typing import IO, TYPE_CHECKING, Any
 
@@ -105,12 +105,8 @@ class _Storage:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    storage: _Storage
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset_bytes: int
-    is_plain: bool
+    #: the tensor without its name
+    tensor: Tensor
     #: the quantizer of a quantized tensor, which may contain tensors
     quantizer: Any
 
@@ -151,8 +147,17 @@ def _view(function: str, arguments: tuple[Any, ...]) -> _View | None:
         and len(lengths) == len(steps)
         and all(number >= 0 for number in (offset, *lengths, *steps))
     )
-    offset_bytes = offset * (item_bytes(dtype) or 1)
-    return _View(storage, dtype, lengths or (), steps or (), offset_bytes, is_plain, quantizer)
+    tensor = Tensor(
+        "",
+        dtype,
+        lengths or (),
+        steps or (),
+        storage.record,
+        offset * (item_bytes(dtype) or 1),
+        storage.location,
+        is_plain,
+    )
+    return _View(tensor, quantizer)
 
 
 def _made(function: Any, arguments: tuple[Any, ...]) -> Any:
@@ -297,17 +302,7 @@ def list_tensors(pickled: IO[bytes], file_bytes: int) -> tuple[Tensor, ...]:
         root = _Machine(pickled).read()
     for name, leaf in _leaves(root):
         if isinstance(leaf, _View):
-            at = leaf.storage
-            tensor = Tensor(
-                name,
-                leaf.dtype,
-                leaf.shape,
-                leaf.stride,
-                at.record,
-                leaf.offset_bytes,
-                at.location,
-                leaf.is_plain,
-            )
+            tensor = replace(leaf.tensor, name=name)
         else:
             tensor = Tensor(name, "uint8", (), (), leaf.record, 0, leaf.location, is_plain=False)
         listed.append(tensor)

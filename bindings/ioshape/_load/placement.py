@@ -144,6 +144,8 @@ class Plan:
 
     #: whether all storages are read
     is_whole = True
+    #: whether all storages get new memory
+    is_new = True
 
     def __init__(self, map_location: Any) -> None:
         self._map_location = map_location

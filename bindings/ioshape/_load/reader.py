@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._core.callbacks import Teller
 from ioshape._core.context import current, encoded
-from ioshape._core.errors import Facts, StorageError, failure, last_failure, raised_for
+from ioshape._core.errors import StorageError, failure, last_failure
 from ioshape._core.job import started_together
 from ioshape._core.report import ALARMS
 from ioshape._core.structs import Owner, said, shared_fields, sized
@@ -20,14 +21,23 @@ if TYPE_CHECKING:
     from ioshape._core.report import Progress
 
 
-class RawRecord(NamedTuple):
+@dataclass(frozen=True)
+class Record:
     """A record: a member of the archive."""
 
+    #: The name, relative to the archive's folder, such as "data/0".
     name: str
+    #: The size of the data in bytes.
     n_bytes: int
-    #: offset in the file of the first byte of data
+    #: The offset in the file of the data, in bytes.
     file_offset: int
+    #: The checksum of the data; 0 if there is none.
     crc32: int
+
+    @property
+    def alignment(self) -> int:
+        """The largest power of two up to 4096 that divides file_offset."""
+        return min(self.file_offset & -self.file_offset or 4096, 4096)
 
 
 class Statistics(NamedTuple):
@@ -111,7 +121,7 @@ class Reader(Owner):
         context = current()
         super().__init__("reader", path, context)
         self.path = path
-        self._operation = operation
+        self.operation = operation
         self._verify = verify
         options = sized("ioshape_reader_options")
         options.verify = lib.IOSHAPE_ON if verify else lib.IOSHAPE_OFF
@@ -136,45 +146,31 @@ class Reader(Owner):
             code = lib.ioshape_reader_open(context.pointer, encoded(path), options, self._out)
             if code:
                 raise last_failure(path, operation)
+        self._info = info = sized("ioshape_reader_info")
+        self._check(lib.ioshape_reader_get_info(self._pointer, info))
+        #: size in bytes of the file, or of the shard
+        self.file_bytes: int = info.file_bytes
+        self.n_records: int = info.records
+        #: whether the file is read as a torch zip; otherwise it has no records
+        self.is_torch_zip = bool(info.torch_zip)
+        #: whether the file has checksums, so that reads are verified
+        self.has_checksums = bool(info.checksums)
+        #: bytes that have a checksum of their own; 0 if at most whole records have one
+        self.block_bytes: int = info.block_bytes
 
     def _check(self, code: int) -> None:
         if not code:
             return
         if self._teller.failure is not None:
             raise self._teller.failure
-        raise last_failure(self.path, self._operation)
-
-    @property
-    def file_bytes(self) -> int:
-        """The size in bytes of the file, or of the shard."""
-        return int(self._info().file_bytes)
-
-    @property
-    def n_records(self) -> int:
-        """The number of records."""
-        return int(self._info().records)
-
-    @property
-    def is_torch_zip(self) -> bool:
-        """True if the file is read as a torch zip; otherwise it has no records."""
-        return bool(self._info().torch_zip)
-
-    @property
-    def has_checksums(self) -> bool:
-        """True if the file has checksums, so that reads are verified."""
-        return bool(self._info().checksums)
-
-    @property
-    def block_bytes(self) -> int:
-        """The bytes that have a checksum of their own; 0 if at most whole records have one."""
-        return int(self._info().block_bytes)
+        raise last_failure(self.path, self.operation)
 
     def check_healthy(self) -> None:
         """Raise a StorageError if the save of this file raised an alarm."""
-        found = self._info().alarms
+        found = self._info.alarms
         if found:
             names = [name for bit, name in ALARMS.items() if found & bit]
-            raise unhealthy(self.path, names, self._operation)
+            raise unhealthy(self.path, names, self.operation)
 
     def add_to(self, items: Any, name: str, alarms: int) -> None:
         """Add the tensor of this archive to the struct save_items of a checkpoint."""
@@ -183,7 +179,7 @@ class Reader(Owner):
     def statistics(self, record: int) -> Statistics | None:
         """Return the statistics of a record; None if it was not examined."""
         found = sized("ioshape_statistics")
-        if not self._info().examined:
+        if not self._info.examined:
             return None
         self._check(lib.ioshape_reader_get_statistics(self._pointer, record, found))
         if not found.dtype:
@@ -192,7 +188,7 @@ class Reader(Owner):
         told = shared_fields(Statistics, found)
         return Statistics(**{**told, "numbers": found.count, "alarms": alarms})
 
-    def crc32_of_all(self, record: RawRecord) -> int | None:
+    def crc32_of_all(self, record: Record) -> int | None:
         """Return the checksum that a caller who reads a record in pieces must compare.
 
         Return None if the reader verifies the pieces, or if nothing is to be verified.
@@ -202,32 +198,25 @@ class Reader(Owner):
         # torch's skip_data() leaves a checksum of 0, because another program writes the data.
         return record.crc32 or None
 
-    def damaged(self, record: RawRecord) -> StorageError:
+    def damaged(self, record: Record) -> StorageError:
         """Return the error for a record whose checksum a caller has found to be wrong."""
-        return raised_for(
-            Facts(
-                lib.IOSHAPE_E_DAMAGED,
-                f"\"{self.path}\" is damaged: the checksum of record '{record.name}' is wrong",
-                self.path,
-                self._operation,
-                "use another copy or an older checkpoint",
-                record.name,
-                record.file_offset,
-            )
+        return failure(
+            lib.IOSHAPE_E_DAMAGED,
+            f"\"{self.path}\" is damaged: the checksum of record '{record.name}' is wrong",
+            self.path,
+            self.operation,
+            remedy="use another copy or an older checkpoint",
+            record=record.name,
+            offset=record.file_offset,
         )
 
-    def _info(self) -> Any:
-        info = sized("ioshape_reader_info")
-        self._check(lib.ioshape_reader_get_info(self._pointer, info))
-        return info
-
-    def records(self) -> list[RawRecord]:
+    def records(self) -> list[Record]:
         """Return all records, in the order of the file."""
         info = sized("ioshape_record_info")
         found = []
-        for index in range(self._info().records):
+        for index in range(self.n_records):
             self._check(lib.ioshape_reader_get_record(self._pointer, index, info))
-            found.append(RawRecord(said(info.name), info.bytes, info.file_offset, info.crc32))
+            found.append(Record(said(info.name), info.bytes, info.file_offset, info.crc32))
         return found
 
     def block_checksums(self, record: int) -> list[int]:
@@ -243,6 +232,13 @@ class Reader(Owner):
                 self._pointer, offset, ffi.from_buffer(into, require_writable=True), into.nbytes
             )
         )
+
+    def read_bytes(self, offset: int, n_bytes: int) -> bytearray:
+        """Return a range of the file. Bytes of records are verified."""
+        data = bytearray(n_bytes)
+        if data:
+            self.read_file(offset, memoryview(data))
+        return data
 
     def prefetch(self, record: int) -> None:
         """Start to prefetch a record and those behind it. Do not wait."""

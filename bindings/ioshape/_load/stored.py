@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ioshape._core.errors import failure
 from ioshape._core.text import one_line
-from ioshape._formats import safetensors as header
-from ioshape._formats.dtypes import DTYPES
-from ioshape._load.contents import is_safetensors, tensors_of
+from ioshape._load.contents import contents_of
 from ioshape._load.pickled import item_bytes
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
-    from ioshape._formats.safetensors import Entry
     from ioshape._load.pickled import Tensor
-    from ioshape._load.reader import RawRecord, Reader
-    from ioshape._load.verified import VerifiedFile
+    from ioshape._load.reader import Reader, Record
 
 # A gap between two ranges is read along with them, unless it is larger than the blocks around them.
 _GAP_BYTES = 2 << 20
@@ -54,25 +52,20 @@ class StoredTensor:
     #: none.
     verified: Literal["blocks", "whole", "no"]
 
-    def __init__(
-        self,
-        reader: Reader,
-        name: str,
-        dtype: str,
-        shape: tuple[int, ...],
-        stride: tuple[int, ...],
-        begin: int,
-        verified: Literal["blocks", "whole", "no"],
-    ) -> None:
+    def __init__(self, reader: Reader, tensor: Tensor, record: Record | None) -> None:
         self._reader = reader
-        self._dtype = dtype
-        self._stride = stride
-        self._begin = begin  # offset in the file of the first element, in bytes
-        self.verified = verified
+        self._dtype = tensor.dtype
+        self._stride = tensor.stride
+        #: offset in the file of the first element, in bytes
+        self._begin = 0 if record is None else record.file_offset + tensor.storage_offset
         #: The path to it in the object that load() returns.
-        self.name = name
+        self.name = tensor.name
         #: The shape of the whole tensor.
-        self.shape = shape
+        self.shape = tensor.shape
+        is_known = reader.has_checksums
+        if reader.is_torch_zip:
+            is_known = record is not None and record.crc32 != 0
+        self.verified = ("blocks" if reader.block_bytes else "whole") if is_known else "no"
 
     def __repr__(self) -> str:
         return f"<ioshape.types.StoredTensor {self.name!r}: {self._dtype} {self.shape}>"
@@ -156,7 +149,7 @@ def _is_view(index: object) -> bool:
 # ---- The tensors of a file ----------------------------------------------------------------------
 
 
-def stored_tensors(file: VerifiedFile) -> dict[str, StoredTensor | str]:
+def stored_tensors(reader: Reader) -> dict[str, StoredTensor | str]:
     """Return the tensors of a file by name, in its order.
 
     The value is a str if only load() can read the tensor: the reason, as the end of a sentence.
@@ -165,56 +158,19 @@ def stored_tensors(file: VerifiedFile) -> dict[str, StoredTensor | str]:
         FormatError: The file contains no tensors.
         DamagedError: The structure of the file is inconsistent.
     """
-    reader = file._reader
-    if reader.is_torch_zip:
-        return _of_zip(reader)
-    if is_safetensors(reader.path):
-        here = file.tell()
-        try:
-            file.seek(0)
-            found = header.read(file, reader.file_bytes, reader.path)
-        finally:
-            file.seek(here)
-        return {entry.name: of_safetensors(reader, entry) for entry in found.entries}
-    raise failure(
-        lib.IOSHAPE_E_FORMAT,
-        f'cannot find tensors in "{reader.path}": it is neither a torch zip nor named .safetensors',
-        reader.path,
-        "load",
-        remedy="read() it",
-    )
-
-
-def of_safetensors(reader: Reader, entry: Entry) -> StoredTensor:
-    """Return a tensor of a safetensors file."""
-    shape = header.shape_in_torch(entry)
-    verified: Literal["blocks", "no"] = "blocks" if reader.has_checksums else "no"
-    return StoredTensor(
-        reader,
-        entry.name,
-        DTYPES[entry.dtype][0],
-        shape,
-        header.contiguous(shape),
-        entry.begin,
-        verified,
-    )
-
-
-def _of_zip(reader: Reader) -> dict[str, StoredTensor | str]:
-    records = reader.records()
-    tensors, problem = tensors_of(reader, records)
-    if problem:
+    contents = contents_of(reader)
+    if contents.problem:
         raise failure(
             lib.IOSHAPE_E_DAMAGED,
-            f'cannot find the tensors of "{reader.path}": {problem}',
+            f'cannot find the tensors of "{reader.path}": {contents.problem}',
             reader.path,
             "load",
             remedy="use another copy or an older checkpoint",
         )
-    by_name = {record.name: record for record in records}
-    is_swapped = byteorder(reader, by_name.get("byteorder")) != sys.byteorder
+    records = {record.name: record for record in contents.records}
+    is_swapped = byteorder(reader, records) != sys.byteorder
     found: dict[str, StoredTensor | str] = {}
-    for tensor in tensors:
+    for tensor in contents.tensors:
         if tensor.name in found:
             found[tensor.name] = "has the name of another tensor"
         elif is_swapped:
@@ -222,21 +178,20 @@ def _of_zip(reader: Reader) -> dict[str, StoredTensor | str]:
         elif not tensor.is_plain:
             found[tensor.name] = "is not a plain tensor"
         else:
-            found[tensor.name] = in_record(reader, tensor, by_name.get(tensor.record))
+            found[tensor.name] = in_record(reader, tensor, records.get(tensor.record))
     return found
 
 
-def byteorder(reader: Reader, record: RawRecord | None) -> str:
+def byteorder(reader: Reader, records: Mapping[str, Record]) -> str:
     """Return the byte order of a file. Old files without that record are little-endian."""
+    record = records.get("byteorder")
     if record is None or not 0 < record.n_bytes < len(b"little") + 1:
         return "little"
-    text = bytearray(record.n_bytes)
-    reader.read_file(record.file_offset, memoryview(text))
-    return text.decode(errors="replace")
+    return reader.read_bytes(record.file_offset, record.n_bytes).decode(errors="replace")
 
 
-def in_record(reader: Reader, tensor: Tensor, record: RawRecord | None) -> StoredTensor | str:
-    """Return a tensor of an archive, or the reason why only load() can read it."""
+def in_record(reader: Reader, tensor: Tensor, record: Record | None) -> StoredTensor | str:
+    """Return a tensor in a record, or the reason why only load() can read it."""
     each = item_bytes(tensor.dtype)
     if each is None:
         return f"has the dtype {tensor.dtype}, which this version of ioshape does not know"
@@ -251,14 +206,4 @@ def in_record(reader: Reader, tensor: Tensor, record: RawRecord | None) -> Store
             "load",
             remedy="use another copy or an older checkpoint",
         )
-    verified: Literal["blocks", "whole", "no"] = "blocks" if reader.block_bytes else "whole"
-    begin = 0 if record is None else record.file_offset + tensor.storage_offset
-    return StoredTensor(
-        reader,
-        tensor.name,
-        tensor.dtype,
-        tensor.shape,
-        tensor.stride,
-        begin,
-        verified if record is not None and record.crc32 else "no",
-    )
+    return StoredTensor(reader, tensor, record)

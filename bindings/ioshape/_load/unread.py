@@ -11,16 +11,16 @@ import bisect
 import collections
 import contextlib
 import ctypes
-import io
 import struct
 import sys
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
+from ioshape import _torch as original
 from ioshape._core.errors import DamagedError
 from ioshape._device.incoming import Incoming, Wanted
-from ioshape._load import unpickle
+from ioshape._load.collector import collector_rests
 from ioshape._load.contents import name_damage
 from ioshape._load.reader import Request
 from ioshape._load.verified import Source
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ioshape._core.report import Progress
-    from ioshape._load.reader import RawRecord, Reader
+    from ioshape._load.reader import Reader, Record
     from ioshape._load.together import Together
 
 # The local header that zip has before each record: the signature, and the lengths of the two fields
@@ -65,7 +65,7 @@ def _nothing() -> None:
 class Unread(NamedTuple):
     """A record, and the address to read it to."""
 
-    record: RawRecord
+    record: Record
     address: int
     #: called before the first byte is read
     begins: Callable[[], object] = _nothing
@@ -98,7 +98,7 @@ class UnreadFile(Source):
         self._numbers = {record.file_offset: number for number, record in enumerate(self._listed)}
         self._offsets = sorted(self._numbers)
         #: records that were not read, by the address that torch has allocated for them
-        self.unread: dict[int, RawRecord] = {}
+        self.unread: dict[int, Record] = {}
         #: content of the records that are not storages, by name
         self.small: dict[str, bytes] = {}
 
@@ -121,10 +121,10 @@ class UnreadFile(Source):
         self._position += view.nbytes
         return view.nbytes
 
-    def _prefetch(self, record: RawRecord) -> None:
+    def _prefetch(self, record: Record) -> None:
         """Start to prefetch at the first storage, so that the storage device does not idle."""
         if not self.unread and self._prefetches and self.n_bytes >= _LEAST_PREFETCHED_BYTES:
-            self._reader.prefetch(self._numbers[record.file_offset])
+            self.reader.prefetch(self._numbers[record.file_offset])
 
     def _header(self) -> bytes | None:
         """Return a synthetic local header for the record at this position, or None.
@@ -141,10 +141,6 @@ class UnreadFile(Source):
             return None
         return _HEADER.pack(_HEADER_SIGNATURE, name_bytes, gap - name_bytes)
 
-    def close(self) -> None:
-        """Close this file, but not the reader: torch may have to read the whole file through it."""
-        io.RawIOBase.close(self)
-
     def bring(self, wanted: Iterable[Unread], incoming: Incoming) -> None:
         """Read records to their addresses, in the order of the file, and then all of `incoming`."""
         in_order = sorted(wanted, key=lambda one: one.record.file_offset)
@@ -159,7 +155,7 @@ class UnreadFile(Source):
             one.begins()
         first, last = in_order[0].record, in_order[-1].record
         try:
-            self._reader.read_records(
+            self.reader.read_records(
                 [
                     Request(self._numbers[record.file_offset], 0, record.n_bytes, address)
                     for record, address, _ in in_order
@@ -211,18 +207,18 @@ class UnreadFile(Source):
         super().readinto(into)
 
     def wanted(
-        self, record: RawRecord, into: torch.Tensor, begins: Callable[[], object] | None = None
+        self, record: Record, into: torch.Tensor, begins: Callable[[], object] | None = None
     ) -> Wanted:
         """Return the request to read a whole record into a tensor of bytes, on any device."""
-        crc32 = self._reader.crc32_of_all(record)
+        crc32 = self.reader.crc32_of_all(record)
         return Wanted(record.file_offset, into, begins, crc32, lambda: self._damaged(record))
 
     def incoming(self) -> Incoming:
         """Return the reader for records that are wanted on devices."""
         return Incoming(self.n_bytes)
 
-    def _damaged(self, record: RawRecord) -> BaseException:
-        self.failure = self._reader.damaged(record)
+    def _damaged(self, record: Record) -> BaseException:
+        self.failure = self.reader.damaged(record)
         return self.failure
 
 
@@ -272,7 +268,10 @@ def unread_object(file: UnreadFile, map_location: Any) -> tuple[Any, list[torch.
     Return None if code of an object may have used those bytes. Then the file must be read normally.
     """
     try:
-        loaded = unpickle.load(cast("IO[bytes]", file), map_location, weights_only=True, mmap=False)
+        with collector_rests():
+            loaded = original.load(
+                cast("IO[bytes]", file), map_location, weights_only=True, mmap=False
+            )
         tensors = list(tensors_in(loaded))
         addresses = {address_of(tensor) for tensor in tensors}
     except Exception:  # torch.load loads the file then, and raises the error if there is one
@@ -289,18 +288,15 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 @contextlib.contextmanager
-def failures_of(file: Source, part: tuple[int, int] | None) -> Iterator[None]:
-    """Raise the error of a failed read, even if torch has wrapped or swallowed it in the block.
-
-    `part` is the offset and the length of a shard in its shard file.
-    """
+def failures_of(file: Source) -> Iterator[None]:
+    """Raise the error of a failed read, even if torch has wrapped or swallowed it in the block."""
     try:
         yield
         if file.failure is not None:
             raise file.failure
     except BaseException as error:
         if isinstance(file.failure, DamagedError):
-            raise name_damage(file.failure, part) from None
+            raise name_damage(file.failure, file.reader) from None
         if file.failure is not None and file.failure is not error:
             raise file.failure from None
         raise

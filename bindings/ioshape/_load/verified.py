@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ioshape._core.report import Progress
 from ioshape._core.text import one_line
 from ioshape._load.reader import Reader
+from ioshape._load.stored import stored_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,8 @@ _AHEAD_BYTES = 64 << 10
 class Source(io.RawIOBase):
     """Raw file over a Reader. Sequential reads are prefetched; random reads are not.
 
+    Closing it leaves the reader open, because torch may have to read the file a second time.
+
     torch.load reads the small parts at the end of the file first. It then reads one record after
     the other, each with one call, into its final memory.
     """
@@ -34,7 +37,7 @@ class Source(io.RawIOBase):
     ) -> None:
         self.name = reader.path
         self.mode = "rb"
-        self._reader = reader
+        self.reader = reader
         self._progress = progress
         self.n_bytes = reader.file_bytes
         self.has_checksums = reader.has_checksums
@@ -69,7 +72,7 @@ class Source(io.RawIOBase):
         count = max(0, min(view.nbytes, self.n_bytes - self._position))
         try:
             if count:
-                self._reader.read_file(self._position, view[:count])
+                self.reader.read_file(self._position, view[:count])
             self._position += count
             if count:
                 # Count large reads only: torch looks at the file's end and at headers first.
@@ -91,16 +94,6 @@ class Source(io.RawIOBase):
         data = bytearray(left if n_bytes < 0 else min(n_bytes, left))
         self.readinto(data)
         return bytes(data)
-
-    def readall(self) -> bytes:
-        """Return all bytes up to the end of the file."""
-        return self.read()
-
-    def close(self) -> None:
-        """Close the file and its reader."""
-        if not self.closed:
-            self._reader.close()
-        super().close()
 
 
 class BoundedFile(io.BufferedReader):
@@ -153,10 +146,13 @@ class VerifiedFile(BoundedFile):
 
     def _stored(self) -> dict[str, StoredTensor | str]:
         if self._tensors is None:
-            from ioshape._load.stored import stored_tensors  # noqa: PLC0415 - it reads by this
-
-            self._tensors = stored_tensors(self)
+            self._tensors = stored_tensors(self._reader)
         return self._tensors
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        super().close()
+        self._reader.close()
 
     def keys(self) -> list[str]:
         """Return the names of the file's tensors, in the order and form of inspect().

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ioshape._core.errors import StorageError
-    from ioshape._load.reader import RawRecord
+    from ioshape._load.reader import Record
 
 # Parity files on a tier, which protect files of other nodes.
 _PARITY = re.compile(r"node-\d{5,}\.parity")
@@ -252,7 +252,7 @@ class Stream:
         if file.crc32 is not None:
             yield Known(0, file.n_bytes, file.crc32, self._differs)
 
-    def _damaged(self, record: RawRecord) -> Callable[[], StorageError]:
+    def _damaged(self, record: Record) -> Callable[[], StorageError]:
         return lambda: self._reader.damaged(record)
 
     def _differs(self) -> StorageError:

@@ -333,6 +333,17 @@ def test_the_pickle_module_is_the_one_that_unpickles(unsafe: Path) -> None:
     assert "Config" in CountingUnpickler.seen
 
 
+def test_the_pickle_module_unpickles_a_shard_that_fills_tensors(tmp_path: Path) -> None:
+    ioshape.save_group({"weight": torch.ones(9)}, tmp_path, 1)
+    module: Any = types.ModuleType("counting")
+    module.Unpickler, module.load = CountingUnpickler, pickle.load
+    CountingUnpickler.seen.clear()
+    into = {"weight": torch.zeros(9)}
+    ioshape.load_group(tmp_path, pickle_module=module, weights_only=False, into=into)
+    assert "_rebuild_tensor_v2" in CountingUnpickler.seen
+    assert torch.equal(into["weight"], torch.ones(9))
+
+
 @pytest.mark.parametrize(
     "variables",
     [

@@ -33,7 +33,7 @@ from ioshape._device.stream import bytes_of, changed
 from ioshape._group import dcp_contents as families
 from ioshape._group.kinds import refuse_others
 from ioshape._integrations.dcp import metadata as description
-from ioshape._load.contents import tensors_of
+from ioshape._load.contents import contents_of
 from ioshape._load.reader import Reader as ZipReader
 from ioshape._load.reader import can_read
 from ioshape._load.stored import in_record
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
-    from ioshape._load.reader import RawRecord
+    from ioshape._load.reader import Record
     from ioshape._load.stored import StoredTensor
 
 
@@ -58,7 +58,7 @@ _SMALL_BYTES = 1 << 20
 class _Stored:
     """A tensor that torch.save or ioshape.save has stored in a data file."""
 
-    def __init__(self, reader: ZipReader, tensor: StoredTensor, record: RawRecord) -> None:
+    def __init__(self, reader: ZipReader, tensor: StoredTensor, record: Record) -> None:
         self._reader, self._tensor, self._record = reader, tensor, record
 
     def read_part(self, offsets: tuple[int, ...], target: torch.Tensor) -> None:
@@ -266,11 +266,11 @@ class Reader(filesystem.FileSystemReader):
 
 def _stored(reader: ZipReader) -> _Stored | None:
     """Return the tensor in an archive; None if it is quantized, of a subclass, or complex."""
-    records = {record.name: record for record in reader.records()}
-    tensors, _problem = tensors_of(reader, list(records.values()))
+    contents = contents_of(reader)
+    tensors = contents.tensors
     if len(tensors) != 1 or tensors[0].name or not hasattr(torch, tensors[0].dtype):
         return None
-    record = records.get(tensors[0].record)
+    record = next((one for one in contents.records if one.name == tensors[0].record), None)
     if record is None or not tensors[0].is_plain:
         return None
     stored = in_record(reader, tensors[0], record)

@@ -12,16 +12,14 @@ import torch
 from ioshape._core.text import one_line
 from ioshape._device.incoming import Incoming, Wanted
 from ioshape._device.stream import bytes_of, changed
-from ioshape._formats import safetensors as header
-from ioshape._load.reader import Request
-from ioshape._load.stored import memory_of, of_safetensors
-from ioshape._load.verified import VerifiedFile
+from ioshape._load.contents import data_of, header_of, tensor_of
+from ioshape._load.reader import Reader, Request
+from ioshape._load.stored import StoredTensor, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ioshape._formats.safetensors import Entry
-    from ioshape._load.stored import StoredTensor
 
 
 class File:
@@ -30,16 +28,16 @@ class File:
     def __init__(self, filename: str | os.PathLike[str], device: Any = "cpu") -> None:
         self.path: str = os.fspath(filename)
         self.device: torch.device = torch.device(device)
-        self._file = VerifiedFile(self.path)
+        self._reader = Reader(self.path, any_format=True)
         try:
-            file_bytes = self._file.seek(0, os.SEEK_END)
-            self._file.seek(0)
-            self._header = header.read(self._file, file_bytes, self.path)
+            header = header_of(self._reader)
         except BaseException:
-            self._file.close()
+            self._reader.close()
             raise
-        self.entries: dict[str, Entry] = {entry.name: entry for entry in self._header.entries}
-        self.metadata: dict[str, str] | None = self._header.metadata
+        #: tensors in the order of the file
+        self.entries: dict[str, Entry] = {entry.name: entry for entry in header.entries}
+        self.metadata: dict[str, str] | None = header.metadata
+        self._data = data_of(header, self._reader.file_bytes)
 
     def __enter__(self) -> File:
         return self
@@ -49,30 +47,28 @@ class File:
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
-        self._file.close()
+        self._reader.close()
 
     def stored(self, entry: Entry) -> StoredTensor:
         """Return a tensor that has not been read yet."""
-        return of_safetensors(self._file._reader, entry)
-
-    def read(self, entry: Entry) -> torch.Tensor:
-        """Read a whole tensor to the device."""
-        brought = self._bring_to_devices([entry], {})
-        return brought[entry.name] if brought else self.stored(entry)[...].to(self.device)
+        return StoredTensor(self._reader, tensor_of(entry, self._data), self._data)
 
     def tensors(
-        self, into: Mapping[str, torch.Tensor] | None = None
+        self,
+        entries: Iterable[Entry] | None = None,
+        into: Mapping[str, torch.Tensor] | None = None,
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield all tensors in the order of the file; fill the given ones in place."""
+        """Yield tensors, all in the order of the file by default; fill the given ones in place."""
+        entries = list(self.entries.values() if entries is None else entries)
         given = into or {}
-        for entry in self._header.entries:
+        for entry in entries:
             if entry.name in given:
                 self._check(entry, given[entry.name])
-        brought = self._bring_to_devices(self._header.entries, given)
-        left = [entry for entry in self._header.entries if entry.name not in brought]
+        brought = self._bring_to_devices(entries, given)
+        left = [entry for entry in entries if entry.name not in brought]
         if self.device.type == "cpu":
             brought |= self._read(left, given)
-        for entry in self._header.entries:
+        for entry in entries:
             # For other devices, the CPU's memory holds only one tensor at a time.
             tensor = brought.pop(entry.name, None)
             yield entry.name, self._read([entry], given)[entry.name] if tensor is None else tensor
@@ -80,14 +76,29 @@ class File:
     def _read(
         self, entries: list[Entry], given: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        targets = [self._target_of(entry, given.get(entry.name)) for entry in entries]
-        self._bring(entries, targets)
-        return {
-            entry.name: _put(target, given[entry.name])
-            if entry.name in given
-            else target.to(self.device)
-            for entry, target in zip(entries, targets, strict=True)
-        }
+        """Read tensors in one pass: nothing is read twice, and the storage is never idle."""
+        found = {entry.name: self._target_of(entry, given.get(entry.name)) for entry in entries}
+        if self._reader.is_torch_zip:  # by its last bytes it is a zip, too
+            for entry in entries:
+                if found[entry.name].nbytes:
+                    self._reader.read_file(entry.begin, memory_of(found[entry.name]))
+        else:
+            self._reader.read_records(
+                [
+                    Request(0, entry.begin, entry.end - entry.begin, found[entry.name].data_ptr())
+                    for entry in entries
+                ]
+            )
+        for name, tensor in found.items():
+            into = given.get(name)
+            if into is None:
+                found[name] = tensor.to(self.device)
+            elif into is tensor:
+                changed(into)
+            else:
+                with torch.no_grad():
+                    found[name] = into.copy_(tensor)
+        return found
 
     def _target_of(self, entry: Entry, given: torch.Tensor | None) -> torch.Tensor:
         """Return the tensor into which an entry is read."""
@@ -103,7 +114,7 @@ class File:
         self, entries: Iterable[Entry], given: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """Read the tensors that can use pinned memory to a device; return them by name."""
-        incoming = Incoming(self._header.entries[-1].end if self._header.entries else 0)
+        incoming = Incoming(self._reader.file_bytes)
         new_on = torch.empty(0, device=self.device).device  # includes the device's number
         brought = {}
         for entry in entries:
@@ -117,7 +128,7 @@ class File:
                 memory = bytes_of(into.untyped_storage())[begin : begin + into.nbytes]
                 incoming.add(Wanted(entry.begin, memory, partial(changed, into)))
                 brought[entry.name] = into
-        incoming.bring(self._file._reader.read_file)
+        incoming.bring(self._reader.read_file)
         return brought
 
     def _check(self, entry: Entry, into: torch.Tensor) -> None:
@@ -128,31 +139,6 @@ class File:
                 f"shape {stored.shape}, but the tensor to fill has {into.dtype} and "
                 f"{tuple(into.shape)}"
             )
-
-    def _bring(self, entries: list[Entry], tensors: list[torch.Tensor]) -> None:
-        """Read all tensors in one pass: nothing is read twice, and the storage is never idle."""
-        reader = self._file._reader
-        if reader.is_torch_zip:  # by its last bytes it is a zip, too
-            for entry, tensor in zip(entries, tensors, strict=True):
-                if tensor.nbytes:
-                    reader.read_file(entry.begin, memory_of(tensor))
-            return
-        reader.read_records(
-            [
-                Request(0, entry.begin, entry.end - entry.begin, tensor.data_ptr())
-                for entry, tensor in zip(entries, tensors, strict=True)
-            ]
-        )
-
-
-def _put(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Move what was read to its target, unless it was read there."""
-    if tensor is target:
-        changed(target)
-    else:
-        with torch.no_grad():
-            target.copy_(tensor)
-    return target
 
 
 class Slice:
