@@ -36,7 +36,6 @@ from ioshape._core.structs import (
     sized,
 )
 from ioshape._core.text import one_line
-from ioshape._group import dcp_contents as contents
 from ioshape._group import dcp_contents as families
 from ioshape._group.kinds import refuse_others
 from ioshape._group.tier import near
@@ -193,7 +192,7 @@ class Checkpoint:
             StorageError: The checkpoint does not exist any more, or could not be read.
         """
         if self.mode == "dcp":
-            contents.verify(self.path, quick=quick, progress=progress)
+            families.verify(self.path, quick=quick, progress=progress)
             return
         with _open(self, operation="verify") as handle:
             if not quick:

@@ -18,6 +18,7 @@ from ioshape._core.names import is_unfinished
 from ioshape._group import dcp_contents as families
 from ioshape._group.checkpoints import Handle, checkpoints
 from ioshape._group.dcp_contents import DESCRIPTION
+from ioshape._group.kinds import CHECKPOINT
 from ioshape._load.contents import BESIDE
 from ioshape._load.reader import Reader
 from ioshape._native import lib
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 # Parity files on a tier, which protect files of other nodes.
 _PARITY = re.compile(r"node-\d{5,}\.parity")
-_STEP = re.compile(r"step-(\d{10,20})")
 
 
 class Stopped(Exception):
@@ -153,7 +153,7 @@ def look(path: str) -> Iterator[Source]:
     """
     absolute = os.path.abspath(path)  # noqa: PTH100
     folder, name = os.path.split(absolute)
-    step = _STEP.fullmatch(name)
+    step = CHECKPOINT.fullmatch(name)
     with contextlib.ExitStack() as stack:
         if is_unfinished(name):
             remedy = "give the name that it has when it is complete"

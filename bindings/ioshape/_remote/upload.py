@@ -53,6 +53,18 @@ if TYPE_CHECKING:
 JOBS = 8
 #: bytes of each part of a large file
 PART_BYTES = 16 << 20
+#: bytes of a part at least, except the last: S3's limit
+LEAST_PART_BYTES = 5 << 20
+# incomplete uploads of one object that are looked at, at most
+_MOST_UPLOADS = 10_000
+# attempts to send an object that was damaged in transit
+_ATTEMPTS = 3
+
+#: key in an object's metadata: when the file was last modified, in nanoseconds since 1970
+MODIFIED = "ioshape-modified-ns"
+
+#: FULL_OBJECT: the checksum of the object is that of the file, however it is cut into parts.
+_SUMS = {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
 
 
 @dataclass(frozen=True)
@@ -136,12 +148,24 @@ def upload(
         kind=found.kind,
         files=len(found.files),
         n_bytes=found.n_bytes,
-        sent_bytes=done.sender.sent_bytes,
+        sent_bytes=done.sent_bytes,
         total_s=time.perf_counter() - begin,
     )
 
 
+class _Size(BaseSubscriber):  # type: ignore[misc] # boto3 has no types
+    """A subscriber that tells the transfer manager the size of a file that it reads as a stream."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self._n_bytes = n_bytes
+
+    def on_queued(self, future: Any, **_: Any) -> None:
+        future.meta.provide_transfer_size(self._n_bytes)
+
+
 class _Upload:
+    """An upload with `jobs` requests at a time and as many parts in memory."""
+
     def __init__(
         self,
         client: Client,
@@ -154,6 +178,7 @@ class _Upload:
         self._client = client
         self._source = source
         self._to = to
+        self._jobs = jobs
         self._part_bytes = part_bytes
         self._progress = progress
         self._done_bytes = 0
@@ -162,7 +187,18 @@ class _Upload:
         self._there: dict[str, int] = {}
         #: checksums of the files that the destination has by now
         self._sums: dict[str, int] = {}
-        self.sender = Sender(client, jobs, part_bytes, self._tell, self._hide)
+        self._lock = threading.Lock()
+        self._has_begun = False
+        self._stop = threading.Event()
+        self._config = TransferConfig(
+            multipart_threshold=part_bytes + 1,
+            multipart_chunksize=part_bytes,
+            max_request_concurrency=jobs,
+            # Each of these threads holds one more part.
+            max_submission_concurrency=max(1, jobs // 4),
+            max_in_memory_upload_chunks=jobs,
+        )
+        self.sent_bytes = 0
 
     def _tell(self, n_bytes: int) -> None:
         self._done_bytes += n_bytes
@@ -181,8 +217,8 @@ class _Upload:
         *beside, file = self._source.files
         for one in beside:  # the file with its checksums
             address = Address(self._to.bucket, self._to.key + one.name.removeprefix(file.name))
-            self.sender.send([(one, address, self._size_of(address))])
-        self.sender.send([(file, self._to, self._size_of(self._to))])
+            self._send([(one, address, self._size_of(address))])
+        self._send([(file, self._to, self._size_of(self._to))])
 
     def _size_of(self, address: Address) -> int | None:
         with sentences(self._doing, self._source.path, "upload"):
@@ -199,18 +235,18 @@ class _Upload:
                 self._tell(source.n_bytes)
                 return
         last = MARKERS.get(source.kind)
-        self._send(file for file in source.files if file.name != last)
+        self._send_below(file for file in source.files if file.name != last)
         marker = next((file for file in source.files if file.name == last), None)
         if marker is not None:
-            self._sums[marker.name] = self.sender.sum_of(marker)
+            self._sums[marker.name] = self._sum_of(marker)
         self._put_listing()
         if marker is not None:
-            self._send([marker])
+            self._send_below([marker])
 
-    def _send(self, files: Iterable[SourceFile]) -> None:
+    def _send_below(self, files: Iterable[SourceFile]) -> None:
         there = self._there.get
         to = ((file, self._to.below(file.name)) for file in files)
-        self._sums |= self.sender.send((file, one, there(one.key)) for file, one in to)
+        self._sums |= self._send((file, one, there(one.key)) for file, one in to)
 
     def _put_listing(self) -> None:
         files = (
@@ -226,8 +262,12 @@ class _Upload:
         with sentences(self._doing, self._source.path, "upload"):
             told = head(self._client, to.bucket, to.key) if to.key in self._there else None
             if told is None or not is_same(told, data):
-                self.sender.put(data, to)
-        self._sums[LISTING] = crc32(data)  # so that _hide() keeps it
+                self._begin()
+                self._client.put_object(
+                    Bucket=to.bucket, Key=to.key, Body=data, ChecksumAlgorithm="CRC32"
+                )
+                self.sent_bytes += len(data)
+        self._sums[LISTING] = crc32(data)  # so that _begin() keeps it
 
     def _is_there(self) -> bool:
         """Return whether the destination has this group checkpoint.
@@ -249,85 +289,25 @@ class _Upload:
             data = file.read()
         return told is not None and is_same(told, data)
 
-    def _hide(self) -> None:
-        """Remove the last objects of the old checkpoint, before anything is written.
+    def _begin(self) -> None:
+        """Remove the last objects of the old checkpoint. Called before anything is written.
 
-        So the destination has no complete checkpoint until all is replaced.
+        So the destination has no complete checkpoint until all is replaced. Only the first call
+        acts.
         """
-        for name in {LISTING, *MARKERS.values()} - self._sums.keys():
-            key = self._to.below(name).key
-            if key in self._there:
-                self._client.delete_object(Bucket=self._to.bucket, Key=key)
-                del self._there[key]
+        with self._lock:
+            if self._has_begun:
+                return
+            for name in {LISTING, *MARKERS.values()} - self._sums.keys():
+                key = self._to.below(name).key
+                if key in self._there:
+                    self._client.delete_object(Bucket=self._to.bucket, Key=key)
+                    del self._there[key]
+            self._has_begun = True
 
+    # ---- Files ----------------------------------------------------------------------------------
 
-# ---- Sending files -------------------------------------------------------------------------------
-#
-# Send files as objects, with the transfer manager of boto3; large files are sent in parts.
-
-#: bytes of a part at least, except the last: S3's limit
-LEAST_PART_BYTES = 5 << 20
-# incomplete uploads of one object that are looked at, at most
-_MOST_UPLOADS = 10_000
-# attempts to send an object that was damaged in transit
-_ATTEMPTS = 3
-
-#: key in an object's metadata: when the file was last modified, in nanoseconds since 1970
-MODIFIED = "ioshape-modified-ns"
-
-#: FULL_OBJECT: the checksum of the object is that of the file, however it is cut into parts.
-_SUMS = {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
-
-
-class _Size(BaseSubscriber):  # type: ignore[misc] # boto3 has no types
-    """A subscriber that tells the transfer manager the size of a file that it reads as a stream."""
-
-    def __init__(self, n_bytes: int) -> None:
-        self._n_bytes = n_bytes
-
-    def on_queued(self, future: Any, **_: Any) -> None:
-        future.meta.provide_transfer_size(self._n_bytes)
-
-
-class Sender:
-    """A sender of files to a bucket, with `jobs` requests at a time and as many parts in memory."""
-
-    def __init__(
-        self,
-        client: Client,
-        jobs: int,
-        part_bytes: int,
-        tell: Callable[[int], object],
-        before_first: Callable[[], object],
-    ) -> None:
-        """Prepare to send.
-
-        Args:
-            client: The client of the object store.
-            jobs: The number of requests at a time.
-            part_bytes: The size of a part.
-            tell: Is called with numbers of bytes that were read or that need not be sent.
-            before_first: Is called before anything is written.
-        """
-        self._client = client
-        self._jobs = jobs
-        self._part_bytes = part_bytes
-        self._tell = tell
-        self._before_first = before_first
-        self._lock = threading.Lock()
-        self._has_begun = False
-        self._stop = threading.Event()
-        self._config = TransferConfig(
-            multipart_threshold=part_bytes + 1,
-            multipart_chunksize=part_bytes,
-            max_request_concurrency=jobs,
-            # Each of these threads holds one more part.
-            max_submission_concurrency=max(1, jobs // 4),
-            max_in_memory_upload_chunks=jobs,
-        )
-        self.sent_bytes = 0
-
-    def send(self, files: Iterable[tuple[SourceFile, Address, int | None]]) -> dict[str, int]:
+    def _send(self, files: Iterable[tuple[SourceFile, Address, int | None]]) -> dict[str, int]:
         """Send files to their addresses, unless they are there already.
 
         The first failure stops all.
@@ -346,7 +326,7 @@ class Sender:
             ThreadPoolExecutor(self._jobs, thread_name_prefix="ioshape-s3") as pool,
             TransferManager(self._client, self._config) as manager,
         ):
-            futures = {pool.submit(self._send, manager, *one): one[0].name for one in files}
+            futures = {pool.submit(self._send_one, manager, *one): one[0].name for one in files}
             try:
                 for future in as_completed(futures):
                     sums[futures[future]] = future.result()
@@ -357,26 +337,13 @@ class Sender:
                 raise
         return sums
 
-    def begin(self) -> None:
-        """Prepare the destination. Called before anything is written; only the first call acts."""
-        with self._lock:
-            if not self._has_begun:
-                self._before_first()
-            self._has_begun = True
-
-    def put(self, data: bytes, to: Address) -> None:
-        """Write a small object."""
-        self.begin()
-        self._client.put_object(Bucket=to.bucket, Key=to.key, Body=data, ChecksumAlgorithm="CRC32")
-        self.sent_bytes += len(data)
-
-    def sum_of(self, file: SourceFile) -> int:
+    def _sum_of(self, file: SourceFile) -> int:
         """Read a file and return its checksum, without sending it."""
         with sentences(f'upload "{file.path}"', file.path, "upload"):
             stream, _etag = self._read(file)
             return stream.crc32
 
-    def _send(
+    def _send_one(
         self, manager: TransferManager, file: SourceFile, to: Address, there: int | None
     ) -> int:
         with sentences(f'upload "{file.path}" to "{to}"', file.path, "upload"):
@@ -388,7 +355,7 @@ class Sender:
                 if _is_told(told, stream, etag):
                     self._tell(file.n_bytes)
                     return stream.crc32
-            self.begin()
+            self._begin()
             for _ in range(_ATTEMPTS - 1):
                 try:
                     return self._send_once(manager, file, to)
