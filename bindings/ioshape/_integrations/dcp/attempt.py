@@ -16,7 +16,7 @@ import os
 import pickle
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from ioshape._core.descriptors import open_file
 from ioshape._core.errors import StorageError, failure
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.distributed.checkpoint.metadata import Metadata
-
-    from ioshape._integrations.dcp.writer import Share
 
 # Seconds to wait for another process that puts a checkpoint in place at this path: a few renames.
 _MOST_WAIT_S = 120.0
@@ -202,21 +200,3 @@ def _lock(fd: int, folder: str) -> None:
             time.sleep(0.01)
         except OSError:
             return  # the filesystem cannot lock directories
-
-
-class Assignment(NamedTuple):
-    """The location of a rank's files."""
-
-    #: the hidden directory, relative to the checkpoint: ranks may see that under different paths
-    folder: str
-    #: the rank's range of a common file; None if it writes a file of its own
-    share: Share | None
-
-
-def arrived(told: dict[str, Assignment], path: str, planned: Any) -> Assignment:
-    """Return the Assignment that rank 0 sent to this rank, with the folder's absolute path."""
-    assignment = told.pop(os.path.realpath(path), None) or getattr(planned, "assignment", None)
-    if assignment is None:
-        raise RuntimeError(f"rank 0 did not report the folder for the files of {path}")
-    folder = os.path.join(os.path.realpath(path), assignment.folder)  # noqa: PTH118
-    return Assignment(os.path.normpath(folder), assignment.share)

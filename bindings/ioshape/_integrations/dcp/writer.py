@@ -26,7 +26,7 @@ from ioshape._core.config import is_durable, value_of
 from ioshape._core.job import node_name
 from ioshape._core.log import logger
 from ioshape._group import dcp_contents as families
-from ioshape._integrations.dcp.attempt import Assignment, Attempt, arrived
+from ioshape._integrations.dcp.attempt import Attempt
 from ioshape._integrations.dcp.files import Files
 from ioshape._integrations.dcp.metadata import name_of
 from ioshape._integrations.dcp.staging import copy_later, copy_of
@@ -52,6 +52,16 @@ _log = logger()
 # The state of an optimizer in a state dict: "optimizer.state.0.exp_avg"
 _OF_OPTIMIZER = re.compile(r"\boptim\w*\.state\.")
 
+
+class Assignment(NamedTuple):
+    """The location of a rank's files."""
+
+    #: the hidden directory, relative to the checkpoint: ranks may see that under different paths
+    folder: str
+    #: the rank's range of a common file; None if it writes a file of its own
+    share: Share | None
+
+
 # Assignments that rank 0 has sent to this process for saves in progress, by the checkpoint's path.
 _told: dict[str, Assignment] = {}
 
@@ -76,6 +86,16 @@ class _Prefix(filesystem._StoragePrefix):
 def _arrive(prefix: str, path: str, assignment: Assignment) -> _Prefix:
     _told[path] = assignment
     return _Prefix(prefix, path, assignment)
+
+
+def _arrived(path: str, planned: Any) -> Assignment:
+    """Return the Assignment that rank 0 sent to this rank, with the folder's absolute path."""
+    real_path = os.path.realpath(path)
+    assignment = _told.pop(real_path, None) or getattr(planned, "assignment", None)
+    if assignment is None:
+        raise RuntimeError(f"rank 0 did not report the folder for the files of {path}")
+    folder = os.path.normpath(os.path.join(real_path, assignment.folder))  # noqa: PTH118
+    return Assignment(folder, assignment.share)
 
 
 class _Results(list[WriteResult]):
@@ -130,8 +150,7 @@ class Writer(filesystem.FileSystemWriter):
         self._keep_last = keep_last
         self._optimizer = optimizer
         self._is_lazy = lazy or optimizer is not None
-        self._files = Files(durable=self.sync_files and is_durable(None))
-        self.fs: Files = self._files
+        self.fs: Files = Files(durable=self.sync_files and is_durable(None))
         # With sync_files DCP would sync the whole machine, because these files have no descriptor.
         self.sync_files = False
         self._attempt: Attempt | None = None
@@ -141,7 +160,7 @@ class Writer(filesystem.FileSystemWriter):
     @property
     def reports(self) -> list[Report]:
         """The Reports of the files that this process wrote for the last checkpoint."""
-        return self._files.reports
+        return self.fs.reports
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_attempt": None, "_optimizer": None}
@@ -199,8 +218,10 @@ class Writer(filesystem.FileSystemWriter):
 
     def _may_share(self) -> bool:
         """Return whether each rank writes one file, whose size can be estimated before."""
-        is_one_file = self.single_file_per_rank and self.thread_count == 1
-        return self.use_collectives and is_one_file and self._writes_items()
+        return self.use_collectives and self._is_one_file() and self._writes_items()
+
+    def _is_one_file(self) -> bool:
+        return self.single_file_per_rank and self.thread_count == 1
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Begin the checkpoint and decide where each rank writes its files.
@@ -218,7 +239,7 @@ class Writer(filesystem.FileSystemWriter):
         """
         self._give_up()
         rank = None if self.use_collectives else self.rank
-        attempt = Attempt(str(self.path), durable=self._files.durable, rank=rank)
+        attempt = Attempt(str(self.path), durable=self.fs.durable, rank=rank)
         self._attempt = attempt
         shares = shares_of(plans) if self._may_share() else [None] * len(plans)
         assignments = [Assignment(attempt.relative_folder, share) for share in shares]
@@ -244,25 +265,24 @@ class Writer(filesystem.FileSystemWriter):
         Raises:
             StorageError: A file could not be written.
         """
-        assignment = arrived(_told, str(self.path), plan.storage_data)
-        self._files.folder = assignment.folder
+        assignment = _arrived(str(self.path), plan.storage_data)
+        self.fs.folder = assignment.folder
         self._share = assignment.share if self._may_share() else None
-        self._files.reports = []
-        self._files.failure = None
-        is_one_file = self.single_file_per_rank and self.thread_count == 1
-        self._files.expected_bytes = sum(tensor_bytes(plan)) if is_one_file else 0
+        self.fs.reports = []
+        self.fs.failure = None
+        self.fs.expected_bytes = sum(tensor_bytes(plan)) if self._is_one_file() else 0
         try:
             with Items(str(self.path)) as items:
-                self._files.items = items
+                self.fs.items = items
                 written = super().write_data(plan, planner)
-                if self._files.failure is not None:
-                    raise self._files.failure
+                if self.fs.failure is not None:
+                    raise self.fs.failure
                 verdict = items.judge()
         except BaseException:
             self._give_up()  # DCP does not report failures of other ranks here
             raise
         finally:
-            self._files.items = None
+            self.fs.items = None
         self._report(verdict)
         results = _Results(written.value())
         results.verdict = verdict
@@ -272,9 +292,9 @@ class Writer(filesystem.FileSystemWriter):
 
     def _report(self, verdict: Verdict) -> None:
         """Set the alarms in the reports of this process."""
-        self._files.reports[:] = [
+        self.fs.reports[:] = [
             dataclasses.replace(one, alarms=tuple(verdict.alarms), alarm=verdict.alarm)
-            for one in self._files.reports
+            for one in self.fs.reports
         ]
 
     def _write_data(
@@ -290,7 +310,7 @@ class Writer(filesystem.FileSystemWriter):
                 return self._write_share(self._share, name, items, planner)
             if not items and own_node() is not None:
                 return []  # an empty file would defeat the aim of fewer files
-            with self._files.create(path) as file:
+            with self.fs.create(path) as file:
                 return write_items(lambda _bytes: (file, name), items, planner)
 
         done: Future[list[WriteResult]] = Future()
@@ -312,8 +332,8 @@ class Writer(filesystem.FileSystemWriter):
         folder = str(self.path)
         own_name = f"{name.rpartition('_')[0]}_1.distcp"
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(self._files.create(f"{folder}/{share.file}", share.part))
-            self._files.expected_bytes = 0
+            file = stack.enter_context(self.fs.create(f"{folder}/{share.file}", share.part))
+            self.fs.expected_bytes = 0
             end = share.part.offset + share.part.n_bytes
             own: list[AtomicFile] = []
 
@@ -321,7 +341,7 @@ class Writer(filesystem.FileSystemWriter):
                 if file.tell() + n_bytes <= end:
                     return file, share.file
                 if not own:
-                    own.append(stack.enter_context(self._files.create(f"{folder}/{own_name}")))
+                    own.append(stack.enter_context(self.fs.create(f"{folder}/{own_name}")))
                 return own[0], own_name
 
             return write_items(file_for, items, planner)
