@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401 # isort: skip # first of all, as in ioshape.dcp
 
+from ioshape._core import under_way
 from ioshape._integrations.lightning import patching
 from ioshape._save.save import save, save_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ioshape._save.handle import SaveHandle
 
 __all__ = ["IoshapeAsyncCheckpointIO", "IoshapeCheckpointIO"]
 
@@ -104,25 +103,15 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
     or removing a checkpoint that is being written waits until it is complete.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._under_way: dict[str, SaveHandle] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_under_way": {}}  # the unpickling process has no saves under way
-
     def _save(self, checkpoint: dict[str, Any], path: str) -> None:
-        for done in [path for path, handle in self._under_way.items() if handle.done()]:
-            self._wait_for(done)
-        self._under_way[path] = save_async(checkpoint, path, tier=False)
+        save_async(checkpoint, path, tier=False)
 
     def _wait_for_save_to(self, path: str | os.PathLike[str]) -> None:
-        self._wait_for(patching.local_path(path))
-
-    def _wait_for(self, path: str | None) -> None:
-        handle = self._under_way.pop(path or "", None)
-        if handle is not None:
-            handle.wait()
+        local = under_way.canonical(patching.local_path(path) or "")
+        for handle in under_way.all_under_way():
+            if handle._canonical_path == local:
+                handle.wait()
+        under_way.raise_unheard()
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a checkpoint. If it is being written, wait for that first.
@@ -134,17 +123,10 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
         super().remove_checkpoint(os.fspath(path))
 
     def teardown(self) -> None:
-        """Wait for all saves under way.
+        """Wait for all background saves.
 
         Raises:
             StorageError: a save failed. All saves have ended when it is raised.
         """
         super().teardown()
-        failed: Exception | None = None
-        for path in list(self._under_way):
-            try:
-                self._wait_for(path)
-            except Exception as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        under_way.wait_all()
