@@ -13,7 +13,7 @@ SECTIONS = ("Why", "Works with", "Limitations")
 HELD_BY = {
     "**Complete or absent.**": [
         "campaign/power.py",
-        "c/fault/test_calls.c",
+        "campaign/act_file.c",
         "python/save/test_failures.py::test_a_full_disk_leaves_the_old_file",
     ],
     "**Fast.**": [

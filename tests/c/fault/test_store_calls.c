@@ -113,41 +113,6 @@ TEST(tests, test_what_does_not_pass_is_told)
 	ck_assert_int_eq(error.code, -EACCES);
 }
 
-static int open_and_close(struct base_error *error)
-{
-	struct store *store = NULL;
-	int ret = store_case_try(&stores, 0, STORE_CASE_PATIENCE_MS, &store, error);
-
-	store_close(store);
-	return ret;
-}
-
-static void leave_folder(const char *name)
-{
-	const struct timespec long_ago[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
-	char note[512];
-
-	ck_assert_int_eq(mkdir(scratch_path(name), 0700), 0);
-	snprintf(note, sizeof(note), "%s/note", scratch_path(name));
-	scratch_write(note, "x", 1);
-	ck_assert_int_eq(utimensat(AT_FDCWD, scratch_path(name), long_ago, 0), 0);
-}
-
-/* The folder belongs to a job that was killed long ago. */
-TEST(tests, test_what_one_cannot_remove_the_next_one_does)
-{
-	for (unsigned long nth = 1;; nth++) {
-		leave_folder(".ioshape-store-0123456789abcdef");
-		calls_begin(CALLS_FAIL, nth, EIO);
-		open_and_close(NULL);
-		calls_end();
-		ck_assert_int_eq(open_and_close(NULL), 0);
-		ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
-		if (atomic_load(&calls_record()->count) < nth)
-			break;
-	}
-}
-
 /* ---- New directories ------------------------------------------------------------------------- */
 
 static int make_directory(struct base_error *error)

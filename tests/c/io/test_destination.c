@@ -147,19 +147,6 @@ TEST(rights, a_replaced_files_mode_is_kept)
 	}
 }
 
-TEST(rights, nobody_else_can_read_the_temporary_file_of_a_protected_one)
-{
-	struct file_write write = file_write_defaults();
-	mode_t before = umask(0);
-
-	scratch_write("file", OLD);
-	chmod("file", 0600);
-	ck_assert_int_eq(file_write_open(&write, "file"), 0);
-	ck_assert_uint_eq(mode_of(temporary_in(".")), 0600);
-	umask(before);
-	file_write_close(&write);
-}
-
 TEST_IF(rights, root_keeps_the_owner_of_a_replaced_file, !geteuid())
 {
 	struct stat status;
