@@ -44,10 +44,11 @@ static int begin_plan(struct group_shard *shard, struct base_error *error)
 	const struct ioshape_group_options *options = &shard->group->options;
 	struct group_plan *plan = &shard->plan;
 
-	plan->count = options->ranks;
-	plan->ranks = calloc(plan->count, sizeof(*plan->ranks));
+	plan->ranks = calloc(options->ranks, sizeof(*plan->ranks));
 	if (!plan->ranks)
-		return base_no_memory(error, "a plan", plan->count * sizeof(*plan->ranks));
+		return base_no_memory(error, "a plan", options->ranks * sizeof(*plan->ranks));
+	/* Rank 0 sends the plan to the others even if it has failed. */
+	plan->count = options->ranks;
 	for (uint32_t rank = 0; rank < plan->count; rank++)
 		plan->ranks[rank].same = plan->ranks[rank].kept = rank;
 	plan->ranks[options->rank].bytes = shard->task->expected_bytes;
