@@ -329,32 +329,6 @@ TEST(rules, tensors_that_cannot_be_told_apart_are_not_matched)
 
 static struct test_case saves = { .name = "saves", .setup = setup, .teardown = teardown };
 
-TEST(saves, a_failing_rule_keeps_the_old_file)
-{
-	size_t bytes, bytes_after;
-	uint8_t *before, *after;
-
-	open_context("fail");
-	ck_assert_int_eq(try_save("a.pt", 4), 0);
-	before = scratch_read(scratch_path("a.pt"), &bytes);
-	train();
-	moments[7] = NAN;
-	for (int i = 0; i < 2; i++) {
-		ck_assert_int_eq(try_save("a.pt", 4), IOSHAPE_E_ALARM);
-		ck_assert_uint_eq(report.alarms, IOSHAPE_ALARM_NONFINITE);
-		ck_assert_str_eq(ioshape_last_error()->record, "data/2");
-		ck_assert_ptr_nonnull(strstr(ioshape_last_error()->remedy, "examine="));
-	}
-	after = scratch_read(scratch_path("a.pt"), &bytes_after);
-	ck_assert_uint_eq(bytes, bytes_after);
-	ck_assert_mem_eq(before, after, bytes);
-	free(before);
-	free(after);
-	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
-	moments[7] = 1;
-	ck_assert_int_eq(try_save("a.pt", 4), 0);
-}
-
 TEST(saves, each_rule_has_an_action_of_its_own)
 {
 	open_context("nonfinite=off,constant=fail");
