@@ -61,7 +61,7 @@ uint64_t now_ns(void);
 
 /* Resets the peak of resident memory. Returns the current resident memory in bytes. */
 uint64_t memory_reset_peak(void);
-/* Adds "extra_bytes" (peak minus `before`) and "pinned_bytes" to the answer. */
+/* Adds "extra_bytes" (peak minus `before`) to the answer. */
 void memory_answer(uint64_t before);
 
 /* ---- Tensors (workload.c) -------------------------------------------------------------------- */

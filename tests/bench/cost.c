@@ -83,5 +83,4 @@ void memory_answer(uint64_t before)
 	uint64_t peak = status_bytes("VmHWM");
 
 	answer_number("extra_bytes", peak > before ? (double)(peak - before) : 0);
-	answer_number("pinned_bytes", (double)status_bytes("VmPin"));
 }

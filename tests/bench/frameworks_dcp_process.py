@@ -8,7 +8,6 @@ rank.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import ioshape.dcp
@@ -70,14 +69,5 @@ class Rank:
         return cost.answer
 
 
-VERBS: dict[str, Callable[..., Answer]] = {
-    "meet": Rank.meet,
-    "make": Rank.make,
-    "save": Rank.save,
-    "save_async": Rank.save_async,
-    "load": Rank.load,
-}
-
-
 if __name__ == "__main__":
-    serve(Rank(), VERBS)
+    serve(Rank())

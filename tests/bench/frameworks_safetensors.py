@@ -65,7 +65,7 @@ def measure_loads(
 
 def measure(setting: Setting, outcome: Outcome) -> None:
     setting.settle()
-    with workers([OURS, ORIGINAL], lambda worker: worker.ask("state", size=setting.size)) as (
+    with workers([OURS, ORIGINAL], lambda worker: worker.ask("make", size=setting.size)) as (
         crew,
         answer,
     ):

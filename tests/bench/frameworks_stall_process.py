@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +164,6 @@ class Training:
         return {"seconds": lost}
 
 
-VERBS: dict[str, Callable[..., Answer]] = {"make": Training.make, "save": Training.save}
-
 if __name__ == "__main__":
     frameworks = {"lightning": Lightning, "trainer": Trainer, "deepspeed": DeepSpeed}
-    serve(Training(frameworks[sys.argv[1]]()), VERBS)
+    serve(Training(frameworks[sys.argv[1]]()))

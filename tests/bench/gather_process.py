@@ -156,21 +156,5 @@ class Rank:
         return {**cost.answer, "read_bytes": float(read_bytes() - before)}
 
 
-VERBS: dict[str, Callable[..., Answer]] = {
-    "meet": Rank.meet,
-    "make": Rank.make,
-    "share": Rank.share,
-    "forget": Rank.forget,
-    "save_group": Rank.save_group,
-    "save_file": Rank.save_file,
-    "save_torch": Rank.save_torch,
-    "buffers": Rank.buffers,
-    "gloo": Rank.gloo,
-    "prepare_load": Rank.prepare_load,
-    "load": Rank.load,
-    "load_file": Rank.load_file,
-}
-
-
 if __name__ == "__main__":
-    serve(Rank(), VERBS)
+    serve(Rank())

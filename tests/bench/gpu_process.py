@@ -119,16 +119,5 @@ def load_rival(path: str) -> Any:
 
 LOADS: dict[str, Callable[[str], Any]] = {"ioshape": load_ours, "rival": load_rival}
 
-VERBS: dict[str, Callable[..., Answer]] = {
-    "find": Process.find,
-    "make": Process.make,
-    "pinned": Process.pinned,
-    "save": Process.save,
-    "save_safetensors": Process.save_safetensors,
-    "forget": Process.forget,
-    "load": Process.load,
-}
-
-
 if __name__ == "__main__":
-    serve(Process(), VERBS)
+    serve(Process())

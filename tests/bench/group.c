@@ -20,40 +20,32 @@ static enum ioshape_mode mode_of(const char *name)
 
 static enum ioshape_store store_of(const char *name)
 {
-	if (!name)
-		return IOSHAPE_STORE_AUTO;
 	if (!strcmp(name, "redis"))
 		return IOSHAPE_STORE_REDIS;
 	if (!strcmp(name, "host"))
 		return IOSHAPE_STORE_HOST;
-	if (!strcmp(name, "files"))
-		return IOSHAPE_STORE_FILES;
 	fail("there is no store called %s", name);
 }
 
-/* Opens a group. Keys: path=DIRECTORY rank=K ranks=N mode=MODE token=TEXT; optional: local_ranks=N
- * node=NAME store=STORE comm=FD:FD (see comm.c). */
+/* Opens a group. Keys: path=DIRECTORY rank=K ranks=N mode=MODE store=STORE token=TEXT; optional:
+ * node=NAME comm=FD:FD (see comm.c). */
 void run_group(struct bench *bench, const struct command *command)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
-	struct cost cost;
 
 	if (!bench->context)
 		fail("open a context first");
 	end_group(bench);
 	options.rank = (uint32_t)command_number(command, "rank", 0);
 	options.ranks = (uint32_t)command_number(command, "ranks", 1);
-	options.local_ranks = (uint32_t)command_number(command, "local_ranks", 0);
 	options.mode = mode_of(command_need(command, "mode"));
-	options.store = store_of(command_text(command, "store"));
+	options.store = store_of(command_need(command, "store"));
 	options.token = command_need(command, "token");
 	options.node = command_text(command, "node");
 	options.comm = comm_of(command_text(command, "comm"), options.rank);
-	cost_begin(&cost);
 	if (ioshape_group_open(bench->context, command_need(command, "path"), &options,
 			       &bench->group))
 		fail("no group: %s", ioshape_last_error()->sentence);
-	cost_end(&cost);
 }
 
 static struct ioshape_group *need_group(struct bench *bench)

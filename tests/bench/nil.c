@@ -29,8 +29,8 @@ struct nil {
 	struct io_op **end;
 };
 
-/* Bytes of all requests, and those of them that are in memory of the caller. */
-static uint64_t written_bytes, borrowed_bytes;
+/* Bytes of requests that are in memory of the caller. */
+static uint64_t borrowed_bytes;
 
 static int nil_open(void **engine, const struct io_engine_params *params, char *why,
 		    size_t why_bytes)
@@ -67,7 +67,6 @@ static int nil_submit(void *engine, struct io_op *op)
 {
 	struct nil *nil = engine;
 
-	written_bytes += op->bytes;
 	borrowed_bytes += bytes_borrowed_by(nil, op);
 	op->result = (int64_t)op->bytes;
 	op->next = NULL;
@@ -212,7 +211,7 @@ static void save(struct ioshape_context *context, const struct way *way, const c
 	struct ioshape_save *background = NULL;
 	struct cost cost;
 
-	written_bytes = borrowed_bytes = 0;
+	borrowed_bytes = 0;
 	options.report = way->staged ? NULL : &report;
 	cost_begin(&cost);
 	if (ioshape_save_tensors(context, path, workload->tensors, workload->count, &options,
@@ -230,7 +229,6 @@ static void save(struct ioshape_context *context, const struct way *way, const c
 	ioshape_save_free(background);
 	answer_text("way", way->name);
 	answer_number("tensor_bytes", (double)workload->bytes);
-	answer_number("written_bytes", (double)written_bytes);
 	answer_number("borrowed_bytes", (double)borrowed_bytes);
 	answer_number("write_s", report.write_s);
 	answer_number("direct", report.direct);

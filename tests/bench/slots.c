@@ -15,7 +15,7 @@
 /* Default size of a request. It is too large for the small-file bypass of the queue. */
 #define USUAL_BYTES (64ull << 20)
 
-static struct ioshape_slot *acquire(struct bench *bench, uint64_t bytes, int64_t timeout_ms)
+static struct ioshape_slot *acquire(struct bench *bench, uint64_t bytes)
 {
 	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
 	struct ioshape_slot *slot;
@@ -24,7 +24,6 @@ static struct ioshape_slot *acquire(struct bench *bench, uint64_t bytes, int64_t
 		fail("open a context first");
 	options.path = "/";
 	options.expected_bytes = bytes;
-	options.timeout_ms = timeout_ms;
 	if (ioshape_slot_acquire(bench->context, &options, &slot))
 		fail("no slot: %s", ioshape_last_error()->sentence);
 	return slot;
@@ -36,21 +35,13 @@ static void pass(struct ioshape_slot *slot, uint64_t bytes)
 		fail("a slot lets nothing pass");
 }
 
-/* Takes a slot, and holds it until `release` or the end of the process. Keys: bytes=N
- * timeout_ms=N. */
+/* Takes a slot, and holds it until `release` or the end of the process. Key: bytes=N. */
 void run_acquire(struct bench *bench, const struct command *command)
 {
-	struct ioshape_slot_info info = { .size = sizeof(info) };
-
 	if (bench->slot)
 		fail("a slot is held already");
-	bench->slot = acquire(bench, command_number(command, "bytes", USUAL_BYTES),
-			      (int64_t)command_number(command, "timeout_ms", 0));
+	bench->slot = acquire(bench, command_number(command, "bytes", USUAL_BYTES));
 	answer_number("at_s", (double)now_ns() / 1e9);
-	if (ioshape_slot_get_info(bench->slot, &info))
-		fail("a slot says nothing of itself");
-	answer_text("coordinator", info.coordinator);
-	answer_number("position", info.position);
 }
 
 void run_release(struct bench *bench, const struct command *command)
@@ -69,7 +60,7 @@ void run_turns(struct bench *bench, const struct command *command)
 
 	cost_begin(&cost);
 	for (uint64_t i = 0; i < count; i++) {
-		struct ioshape_slot *slot = acquire(bench, bytes, 0);
+		struct ioshape_slot *slot = acquire(bench, bytes);
 
 		pass(slot, bytes);
 		ioshape_slot_free(slot);
@@ -146,20 +137,17 @@ void run_contend(struct bench *bench, const struct command *command)
 	const uint64_t bytes = command_number(command, "bytes", USUAL_BYTES);
 	const useconds_t hold_us = (useconds_t)command_number(command, "hold_us", 1000);
 	double held_s = 0;
-	uint64_t turns = 0;
 
 	while (now_ns() < until) {
-		struct ioshape_slot *slot = acquire(bench, bytes, 0);
+		struct ioshape_slot *slot = acquire(bench, bytes);
 		const uint64_t began = now_ns();
 
 		pass(slot, bytes);
 		usleep(hold_us);
 		held_s += common_s(began, now_ns(), from, until);
-		turns++;
 		ioshape_slot_free(slot);
 	}
 	answer_number("held_s", held_s);
-	answer_number("turns", (double)turns);
 }
 
 /* Saves repeatedly for `seconds`. Keys: path=FILE seconds=N. */
@@ -168,7 +156,6 @@ void run_stream(struct bench *bench, const struct command *command)
 	const uint64_t seconds = command_number(command, "seconds", 1);
 	const char *path = command_need(command, "path");
 	const uint64_t began = now_ns();
-	uint64_t saves = 0;
 
 	if (!bench->context)
 		fail("open a context first");
@@ -176,7 +163,5 @@ void run_stream(struct bench *bench, const struct command *command)
 		if (ioshape_save_tensors(bench->context, path, bench->workload.tensors,
 					 bench->workload.count, NULL, NULL))
 			fail("cannot save: %s", ioshape_last_error()->sentence);
-		saves++;
 	}
-	answer_number("saves", (double)saves);
 }

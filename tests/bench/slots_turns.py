@@ -2,10 +2,8 @@
 """Measure the cost of a turn, and the time from a release until the next holder runs."""
 
 import json
-import subprocess
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from coordinators import Connection
 
@@ -131,28 +129,6 @@ def measure_commands(setting: Setting, outcome: Outcome, redis: str) -> None:
 # ---- Handing over --------------------------------------------------------------------------------
 
 
-class Crowd:
-    """One process with thousands of waiting clients (crowd.c)."""
-
-    def __init__(self, program: Path, redis: str, pool: str, count: int) -> None:
-        self.process = subprocess.Popen(
-            [program, socket_of(redis), pool, str(count)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-        assert self.process.stdout is not None
-        first = json.loads(self.process.stdout.readline() or "{}")
-        if first.get("waiting") != count:
-            raise RuntimeError(f"no crowd: {first}")
-
-    def end(self) -> dict[str, Any]:
-        """End the process and return its answer."""
-        said, _ = self.process.communicate()
-        return dict(json.loads(said))
-
-
 def measure_handover(setting: Setting, outcome: Outcome, redis: str) -> None:
     setting.say(f"{HANDOVERS} handovers before {CROWD} waiting clients")
     pair: dict[str, str | int] = {"job": "pair", "share": 1000, "lease_ms": 15000, "slots": 1}
@@ -160,14 +136,16 @@ def measure_handover(setting: Setting, outcome: Outcome, redis: str) -> None:
     with new_worker(setting, redis, pool, **pair) as first:
         # The slot is held while the crowd queues.
         first.ask("acquire")
-        crowd = Crowd(programs(setting) / "bench-crowd", redis, pool, CROWD)
+        # One process with thousands of waiting clients (crowd.c).
+        crowd = Worker(programs(setting) / "bench-crowd", socket_of(redis), pool, str(CROWD))
+        crowd.hear("the crowd")
         first.ask("release")
         found = first.ask("handovers", count=HANDOVERS, **context(redis, pool, **pair))
-        did = crowd.end()
+        did, _ = crowd.process.communicate()
     outcome.facts["handover"] = {
         **found,
         "handovers": HANDOVERS,
-        "crowd": did,
+        "crowd": json.loads(did),
         "method": (
             "two contexts of the public API hand one slot to each other; behind them clients of a "
             "job with less share queue, each with a connection in BLPOP and one for its signs of "

@@ -223,6 +223,6 @@ def legend(panels: list[Panel], alone_s: float | None) -> list[Any]:
     done = "all ranks are done"
     entries.append(Line2D([], [], color="black", linewidth=0.8, linestyle=DONE, label=done))
     if alone_s:
-        label = f"99 % of reads when no rank saves: {human_seconds(alone_s)}"
+        label = f"99 % of reads without saves: {human_seconds(alone_s)}"
         entries.append(Line2D([], [], color=OPERATIONS["read"], linestyle=ALONE, label=label))
     return entries

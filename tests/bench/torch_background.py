@@ -42,8 +42,8 @@ def measure_stall(setting: Setting, outcome: Outcome) -> None:
     """
 
     def prepare(worker: Worker) -> dict[str, float | str]:
-        worker.ask("room", bytes=setting.size)
-        return worker.ask("state", size=setting.size)
+        worker.ask("make_room", bytes=setting.size)
+        return worker.ask("make", size=setting.size)
 
     setting.say(f"save_async against memcpy: {setting.rounds} rounds")
     setting.settle()
@@ -91,7 +91,7 @@ def measure_loop(setting: Setting, outcome: Outcome) -> None:
     size = setting.size // LOOP_SHARE
     setting.say(f"a training loop that saves {size / GB:.2f} GB: {setting.rounds} rounds")
     setting.settle()
-    with workers([OURS, LAZY, TORCH], lambda worker: worker.ask("state", size=size)) as (
+    with workers([OURS, LAZY, TORCH], lambda worker: worker.ask("make", size=size)) as (
         crew,
         answer,
     ):

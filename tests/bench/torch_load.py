@@ -120,7 +120,7 @@ def measure_cached(
 
 def measure_many(setting: Setting, outcome: Outcome) -> None:
     setting.settle()
-    with workers([OURS, TORCH], lambda worker: worker.ask("many", tensors=MANY_TENSORS)) as (
+    with workers([OURS, TORCH], lambda worker: worker.ask("make_many", tensors=MANY_TENSORS)) as (
         crew,
         answer,
     ):
@@ -141,7 +141,7 @@ def measure(setting: Setting, outcome: Outcome) -> None:
     setting.say(f"{setting.size / GB:.2f} GB: saving what will be loaded")
     setting.settle()
     with workers(
-        [OURS, TORCH, INTO, SAFETENSORS], lambda worker: worker.ask("state", size=setting.size)
+        [OURS, TORCH, INTO, SAFETENSORS], lambda worker: worker.ask("make", size=setting.size)
     ) as (
         crew,
         answer,
@@ -152,7 +152,7 @@ def measure(setting: Setting, outcome: Outcome) -> None:
         (setting.folder / "safetensors_fsync").rename(setting.folder / SAFETENSORS)
         for worker in crew.values():
             worker.ask("forget")
-        crew[INTO].ask("target", path=setting.folder / OURS)
+        crew[INTO].ask("make_target", path=setting.folder / OURS)
         loaders = {who: partial(load, setting, crew, n_bytes, who) for who in LOADERS}
         safe = {who: partial(load, setting, crew, n_bytes, who) for who in SAFE_LOADERS}
         for loader in (*loaders.values(), *safe.values()):

@@ -16,7 +16,7 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ class Process:
 
     # ---- Making the state -----------------------------------------------------------------------
 
-    def state_of_size(self, size: str) -> Answer:
+    def make(self, size: str) -> Answer:
         self.size = int(size)
         self.state = torch_state.make(self.size)
         self.flat = torch_state.flatten(self.state, self.size)
@@ -116,11 +116,11 @@ class Process:
             "bytes": float(sum(tensor.nbytes for tensor in self.flat.values())),
         }
 
-    def tiny_state(self) -> Answer:
+    def make_tiny(self) -> Answer:
         self.state = {"weights": torch.ones(TINY_BYTES // 4)}
         return {"bytes": float(TINY_BYTES)}
 
-    def many_state(self, tensors: str) -> Answer:
+    def make_many(self, tensors: str) -> Answer:
         """Make a state of many tiny tensors."""
         self.state = {f"layer.{i}.weight": torch.full((16,), float(i)) for i in range(int(tensors))}
         return {"bytes": 64.0 * int(tensors)}
@@ -401,22 +401,6 @@ SAVES_IN_LOOP: dict[str, Callable[[Any, str], Any] | None] = {
     "nobody": None,
 }
 
-VERBS: dict[str, Callable[..., Answer]] = {
-    "state": Process.state_of_size,
-    "tiny": Process.tiny_state,
-    "many": Process.many_state,
-    "forget": Process.forget,
-    "save": Process.save,
-    "check": Process.check,
-    "room": Process.make_room,
-    "stage": Process.stage,
-    "wait": Process.wait,
-    "memcpy": Process.memcpy,
-    "train": Process.train,
-    "load": Process.load,
-    "target": Process.make_target,
-}
-
 
 def await_moment(at: str) -> None:
     """Sleep until this time in nanoseconds of CLOCK_MONOTONIC, which all processes share."""
@@ -424,7 +408,8 @@ def await_moment(at: str) -> None:
         time.sleep(left / 1e9)
 
 
-def serve(subject: Any, verbs: Mapping[str, Callable[..., Answer]]) -> None:
+def serve(subject: object) -> None:
+    """Answer commands. Their verbs are the names of the subject's methods."""
     # Keep output of libraries away from the driver. (DCP prints a warning whenever it runs alone.)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -434,11 +419,11 @@ def serve(subject: Any, verbs: Mapping[str, Callable[..., Answer]]) -> None:
         values = dict(word.split("=", 1) for word in words)
         await_moment(values.pop("at", "0"))
         try:
-            answer = verbs[verb](subject, **values)
+            answer = getattr(subject, verb)(**values)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    serve(Process(), VERBS)
+    serve(Process())

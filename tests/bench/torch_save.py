@@ -42,7 +42,7 @@ def measure_large(setting: Setting, outcome: Outcome) -> None:
     setting.say(f"{setting.size / GB:.2f} GB of a model and its optimizer: choosing fio's settings")
     fios, speeds = fio.calibrate("write", setting.folder / "fio", setting.size, setting.clear)
     setting.clear()
-    with workers(READERS, lambda worker: worker.ask("state", size=setting.size)) as (crew, answer):
+    with workers(READERS, lambda worker: worker.ask("make", size=setting.size)) as (crew, answer):
         n_bytes = float(answer["bytes"])
         setting.say("what each of them saves is loaded and compared")
         check(setting, crew, n_bytes)
@@ -100,7 +100,7 @@ def measure_tiny(setting: Setting, outcome: Outcome) -> None:
     rounds = setting.rounds * TINY_ROUNDS_PER_ROUND
     setting.say(f"one tensor of 1 KiB: {rounds} rounds")
     setting.settle()
-    with workers([OURS, DANCE], lambda worker: worker.ask("tiny")) as (crew, _):
+    with workers([OURS, DANCE], lambda worker: worker.ask("make_tiny")) as (crew, _):
         doers = {how: partial(save, setting, crew[how], how, 0) for how in crew}
         for doer in doers.values():
             doer()

@@ -13,9 +13,6 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.serialization
-
 from ioshape import _torch as original
 from ioshape._core import terminal as _terminal
 from ioshape._core.descriptors import is_pythons, open_file
@@ -140,11 +137,6 @@ def unpatch() -> None:
         if not any(_loads):
             pairs.append((_load, original.load))
         replace(pairs)
-
-
-def is_patched() -> bool:
-    """Return whether torch.save is the one of ioshape."""
-    return torch.save is _save
 
 
 @contextlib.contextmanager
