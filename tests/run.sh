@@ -297,8 +297,8 @@ stage_valgrind() {
 }
 
 stage_python() {
-	local processes=$(($(nproc) * 2)) names
-	# Most of these wait, too. With its helpers each process takes 0.8 GB, for torch.
+	local processes=$(($(nproc) * 3 / 2)) names
+	# Most of these wait, too. With its helpers each process takes 0.8 GB and 20 CPU seconds, for torch.
 	# Who has nothing left to do takes from the others.
 	read -ra names <<<"${needs[python]}"
 	build "${names[@]}" &&

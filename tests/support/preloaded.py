@@ -129,10 +129,8 @@ def make_inputs(folder: Path) -> None:
         "libioshape/io",
         "include",
     ):
-        # Compilers get the sources of two layers, which is enough work.
-        kept = (
-            None if name in ("libioshape/base", "libioshape/fs") else shutil.ignore_patterns("*.c")
-        )
+        # Compilers get the sources of one layer, which is enough work.
+        kept = None if name == "libioshape/fs" else shutil.ignore_patterns("*.c")
         shutil.copytree(ROOT / name, folder / "project" / Path(name).name, ignore=kept)
     shutil.copy(ROOT / "libioshape" / "internal.h", folder / "project")
     for name, source, *flags in (

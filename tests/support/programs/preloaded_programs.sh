@@ -307,7 +307,7 @@ run_make() {
 	echo 'int main(void) { return 0; }' >main.c
 	cat >Makefile <<-'END'
 		.RECIPEPREFIX = >
-		objects := $(patsubst %.c,%.o,$(wildcard base/*.c format/*.c fs/*.c))
+		objects := $(patsubst %.c,%.o,$(wildcard fs/*.c))
 		main: main.o liball.a
 		> gcc -g -o $@ $^
 		> strip -o stripped $@
@@ -440,7 +440,7 @@ run_redis() {
 	END
 	start_redis
 	for n in {1..3000}; do
-		echo "SET key-$n $(printf '%0500d' "$n")"
+		printf 'SET key-%d %0500d\n' "$n" "$n"
 	done | ask >/dev/null
 	ask BGREWRITEAOF
 	while ask INFO persistence | grep -q in_progress:1; do
