@@ -145,7 +145,7 @@ def test_jobs_of_very_different_sizes_have_equal_parts(capacity: int) -> None:
     assert fairness(capacity, VERY_DIFFERENT) >= 0.95
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 4])
+@pytest.mark.parametrize("capacity", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_jobs_of_very_different_sizes_the_other_way_round(capacity: int) -> None:
     jobs = {"one": (1, 32 * MIB), "few": (4, GIB), "some": (16, 4 * GIB), "many": (64, 64 * GIB)}
