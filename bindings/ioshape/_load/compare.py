@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ioshape._core.errors import failure
 from ioshape._formats.dtypes import number_of
 from ioshape._load.contents import contents_of
-from ioshape._load.pickled import item_bytes
+from ioshape._load.pickled import is_dense, item_bytes
 from ioshape._load.reader import Record
 from ioshape._load.stored import byteorder, in_record, memory_of
 from ioshape._native import ffi, lib
@@ -64,16 +64,6 @@ class _Range(NamedTuple):
     n_bytes: int
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements fill a range of bytes, in any order of the dimensions."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride, tensor.shape, strict=True)):
-        if length != 1 and stride != expected:
-            return False
-        expected *= length
-    return True
-
-
 class _Side:
     """One of the two files, and its tensors by name."""
 
@@ -109,7 +99,7 @@ class _Side:
         n_bytes = math.prod(tensor.shape) * each
         if n_bytes > record.n_bytes:
             return _Range(number, record, 0, record.n_bytes)
-        if n_bytes and not _is_dense(tensor):
+        if n_bytes and not is_dense(tensor.shape, tensor.stride):
             return None
         begin = tensor.storage_offset
         if not self.reader.is_torch_zip:  # checksums beside a file are those of the whole file

@@ -15,6 +15,7 @@ import torch
 
 from ioshape._core.errors import Different, MismatchError
 from ioshape._device.stream import bytes_of, changed
+from ioshape._load.pickled import is_dense
 from ioshape._load.placement import Plan, join_names
 from ioshape._load.unread import (
     TENSORS,
@@ -183,18 +184,6 @@ def _covers(tensor: torch.Tensor, n_bytes: int) -> bool:
     return tensor.storage_offset() == 0 and tensor.numel() * tensor.element_size() == n_bytes
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's memory is contiguous in some order of its dimensions."""
-    expected = 1
-    for size, stride in sorted(
-        zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]
-    ):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def _is_raw(tensor: torch.Tensor) -> bool:
     """Return whether the tensor's bytes are its values, without a lazy conjugate or negation."""
     return not tensor.is_conj() and not tensor.is_neg()
@@ -237,7 +226,7 @@ class Bringer:
         self._file.bring([*wanted.values(), *direct], self._incoming)
         for pair in copied:
             self._begins(pair)
-        _copy(copied, [])
+        _copy(copied)
 
     def _begins(self, pair: Pair) -> None:
         self._changed.append(pair.name)
@@ -250,7 +239,7 @@ class Bringer:
             type(target) in TENSORS
             and _covers(source, record.n_bytes)
             and _same_layout(source, target)
-            and _is_dense(target)
+            and is_dense(target.shape, target.stride())
             and _is_raw(source)
             and _is_raw(target)
         ):
@@ -266,7 +255,7 @@ class Bringer:
         return True
 
 
-def _copy(pairs: list[Pair], _kept: list[Any]) -> None:
+def _copy(pairs: list[Pair]) -> None:
     with torch.no_grad():
         for pair in pairs:
             pair.target.copy_(pair.source)
@@ -291,22 +280,23 @@ class Into(Plan):
         found = unread_object(file, "cpu")
         if found is None:
             return None
-        return (self._filled(found[0], file.name, Bringer(file, self.changed).bring),)
+        return (self._filled(found[0], file.name, file),)
 
     def finish(self, loaded: Any, path: str) -> Any:
         """Fill the targets by copies."""
-        return self._filled(loaded, path, _copy)
+        return self._filled(loaded, path)
 
-    def _filled(
-        self, loaded: Any, path: str, bring: Callable[[list[Pair], list[Any]], None]
-    ) -> Any:
+    def _filled(self, loaded: Any, path: str, file: UnreadFile | None = None) -> Any:
         found = _Match()
         result = found.match(loaded, self._target)
         if found.different or (self._strict and (found.missing or found.unexpected)):
             raise MismatchError(
                 path, tuple(found.missing), tuple(found.unexpected), tuple(found.different)
             )
-        bring(found.pairs, found.kept)
+        if file is None:
+            _copy(found.pairs)
+        else:
+            Bringer(file, self.changed).bring(found.pairs, found.kept)
         for call in found.after:
             call()
         return result

@@ -17,7 +17,7 @@ from ioshape._formats.pickle_machine import BUILTINS, MOST_DIMENSIONS, Global, M
 from ioshape._load.collector import collector_rests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _MAX_DEPTH = 400
 _LONGEST_NAME = 1000
@@ -58,6 +58,16 @@ _ITEM_BYTES = {
 def item_bytes(dtype: str) -> int | None:
     """Return the size of an element in bytes; None if it is unknown."""
     return 1 if dtype.startswith("float8_") else _ITEM_BYTES.get(dtype)
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether elements fill a range of memory, in any order of the dimensions."""
+    expected = 1
+    for step, length in sorted(zip(stride, shape, strict=True)):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True
 
 
 @dataclass(frozen=True)

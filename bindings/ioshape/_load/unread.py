@@ -154,18 +154,14 @@ class UnreadFile(Source):
         for one in in_order:
             one.begins()
         first, last = in_order[0].record, in_order[-1].record
-        try:
-            self.reader.read_records(
-                [
-                    Request(self._numbers[record.file_offset], 0, record.n_bytes, address)
-                    for record, address, _ in in_order
-                ],
-                lambda now: self.tell_progress(first.file_offset + now.done_bytes),
-            )
-            self.tell_progress(last.file_offset + last.n_bytes)
-        except BaseException as error:
-            self.failure = error
-            raise
+        self.reader.read_records(
+            [
+                Request(self._numbers[record.file_offset], 0, record.n_bytes, address)
+                for record, address, _ in in_order
+            ],
+            lambda now: self.tell_progress(first.file_offset + now.done_bytes),
+        )
+        self.tell_progress(last.file_offset + last.n_bytes)
 
     def _bring_together(
         self, together: Together, in_order: list[Unread], incoming: Incoming
@@ -211,15 +207,11 @@ class UnreadFile(Source):
     ) -> Wanted:
         """Return the request to read a whole record into a tensor of bytes, on any device."""
         crc32 = self.reader.crc32_of_all(record)
-        return Wanted(record.file_offset, into, begins, crc32, lambda: self._damaged(record))
+        return Wanted(record.file_offset, into, begins, crc32, lambda: self.reader.damaged(record))
 
     def incoming(self) -> Incoming:
         """Return the reader for records that are wanted on devices."""
         return Incoming(self.n_bytes)
-
-    def _damaged(self, record: Record) -> BaseException:
-        self.failure = self.reader.damaged(record)
-        return self.failure
 
 
 def tensors_in(root: Any) -> Iterator[torch.Tensor]:
@@ -295,8 +287,9 @@ def failures_of(file: Source) -> Iterator[None]:
         if file.failure is not None:
             raise file.failure
     except BaseException as error:
-        if isinstance(file.failure, DamagedError):
-            raise name_damage(file.failure, file.reader) from None
-        if file.failure is not None and file.failure is not error:
-            raise file.failure from None
+        failure = file.failure or error
+        if isinstance(failure, DamagedError):
+            raise name_damage(failure, file.reader) from None
+        if failure is not error:
+            raise failure from None
         raise

@@ -132,7 +132,6 @@ def before_step() -> None:
     In a training loop of your own, call it before you change anything that such a save was given.
     If there is no such save, it returns at once. Any thread may call it.
     """
-    _of_loop.next()
     for save in list(_copying):
         _wait(save)
 
