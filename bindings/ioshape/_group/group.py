@@ -110,7 +110,8 @@ def save_group(
     """
     request = _request(directory, replace, progress, deadline, durable)
     save = _GroupSave(obj, pickle_module, pickle_protocol, step, request)
-    report = save.save(_opened(directory, mode, keep_last, keep_every, tier))
+    group = _opened(directory, mode, keep_last, keep_every, tier)
+    report = save.start(group, background=False)._complete()
     raise_unheard()
     return report
 
@@ -146,7 +147,7 @@ def save_group_async(
     """
     request = _request(directory, replace, progress, deadline, durable)
     save = _GroupSave(obj, pickle_module, pickle_protocol, step, request)
-    handle = save.begin(_opened(directory, mode, keep_last, keep_every, tier))
+    handle = save.start(_opened(directory, mode, keep_last, keep_every, tier), background=True)
     raise_unheard(but=handle)
     return handle
 
@@ -241,10 +242,6 @@ class Group:
         """True if this process opened the group, and did not inherit it by fork()."""
         return self._owner == os.getpid()
 
-    def path_of(self, step: int) -> str:
-        """Return the path of the checkpoint of this step, as the library names it."""
-        return os.path.join(self.directory, f"step-{step:010d}")  # noqa: PTH118
-
     def add(self, handle: SaveHandle) -> None:
         """Remember a save, and forget those that are done."""
         self._saves = [one for one in self._saves if not one.done()] + [handle]
@@ -305,6 +302,11 @@ class Group:
         return ffi.NULL if self._out is None else self._out[0]
 
 
+def _path_of(directory: str, step: int) -> str:
+    """Return the path of the checkpoint of this step, as the library names it."""
+    return os.path.join(directory, f"step-{step:010d}")  # noqa: PTH118
+
+
 class _Search:
     """The state of a search for the newest checkpoint, which the C callback fills."""
 
@@ -322,7 +324,7 @@ class _Search:
 
 @called_from_c(onerror=keep_failure)
 def ioshape_py_passed_over(search: _Search, step: int) -> None:
-    path = os.path.join(search.directory, f"step-{step:010}")  # noqa: PTH118
+    path = _path_of(search.directory, step)
     about = said(lib.ioshape_last_error().path)
     search.passed_over.append(PassedOver(path, last_failure(about or path, "load")))
 
@@ -491,15 +493,8 @@ class _GroupSave:
         if not 0 <= self.step <= _MOST_STEP:
             raise ValueError(f"step cannot be {self.step}; it takes 0 to 2^63 - 1")
 
-    def save(self, group: Group) -> Report:
-        """Save, and wait until the checkpoint is complete."""
-        return self._start(group, background=False)._complete()
-
-    def begin(self, group: Group) -> SaveHandle:
-        """Save in the background."""
-        return self._start(group, background=True)
-
-    def _start(self, group: Group, *, background: bool) -> SaveHandle:
+    def start(self, group: Group, *, background: bool) -> SaveHandle:
+        """Start the save. With `background`, the object may change when this returns."""
         has_begun = False
 
         def begin_in_c(*arguments: Any) -> int:
@@ -534,7 +529,7 @@ class _GroupSave:
 
     def _request_for(self, group: Group) -> SaveRequest:
         """Return the request with the way of this group's checkpoint."""
-        path = group.path_of(self.step)
+        path = _path_of(group.directory, self.step)
         name = os.path.basename(path)  # noqa: PTH119
         return changed(
             self.request,
