@@ -26,7 +26,8 @@ unsigned stream_slowness(void)
 	return text && atoi(text) > 1 ? (unsigned)atoi(text) : 1;
 }
 
-uint64_t stream_soon_ns(void)
+/* Returns how soon the death of a peer must be detected: before stream_patient gives up. */
+static uint64_t stream_soon_ns(void)
 {
 	/* Less than the limit of wait_patiently(). */
 	return base_ms_to_ns(100000) * stream_slowness();
@@ -188,7 +189,7 @@ static uint64_t piece_bytes(const struct stream_plan *plan, unsigned piece)
 	return (dice >> 8) % ((MIN(plan->most_bytes, 4 * MIB) >> (dice % 20)) + 1);
 }
 
-uint64_t stream_plan_bytes(const struct stream_plan *plan)
+static uint64_t stream_plan_bytes(const struct stream_plan *plan)
 {
 	uint64_t bytes = 0;
 

@@ -16,10 +16,6 @@ extern const struct stream_wait stream_patient;
  * valgrind.
  */
 unsigned stream_slowness(void);
-/*
- * Returns how soon the death of a peer must be detected, which is before stream_patient gives up.
- */
-uint64_t stream_soon_ns(void);
 
 /* Prints the sentence and ends this process, which may be a child of the test. */
 void stream_fail(const char *sentence) __attribute__((noreturn));
@@ -63,7 +59,6 @@ struct stream_plan {
 	unsigned pieces;
 	uint64_t most_bytes; /* size of the first piece, and limit of the others */
 };
-uint64_t stream_plan_bytes(const struct stream_plan *plan);
 /* Sends all pieces and the end of the stream. */
 void stream_send_plan(struct stream_sender *sender, const struct stream_plan *plan,
 		      struct stream_memory *memory);
