@@ -11,7 +11,6 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ioshape
@@ -20,25 +19,10 @@ import torch
 import torch.distributed
 
 from . import torch_state
-from .torch_process import Cost, serve, told
+from .torch_process import Cost, PeakMemory, number_of, serve, told
 from .worker import Answer
 
 PAGE = 4096
-
-
-def status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) << 10
-    raise KeyError(field)
-
-
-def read_bytes() -> int:
-    """Return the bytes that the storage has read for this process."""
-    for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
-        if line.startswith("read_bytes:"):
-            return int(line.split()[1])
-    raise KeyError("read_bytes")
 
 
 class Moment(Cost):
@@ -87,15 +71,9 @@ class Rank:
     # ---- Saving -----------------------------------------------------------------------------
 
     def save_group(self, path: str, step: str, mode: str) -> Answer:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        before = status_bytes("VmRSS")
-        with Moment() as cost:
+        with PeakMemory() as memory, Moment() as cost:
             report = ioshape.save_group(self.state, path, int(step), mode=mode)
-        return {
-            **cost.answer,
-            **told(report),
-            "extra_bytes": float(status_bytes("VmHWM") - before),
-        }
+        return {**cost.answer, **told(report), "extra_mib": memory.extra_mib}
 
     def save_file(self, path: str) -> Answer:
         ioshape.save(self.state, path)
@@ -147,13 +125,13 @@ class Rank:
         return self._load(ioshape.load if how == "ioshape" else torch.load, path, check)
 
     def _load(self, load: Callable[[str], Any], path: str, check: str) -> Answer:
-        before = read_bytes()
+        before = number_of("io", "read_bytes")
         with Moment() as cost:
             loaded = load(path)
         if check == "1":
             torch_state.require_plain_equal(loaded)
             torch_state.require_equal(torch_state.flatten(loaded, self.size), self.size)
-        return {**cost.answer, "read_bytes": float(read_bytes() - before)}
+        return {**cost.answer, "read_bytes": float(number_of("io", "read_bytes") - before)}
 
 
 if __name__ == "__main__":

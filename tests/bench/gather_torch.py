@@ -133,7 +133,7 @@ def measure_memory(setting: Setting, outcome: Outcome, ranks: Ranks, directory: 
         ranks.each("share", path=file.name, size=each)
         answers = save(ranks, directory)
         ranks.each("forget")
-    extra = [float(one["extra_bytes"]) / MIB for one in answers]
+    extra = [float(one["extra_mib"]) for one in answers]
     sample = all_of(answers, LARGE_BYTES)
     outcome.facts["rank0, memory"] = {"extra_mib": extra, "seconds": sample.seconds}
     outcome.figures.append(

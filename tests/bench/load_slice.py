@@ -3,22 +3,16 @@
 
 import os
 import sys
-from pathlib import Path
 
 import ioshape
 import torch
 
 from .setting import Figure, Outcome, Setting
+from .torch_process import number_of
 
 ROWS = 100
 MOST_BYTES = 1 << 30
 BLOCK_BYTES = 1 << 20  # each block has its own checksum
-
-
-def read_bytes() -> int:
-    """Return the bytes that disks have read for this process."""
-    told = Path("/proc/self/io").read_text(encoding="ascii").split()
-    return int(told[told.index("read_bytes:") + 1])
 
 
 def measure(setting: Setting, outcome: Outcome) -> None:
@@ -30,9 +24,9 @@ def measure(setting: Setting, outcome: Outcome) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with ioshape.open(path) as stored:
         weight = stored["weight"]
-        before = read_bytes()
+        before = number_of("io", "read_bytes")
         part = weight[ROWS // 2]
-        read = read_bytes() - before
+        read = number_of("io", "read_bytes") - before
     path.unlink()
     if not read:
         print(f"{path}: this filesystem's reads are not counted", file=sys.stderr)

@@ -44,15 +44,24 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def resident_mib(*, peak: bool = False, forget_peak: bool = False) -> float:
-    """Return the resident memory, or its peak since the last call with forget_peak."""
-    if forget_peak:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    word = "VmHWM:" if peak else "VmRSS:"
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(word):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {word}")
+def number_of(file: str, name: str) -> int:
+    """Return a number that the kernel keeps of this process, such as `VmRSS` in `status`."""
+    for line in Path("/proc/self", file).read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    raise KeyError(name)
+
+
+class PeakMemory:
+    """The MiB of resident memory that are added at most in a `with` block."""
+
+    def __enter__(self) -> PeakMemory:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the last peak
+        self._before_kib = number_of("status", "VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.extra_mib = (number_of("status", "VmHWM") - self._before_kib) / 1024
 
 
 class Cost:
@@ -320,17 +329,15 @@ class Process:
         """
         ctypes.CDLL(None).malloc_trim(0)
         load = self._loader(how)
-        before = resident_mib(forget_peak=True)
-        with Cost() as cost:
+        with PeakMemory() as memory, Cost() as cost:
             self.loaded = load(path)
-        extra_mib = resident_mib(peak=True) - before
         if check == "1" and "safetensors" in how:
             torch_state.require_equal(self.loaded, self.size)
         elif check == "1":
             torch_state.require_plain_equal(self.loaded)
             torch_state.require_equal(torch_state.flatten(self.loaded, self.size), self.size)
         self.loaded = None
-        return {**cost.answer, "extra_mib": extra_mib}
+        return {**cost.answer, "extra_mib": memory.extra_mib}
 
     def _loader(self, how: str) -> Callable[[str], Any]:
         """Return the function that loads a file in this way."""
