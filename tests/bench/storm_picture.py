@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from ioshape._cli.bench import WAYS, filesystem, who_saves
-from ioshape._cli.bench_measure import Neighbours, Plan, Ratios, Round, Storm, Summary
+from ioshape._cli.bench_measure import Neighbours, Ratios, Round, Storm, Summary
 from ioshape._cli.bench_members import Saved
 from ioshape._cli.output import human_seconds
 from ioshape._cli.trace import PHASES, Span, spans_of
@@ -97,7 +97,7 @@ def faster(ratio: float) -> str:
     return f"{text}\N{MULTIPLICATION SIGN} {'faster' if ratio > 1 else 'slower'}"
 
 
-def panel_of(plan: Plan, way: str, summary: Summary) -> Panel:
+def panel_of(way: str, summary: Summary) -> Panel:
     turn = summary.typical
     reads = summary.neighbours.reads
     title = [
@@ -108,7 +108,7 @@ def panel_of(plan: Plan, way: str, summary: Summary) -> Panel:
     ]
     if reads:
         title.append(f"99 % of a neighbour's reads within {human_seconds(reads.p99_ms / 1e3)}")
-    rows = [row_of(plan, turn, number, rank) for number, rank in enumerate(turn.ranks)]
+    rows = [row_of(turn, number, rank) for number, rank in enumerate(turn.ranks)]
     operations = [
         Operation(one.kind, (one.at_ns - turn.at_ns) / 1e9, one.took_ns / 1e9)
         for one in turn.operations
@@ -116,7 +116,7 @@ def panel_of(plan: Plan, way: str, summary: Summary) -> Panel:
     return Panel("   ".join(title), sorted(rows), operations)
 
 
-def row_of(plan: Plan, turn: Round, number: int, rank: Saved) -> Row:
+def row_of(turn: Round, number: int, rank: Saved) -> Row:
     def seconds(moment_ns: int) -> float:
         return (moment_ns - turn.at_ns) / 1e9
 
@@ -125,7 +125,7 @@ def row_of(plan: Plan, turn: Round, number: int, rank: Saved) -> Row:
         spans = [Span(phase, seconds(a), seconds(b)) for phase, a, b in rank.spans]
     else:
         spans = spans_of(rank.report, begin_s, end_s)
-    return Row(end_s, number, plan.name_of(number), spans)
+    return Row(end_s, number, f"rank {number}", spans)
 
 
 # ---- The picture ---------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def draw(storm: Storm, path: str) -> None:
     plan = storm.plan
     alone = Neighbours.of(storm.alone).reads
     alone_s = alone.p99_ms / 1e3 if alone else None
-    panels = [panel_of(plan, way, summary) for way, summary in storm.summaries.items()]
+    panels = [panel_of(way, summary) for way, summary in storm.summaries.items()]
     took = [one.took_s for panel in panels for one in panel.operations]
     heights = [height for panel in panels for height in (panel.height, STRIP)]
     size = (WIDTH, HEADER + sum(heights) + PANEL_HEAD * len(panels))
@@ -157,7 +157,7 @@ def draw(storm: Storm, path: str) -> None:
             strip.set_ylim(min(took) / 2, max(took) * 2)  # equal in all panels
         axes[-1].set_xlabel("seconds")
         axes[-1].set_xlim(left=0)
-        saves = who_saves(plan.tenants, plan.ranks, plan.n_bytes)
+        saves = who_saves(plan.ranks, plan.n_bytes)
         title = f"{title_of(storm)}\n{saves}, at the same moment, to {filesystem(storm)}"
         figure.suptitle(title, x=0.01, ha="left", parse_math=False)
         handles = legend(panels, alone_s)

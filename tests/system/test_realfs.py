@@ -160,15 +160,12 @@ def test_doctor_finds_no_lack_of_inodes(cluster: Mounted) -> None:
     assert "inodes" not in json.dumps(told["findings"])
 
 
-def test_bench_compares_two_tenants(cluster: Mounted) -> None:
-    """Check the printed verdict, and the way in which each side saved."""
+def test_bench_compares_saves_without_slots_and_with_them(cluster: Mounted) -> None:
+    """Check the printed comparison, and how each way saved."""
     before = sorted(path.name for path in cluster.path.iterdir())
-    told = bench(cluster.path)
-    assert re.search(r"^without slots .*\nwith slots .*\n", told, re.MULTILINE)
     assert re.search(
-        r"^With slots your neighbours wait \S+ m?s instead of \S+ m?s; "
-        r"your checkpoint takes \S+ m?s instead of \S+ m?s\.$",
-        told,
+        r"^ioshape.save_async compared with save_async, no slots: .* reads \S+ times\.$",
+        bench(cluster.path),
         re.MULTILINE,
     )
     found = json.loads(bench(cluster.path, "--json"))
@@ -177,16 +174,12 @@ def test_bench_compares_two_tenants(cluster: Mounted) -> None:
         "open": "open",
         "async": "local",
     }
-    verdict = found["verdict"]
-    without, with_slots = verdict["without"], verdict["with_slots"]
-    assert verdict["aggregate"] == with_slots["bytes_per_s"] / without["bytes_per_s"]
-    assert verdict["p99"] == without["operations"]["p99_ms"] / with_slots["operations"]["p99_ms"]
     # The other client sees no leftovers on the filesystem.
     assert sorted(path.name for path in cluster.other.iterdir()) == before
 
 
 def bench(path: Path, *options: str) -> str:
-    small = ["--tenants", "2", "--ranks", "2", "--size", "20M", "--rounds", "1"]
+    small = ["--ranks", "4", "--ways", "open,async", "--size", "20M", "--rounds", "1"]
     return subprocess.run(
         [sys.executable, "-m", "ioshape", "bench", path, *small, *options],
         stdout=subprocess.PIPE,

@@ -23,12 +23,10 @@ from command import IOSHAPE, call
 from coordinators import coordinator
 from ioshape._cli import bench_members
 from ioshape._cli import trace as reports
-from ioshape._cli.bench import Verdict
-from ioshape._cli.bench_measure import Latency, Plan, Ratios, Round, Storm, Summary
+from ioshape._cli.bench_measure import Latency, Ratios, Round, Summary
 from ioshape._cli.bench_members import (
     READ,
     READERS,
-    WRITE,
     WRITERS,
     Crowd,
     MemberError,
@@ -112,9 +110,6 @@ def every_way_is_measured(found: dict[str, Any], ranks: int, ways: tuple[str, ..
         (2, [".", "--ways", "save,save"]),
         (2, [".", "--size", "1K"]),
         (2, [".", "--ranks", "0"]),
-        (2, [".", "--tenants", "1"]),
-        (2, [".", "--tenants", "2", "--ways", "open,async"]),
-        (2, [".", "--tenants", "64", "--ranks", "64"]),
         (2, ["file"]),
         (1, ["none"]),
         (1, [".", "--size", "1000T"]),
@@ -130,97 +125,26 @@ def test_what_cannot_be_is_refused_before_it_begins(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-# ---- Two tenants -------------------------------------------------------------------------------
-
-
 @pytest.mark.long
-def test_tenants_save_without_slots_and_with_them(tmp_path: Path) -> None:
+def test_ranks_save_without_slots_and_with_them(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     # Redis knows which jobs have written.
     with coordinator("redis") as address:
-        env = {"IOSHAPE_COORDINATOR": address, "IOSHAPE_JOB": "inherited"}
+        env = {"IOSHAPE_COORDINATOR": address}
         done = call(
-            *("bench", scratch, "--tenants", 2, "--ranks", 2, "--size", "256K"),
+            *("bench", scratch, "--ranks", 3, "--ways", "open,async", "--size", "256K"),
             *("--rounds", ROUNDS, "--json"),
             env=env,
         )
         status = json.loads(call("slots", "status", "--path", scratch, "--json", env=env).stdout)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert list(scratch.iterdir()) == []
     found = json.loads(done.stdout)
-    assert (found["tenants"], found["ranks"], found["bytes"]) == (2, 2, 256 << 10)
     coordinators = {way: one["report"]["coordinator"] for way, one in found["ways"].items()}
     assert coordinators == {"open": "open", "async": "redis"}
-    the_verdict_is_of_the_rounds(found)
-    # Each tenant is a job of its own, and takes slots for its saves in one of the two ways only.
+    # The ranks take slots for their saves in one of the two ways only.
     (one,) = status
-    grants = {job["job"]: job["writes"] for job in one["jobs"]}
-    assert "inherited" not in grants
-    assert list(grants.values()) == [2 * (ROUNDS + 1)] * 2
-
-
-def the_verdict_is_of_the_rounds(found: dict[str, Any]) -> None:
-    verdict = found["verdict"]
-    for way, side in (("open", verdict["without"]), ("async", verdict["with_slots"])):
-        rounds = [turn["completions_s"] for turn in found["ways"][way]["rounds"]]
-        jobs = [statistics.fmean((max(ends[:2]), max(ends[2:]))) for ends in rounds]
-        assert side["checkpoint_s"] == pytest.approx(statistics.median(jobs))
-        longest = statistics.median(max(ends) for ends in rounds)
-        assert side["bytes_per_s"] == pytest.approx((1 << 20) / longest)
-        beside = found["ways"][way]["neighbours"]
-        counts = [beside[kind]["count"] for kind in ("reads", "writes") if beside[kind]]
-        assert (side["operations"] or {"count": 0})["count"] == sum(counts)
-    assert verdict["idle"]["count"] == sum(one["count"] for one in found["alone"].values())
-
-
-def test_a_verdict_says_what_neighbours_and_jobs_gain(capsys: pytest.CaptureFixture[str]) -> None:
-    storm = Storm(Plan(2, 3 << 20, ("open", "async"), tenants=2), Path())
-    storm.alone = [Operation(READ, 0, 2 * 10**6), Operation(WRITE, 0, 10 * 10**6)]
-    ends = {"open": [4.0, 6.0, 5.0, 8.0], "async": [2.0, 4.0, 8.0, 16.0]}
-    for way, milliseconds in (("open", 4500), ("async", 1500)):
-        one = turn(ends[way], 0.1, [1] * 150)
-        one.operations += [Operation(WRITE, 0, milliseconds * 10**6)] * 2
-        storm.summaries[way].rounds.append(one)
-    verdict = Verdict.of(storm)
-    assert verdict.idle == Latency(2, 2.0, 10.0, 10.0)
-    assert (verdict.aggregate, verdict.p99) == (0.5, 3.0)
-    verdict.show()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines[1:4]] == [
-        ["no", "saves", "-", "-", "2", "ms", "10", "ms", "2"],
-        ["without", "slots", "1.50", "MiB/s", "7.00", "s", "1", "ms", "4.50", "s", "152"],
-        ["with", "slots", "768", "KiB/s", "10.0", "s", "1", "ms", "1.50", "s", "152"],
-    ]
-    assert lines[5:] == [
-        "With slots your neighbours wait 1.50 s instead of 4.50 s; your checkpoint takes 10.0 s "
-        "instead of 7.00 s.",
-        "With slots the throughput of all jobs is 0.50 times that without.",
-    ]
-
-
-@pytest.mark.parametrize("count", [0, 99])
-def test_a_verdict_of_too_few_operations_says_so(
-    count: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    storm = Storm(Plan(1, 1 << 20, ("open", "async"), tenants=2), Path())
-    for way, reads in (("open", count), ("async", 100)):
-        storm.summaries[way].rounds.append(turn([1.0, 2.0], 0.1, [1] * reads))
-    verdict = Verdict.of(storm)
-    assert verdict.p99 == (1.0 if count else None)
-    neighbours = "your neighbours wait 1 ms instead of 1 ms; " if count else ""
-    checkpoint = "your checkpoint takes 1.50 s instead of 1.50 s."
-    assert verdict.sentence == f"With slots {neighbours}{checkpoint}"
-    verdict.show()
-    assert "Too few reads and creations were measured" in capsys.readouterr().out
-
-
-def test_without_a_coordinator_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    done = call("bench", tmp_path, "--tenants", "2", env={"IOSHAPE_COORDINATOR": "open"})
-    assert (done.returncode, done.stdout) == (2, "")
-    assert 'the coordinator is "open"' in done.stderr
-    assert not list(tmp_path.iterdir())
+    assert [job["writes"] for job in one["jobs"]] == [3 * (ROUNDS + 1)]
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -369,7 +293,7 @@ NODES = """
     from ioshape._cli.bench_measure import Plan, Storm
 
     folder, seen = Path(sys.argv[1]), Path(sys.argv[2])
-    plan = Plan(2, n_bytes=1 << 16, ways=("save",), rounds=1, tenants=2, nodes=2, slow=2)
+    plan = Plan(4, n_bytes=1 << 16, ways=("save",), rounds=1, nodes=2, slow=2)
 
     def enter(node):
         (seen / f"{node}-{os.getpid()}").touch()
@@ -384,7 +308,7 @@ NODES = """
         "nodes": Counter(path.name.split("-")[0] for path in seen.iterdir()),
         "took": [(rank.end_ns - rank.begin_ns) / 1e9 for rank in turn.ranks],
         "reports": [rank.report["total_s"] for rank in turn.ranks],
-        "left": [path.name for path in folder.glob("job-*/save/*")],
+        "left": [path.name for path in folder.glob("save/*")],
     }))
 """
 
@@ -624,12 +548,12 @@ def test_the_line_of_the_page_is_one() -> None:
 def test_processes_of_several_hosts_stay_apart() -> None:
     lines = [line_of(host=host, rank=i, started_s=1e9 + i / 10) for i, host in enumerate("ab")]
     saves = [save for line in lines if (save := reports.parse(line.encode()))]
-    (gust,) = reports.gusts(saves)
+    (storm,) = reports.storms(saves)
     trace = json.loads(chrome(saves))
     names = {one["args"]["name"] for one in trace["traceEvents"] if one["name"] == "process_name"}
     assert names == {"rank 0, a", "rank 1, b"}
     assert len({one["pid"] for one in slices(trace)}) == 2
-    assert gust.makespan_s == pytest.approx(1.1)
+    assert storm.makespan_s == pytest.approx(1.1)
 
 
 def test_no_save_fails_because_it_cannot_be_recorded(

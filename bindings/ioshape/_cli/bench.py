@@ -13,9 +13,8 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,9 +22,7 @@ import click
 from ioshape._cli.output import (
     SentenceError,
     Table,
-    UsageSentenceError,
     columns,
-    human_seconds,
     human_size,
     json_option,
     plural,
@@ -39,7 +36,7 @@ from ioshape._core.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ioshape._cli.bench_measure import Latency, Neighbours, Round, Storm, Summary
+    from ioshape._cli.bench_measure import Latency, Neighbours, Storm, Summary
 
 WAYS = {
     "torch": "torch.save + fsync",
@@ -55,8 +52,6 @@ _BY_GROUPS = ("node", "rank0")
 #: default ways for one rank and for several
 _OF_ONE_RANK = ("torch", "buffered", "save", "async", "ceiling")
 _OF_MANY_RANKS = ("torch", "save", "async", *_BY_GROUPS)
-#: ways with --tenants: without slots, then with slots
-_OF_TENANTS = ("open", "async")
 
 _PREFIX = ".ioshape-bench-"
 _SLACK_BYTES = 64 << 20
@@ -66,14 +61,10 @@ _USUAL_BYTES = 1 << 30
 #: memory of a process that has imported torch, before it saves anything
 _RANK_BYTES = 64 << 20
 _MOST_RANKS = 512
-_RANKS_OF_A_TENANT = 4
 
 
-def _measure(
-    parent: Path, tenants: int, n_ranks: int, n_bytes: int, ways: tuple[str, ...], rounds: int
-) -> Storm:
-    all_ranks = tenants * n_ranks
-    if all_ranks > 1:
+def _measure(parent: Path, n_ranks: int, n_bytes: int, ways: tuple[str, ...], rounds: int) -> Storm:
+    if n_ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores
     try:
         from ioshape._cli import bench_measure as measure  # noqa: PLC0415 - imports torch
@@ -83,14 +74,14 @@ def _measure(
         ) from None
     from ioshape._cli.bench_members import MemberError  # noqa: PLC0415
 
-    total = all_ranks * n_bytes * (rounds + 1) * len(ways)
+    total = n_ranks * n_bytes * (rounds + 1) * len(ways)
     with _scratch(parent) as folder:
         remark(
-            f"ioshape: {who_saves(tenants, n_ranks, n_bytes)} to {folder}, about "
+            f"ioshape: {who_saves(n_ranks, n_bytes)} to {folder}, about "
             f"{human_size(total)} in total; the folder is removed at the end"
         )
         try:
-            plan = measure.Plan(n_ranks, n_bytes, ways, rounds, tenants)
+            plan = measure.Plan(n_ranks, n_bytes, ways, rounds)
             with measure.Storm(plan, folder) as storm, _status() as tell:
                 storm.tell = tell
                 storm.measure()
@@ -99,11 +90,10 @@ def _measure(
     return storm
 
 
-def who_saves(tenants: int, n_ranks: int, n_bytes: int) -> str:
-    """Return a phrase that names the jobs, their ranks and the bytes that each saves."""
-    jobs = f"{plural(tenants, 'job')} of " if tenants > 1 else ""
-    each = " each" if tenants * n_ranks > 1 else ""
-    return f"{jobs}{plural(n_ranks, 'rank')} saving {human_size(n_bytes)}{each}"
+def who_saves(n_ranks: int, n_bytes: int) -> str:
+    """Return a phrase that names the ranks and the bytes that each saves."""
+    each = " each" if n_ranks > 1 else ""
+    return f"{plural(n_ranks, 'rank')} saving {human_size(n_bytes)}{each}"
 
 
 def _ways(
@@ -223,7 +213,6 @@ def figures(storm: Storm, parent: Path) -> dict[str, Any]:
     return {
         "path": str(parent.absolute()),
         "filesystem": filesystem(storm),
-        "tenants": plan.tenants,
         "ranks": plan.ranks,
         "nodes": plan.nodes,
         "bytes": plan.n_bytes,
@@ -236,7 +225,6 @@ def figures(storm: Storm, parent: Path) -> dict[str, Any]:
             way: asdict(Ratios.of(storm.summaries[way], storm.summaries[first]))
             for way in plan.ways[1:]
         },
-        "verdict": asdict(Verdict.of(storm)) if plan.tenants > 1 else None,
     }
 
 
@@ -265,7 +253,7 @@ def _way_json(storm: Storm, summary: Summary) -> dict[str, Any]:
 
 def _gigabytes(storm: Storm) -> float:
     """Return the gigabytes that all ranks save together in a round."""
-    return storm.plan.all_ranks * storm.plan.n_bytes / 1e9
+    return storm.plan.ranks * storm.plan.n_bytes / 1e9
 
 
 def filesystem(storm: Storm) -> str:
@@ -282,20 +270,15 @@ def _row(label: str, cells: list[str], beside: Neighbours) -> list[str]:
     return [label, *cells, *_ms(beside.reads), *_ms(beside.writes)]
 
 
-def _say_what(storm: Storm, parent: Path) -> None:
-    plan = storm.plan
-    say(
-        f"{parent}: {filesystem(storm)}; {who_saves(plan.tenants, plan.ranks, plan.n_bytes)}; "
-        f"{plural(plan.rounds, 'round')}"
-    )
-    say()
-
-
 def _show(storm: Storm, parent: Path) -> None:
     from ioshape._cli.bench_measure import Neighbours  # noqa: PLC0415
 
-    gb = _gigabytes(storm)
-    _say_what(storm, parent)
+    plan, gb = storm.plan, _gigabytes(storm)
+    say(
+        f"{parent}: {filesystem(storm)}; {who_saves(plan.ranks, plan.n_bytes)}; "
+        f"{plural(plan.rounds, 'round')}"
+    )
+    say()
     table = Table(
         *columns("<way", ">all done s", ">mean s", ">stall s", ">GB/s", ">CPU s/GB"),
         *columns(">reads p50 ms", ">p99 ms", ">writes p50 ms", ">p99 ms"),
@@ -339,129 +322,6 @@ def _downgrades(storm: Storm) -> list[str]:
     return sorted(found)
 
 
-def _ways_of_tenants(ways: tuple[str, ...] | None) -> tuple[str, ...]:
-    from ioshape._core import config  # noqa: PLC0415
-
-    if ways is not None:
-        raise UsageSentenceError(
-            "cannot use --ways with --tenants: the jobs save without slots and with slots; leave "
-            "out one of the two options"
-        )
-    if config.value_of("coordinator") == "open":
-        raise UsageSentenceError(
-            'cannot compare with slots: the coordinator is "open", which has no slots; unset '
-            "IOSHAPE_COORDINATOR"
-        )
-    return _OF_TENANTS
-
-
-# ---- The verdict of --tenants: the effect of slots on jobs and their neighbours ------------------
-
-#: least number of operations for a p99: with fewer, it is the longest operation
-_ENOUGH = 100
-
-
-@dataclass
-class Side:
-    """The results of one half of the rounds, without slots or with them."""
-
-    #: throughput of all jobs together
-    bytes_per_s: float
-    #: time until all ranks of a job have saved: mean over the jobs, median over the rounds
-    checkpoint_s: float
-    #: latency of neighbours' reads and creations; None if the saves were too short for one
-    operations: Latency | None
-
-
-@dataclass
-class Verdict:
-    """Both sides and their ratios. A ratio above 1 is in favour of slots."""
-
-    #: latency of neighbours before the first save
-    idle: Latency | None
-    without: Side
-    with_slots: Side
-    #: ratio of throughput, with slots to without
-    aggregate: float
-    #: ratio of the neighbours' p99 latency, without slots to with
-    p99: float | None
-    sentence: str
-
-    @classmethod
-    def of(cls, storm: Storm) -> Verdict:
-        """Compare the two ways of a storm: the first without slots, the second with them."""
-        from ioshape._cli.bench_measure import Latency  # noqa: PLC0415 - imports torch
-
-        without, with_slots = (_side(storm, way) for way in storm.plan.ways)
-        before, after = without.operations, with_slots.operations
-        return cls(
-            Latency.of(storm.alone),
-            without,
-            with_slots,
-            with_slots.bytes_per_s / without.bytes_per_s,
-            before.p99_ms / after.p99_ms if before and after else None,
-            _sentence(without, with_slots),
-        )
-
-    def show(self) -> None:
-        """Print the table and the sentences."""
-        table = Table(
-            *columns("<", ">throughput", ">checkpoint", ">neighbours p50", ">p99", ">operations")
-        )
-        table.add("no saves", "-", "-", *_waits(self.idle))
-        sides = {"without slots": self.without, "with slots": self.with_slots}
-        for label, side in sides.items():
-            rate = f"{human_size(side.bytes_per_s)}/s"
-            table.add(label, rate, human_seconds(side.checkpoint_s), *_waits(side.operations))
-        table.show()
-        say()
-        say(self.sentence)
-        say(f"With slots the throughput of all jobs is {self.aggregate:.2f} times that without.")
-        if any(one.operations is None or one.operations.count < _ENOUGH for one in sides.values()):
-            say(
-                "Too few reads and creations were measured for a p99; choose a larger --size or "
-                "more --rounds."
-            )
-
-
-def _waits(latency: Latency | None) -> list[str]:
-    if latency is None:
-        return ["-", "-", "0"]
-    times = [human_seconds(ms / 1e3) for ms in (latency.p50_ms, latency.p99_ms)]
-    return [*times, f"{latency.count:,}"]
-
-
-def _side(storm: Storm, way: str) -> Side:
-    from ioshape._cli.bench_measure import Latency  # noqa: PLC0415 - imports torch
-
-    plan, summary = storm.plan, storm.summaries[way]
-    return Side(
-        plan.all_ranks * plan.n_bytes / summary.makespan_s,
-        median(fmean(_checkpoints_s(one, plan.ranks)) for one in summary.rounds),
-        Latency.of([one for turn in summary.rounds for one in turn.operations]),
-    )
-
-
-def _checkpoints_s(turn: Round, ranks: int) -> list[float]:
-    """Return for each job the time until its last rank has saved."""
-    ends = turn.completions_s
-    return [max(ends[first : first + ranks]) for first in range(0, len(ends), ranks)]
-
-
-def _sentence(without: Side, with_slots: Side) -> str:
-    before, after = without.operations, with_slots.operations
-    checkpoint = (
-        f"your checkpoint takes {human_seconds(with_slots.checkpoint_s)} instead of "
-        f"{human_seconds(without.checkpoint_s)}."
-    )
-    if before is None or after is None:
-        return f"With slots {checkpoint}"
-    return (
-        f"With slots your neighbours wait {human_seconds(after.p99_ms / 1e3)} instead of "
-        f"{human_seconds(before.p99_ms / 1e3)}; {checkpoint}"
-    )
-
-
 # ---- The command ---------------------------------------------------------------------------------
 
 
@@ -471,15 +331,10 @@ def _sentence(without: Side, with_slots: Side) -> str:
     "--ranks",
     "n_ranks",
     metavar="R",
+    default=1,
+    show_default=True,
     type=click.IntRange(1, _MOST_RANKS),
-    help=f"Number of ranks of a job, which save together.  [default: 1; {_RANKS_OF_A_TENANT} with "
-    "--tenants]",
-)
-@click.option(
-    "--tenants",
-    metavar="N",
-    type=click.IntRange(2),
-    help="Number of jobs that save at the same time; compares them without slots and with slots.",
+    help="Number of ranks, which save together.",
 )
 @click.option(
     "--size",
@@ -505,8 +360,7 @@ def _sentence(without: Side, with_slots: Side) -> str:
 @json_option
 def command(
     path: str,
-    n_ranks: int | None,
-    tenants: int | None,
+    n_ranks: int,
     size: int | None,
     ways: tuple[str, ...] | None,
     rounds: int,
@@ -530,10 +384,6 @@ def command(
     Meanwhile neighbour processes read small uncached files, or create and sync small files. The
     command measures their latency during saves and before the first save.
 
-    With --tenants, several jobs save at the same time by ioshape.save_async, without slots and with
-    slots. The result is a verdict for the operator of the filesystem: how long neighbours wait, and
-    how long checkpoints take. It needs no root. The settings name the coordinator.
-
     All files go to a folder below PATH, which is removed at the end, also after Ctrl-C. The bench
     uses the settings that "ioshape settings" shows, except trace and full. Other load on the
     machine or the filesystem changes the results, and many ranks slow down other users.
@@ -544,34 +394,20 @@ def command(
     ioshape bench /scratch
     ioshape bench /scratch --size 8G --rounds 5 --json > bench.json
     ioshape bench /scratch --ranks 32 --size 256M
-    ioshape bench /scratch --tenants 2
+    ioshape bench /scratch --ranks 8 --ways open,async  - what slots change
     """
     parent = _check_folder(path)
-    if tenants is not None:
-        ways = _ways_of_tenants(ways)
-    n_ranks = n_ranks or (_RANKS_OF_A_TENANT if tenants else 1)
-    jobs = tenants or 1
-    all_ranks = jobs * n_ranks
-    if all_ranks > _MOST_RANKS:
-        raise click.BadParameter(
-            f"{all_ranks} ranks in total; at most {_MOST_RANKS}", param_hint="--ranks"
-        )
-    size = size if size is not None else _USUAL_BYTES // all_ranks
+    size = size if size is not None else _USUAL_BYTES // n_ranks
     if size < _LEAST_BYTES:
         raise click.BadParameter(f"at least {human_size(_LEAST_BYTES)}", param_hint="--size")
     ways = ways or (_OF_ONE_RANK if n_ranks == 1 else _OF_MANY_RANKS)
-    _check_space(parent, all_ranks * size)
+    _check_space(parent, n_ranks * size)
     # One for the tensors, one for their copies, and one for the writers of groups or for saves
     # without slots.
     copies = 3 if any(way in (*_BY_GROUPS, "open") for way in ways) else 2
-    _check_memory(all_ranks * (copies * size + _RANK_BYTES))
-    storm = _measure(parent, jobs, n_ranks, size, ways, rounds)
+    _check_memory(n_ranks * (copies * size + _RANK_BYTES))
+    storm = _measure(parent, n_ranks, size, ways, rounds)
     if as_json:
         say_json(figures(storm, parent))
-    elif tenants is None:
-        _show(storm, parent)
     else:
-        _say_what(storm, parent)
-        Verdict.of(storm).show()
-        for sentence in _downgrades(storm):
-            say(sentence)
+        _show(storm, parent)

@@ -45,28 +45,17 @@ _SAVE_TIMEOUT_S = 3600.0
 class Plan:
     """The parameters of a measurement."""
 
-    #: ranks of each job
+    #: ranks that save together
     ranks: int
     #: bytes that each rank saves
     n_bytes: int
     #: ways to save; the others are compared with the first
     ways: tuple[str, ...]
     rounds: int = 3
-    #: jobs that save at the same time
-    tenants: int = 1
     #: number of nodes that the ranks pretend to be on
     nodes: int = 1
     #: real seconds for each measured second, for simulated storage in slow time
     slow: float = 1.0
-
-    @property
-    def all_ranks(self) -> int:
-        return self.tenants * self.ranks
-
-    def name_of(self, number: int) -> str:
-        """Return the name of a rank by its number among the ranks of all jobs."""
-        job, rank = divmod(number, self.ranks)
-        return f"job {job}, rank {rank}" if self.tenants > 1 else f"rank {rank}"
 
 
 # ---- Figures ------------------------------------------------------------------------------------
@@ -109,9 +98,9 @@ class Latency:
     most_ms: float
 
     @classmethod
-    def of(cls, operations: Sequence[Operation], kind: str = "") -> Latency | None:
-        """Return the latency of all operations, or of one kind; None if there were none."""
-        took = [one.took_ns / 1e6 for one in operations if kind in ("", one.kind)]
+    def of(cls, operations: Sequence[Operation], kind: str) -> Latency | None:
+        """Return the latency of all operations of a kind; None if there were none."""
+        took = [one.took_ns / 1e6 for one in operations if one.kind == kind]
         if not took:
             return None
         return cls(len(took), percentile(took, 50), percentile(took, 99), max(took))
@@ -240,8 +229,15 @@ class Storm:
     def _start(self) -> None:
         plan = self.plan
         slow_down(plan.slow)
-        for job in range(plan.tenants):
-            self._start_job(job)
+        for way in plan.ways:
+            (self._folder / way).mkdir()
+        token = f"storm-{uuid.uuid4().hex[:16]}"
+        for rank in range(plan.ranks):
+            node = rank * plan.nodes // plan.ranks
+            setup = members.RankSetup(
+                rank, plan.ranks, node, plan.nodes, token, plan.n_bytes, self._folder
+            )
+            self._ranks.append(self._start_at(node, f"rank {rank}", members.rank(setup)))
         small = self._folder / "neighbours"
         small.mkdir()
         members.prepare(small)
@@ -253,22 +249,6 @@ class Storm:
                 name = f"neighbour {len(self._neighbours)}"
                 self._neighbours.append(self._start_at(plan.nodes, name, kind(small, number)))
         self._crowd.hear([*self._ranks, *self._neighbours], _READY_TIMEOUT_S)
-
-    def _start_job(self, job: int) -> None:
-        plan = self.plan
-        token = f"storm-{uuid.uuid4().hex[:16]}"
-        folder = self._folder / f"job-{job}"
-        for way in plan.ways:
-            (folder / way).mkdir(parents=True)
-        nodes = max(1, plan.nodes // plan.tenants)
-        for rank in range(plan.ranks):
-            number = job * plan.ranks + rank
-            node = number * plan.nodes // plan.all_ranks
-            setup = members.RankSetup(
-                *(rank, plan.ranks, node, nodes, token, plan.n_bytes, folder),
-                one_of_several=plan.tenants > 1,
-            )
-            self._ranks.append(self._start_at(node, plan.name_of(number), members.rank(setup)))
 
     def _start_at(self, node: int, name: str, work: Callable[[Connection], None]) -> Member:
         def work_there(connection: Connection) -> None:
@@ -308,14 +288,14 @@ class Storm:
     def save_once(self, way: str) -> Round:
         """Let all ranks save once. The caller removes the files by remove()."""
         self._step += 1
-        at_ns = now_ns() + _AHEAD_NS + self.plan.all_ranks * 1_000_000
+        at_ns = now_ns() + _AHEAD_NS + self.plan.ranks * 1_000_000
         order = Order(way, self._step, at_ns)
         return Round(way, at_ns, self._crowd.ask(self._ranks, _SAVE_TIMEOUT_S, order))
 
     def remove(self, way: str) -> None:
         """Remove the files that were saved in this way."""
         # Only step-*: a group keeps other files open beside them.
-        for path in self._folder.glob(f"job-*/{way}/step-*"):
+        for path in self._folder.glob(f"{way}/step-*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _begin_neighbours(self) -> None:

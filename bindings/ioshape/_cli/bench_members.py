@@ -271,8 +271,6 @@ class RankSetup:
     n_bytes: int
     #: folder of the job, with a folder for each way
     folder: Path
-    #: whether other jobs save at the same time
-    one_of_several: bool = False
 
 
 State = dict[str, torch.Tensor]
@@ -351,9 +349,6 @@ def _become(setup: RankSetup) -> None:
     )
     # Waits for slots are part of the result. Log lines about them would hide it.
     logging.getLogger("ioshape").addHandler(logging.NullHandler())
-    if setup.one_of_several:
-        # All jobs inherit the variables of a batch system. IOSHAPE_JOB overrides them.
-        os.environ["IOSHAPE_JOB"] = setup.token
     if setup.nodes > 1:
         os.environ["IOSHAPE_TEST_NODE"] = f"node-{setup.node}"
     # The default staging memory assumes a usual number of ranks per host. There may be more here.

@@ -24,7 +24,7 @@ from ioshape._cli.output import (
     say,
     say_json,
 )
-from ioshape._cli.pools import CAPACITY_BY, coordinator_option
+from ioshape._cli.pools import coordinator_option
 
 if TYPE_CHECKING:
     from ioshape._cli.doctor_facts import Facts, Near
@@ -136,17 +136,8 @@ def _slots(facts: Facts) -> list[tuple[str, str]]:
         rows.append(("unreachable", it.error))
     elif it.latency_s:
         rows[0] = ("coordinator", f"{it.address}, answered in {it.latency_s * 1000:,.1f} ms")
-    rule = f"{storage.writers}: {storage.writers_why}" if storage.writers else ""
-    if it.capacity:
-        by = CAPACITY_BY.get(it.capacity_by, it.capacity_by)
-        rows += [
-            ("writers at a time", f"{it.capacity}, {by}"),
-            ("now", f"{it.used} writing, {it.waiting:,} waiting"),
-            *(("slot holder", who) for who in it.holders),
-            ("default rule", rule),
-        ]
-    else:
-        rows.append(("writers at a time", rule))
+    if storage.writers:
+        rows.append(("default capacity", f"{storage.writers}: {storage.writers_why}"))
     return [(name, value) for name, value in rows if value]
 
 
@@ -183,7 +174,7 @@ def _show_targets(storage: Storage) -> None:
 
 def _show(facts: Facts, findings: list[Finding]) -> None:
     for title, rows in _sections(facts):
-        table = Table(*columns(f"<{title}", "~"))
+        table = Table(*columns(f"<{title}", "<"))
         for name, value in rows:
             table.add(f"  {name}", value)
         table.show()

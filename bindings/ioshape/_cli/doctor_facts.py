@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ioshape._probe import Storage
 
-_MOST_HOLDERS = 3
 _SHARED = "/dev/shm"
 
 # ---- Facts --------------------------------------------------------------------------------------
@@ -83,7 +82,7 @@ class Installation:
 
 @dataclass(frozen=True)
 class Coordination:
-    """The coordinator, and the state of the path's pool of slots."""
+    """The coordinator, and whether it answers."""
 
     #: address without its password
     address: str = "local"
@@ -93,16 +92,6 @@ class Coordination:
     unasked: bool = False
     #: seconds that an answer took
     latency_s: float = 0.0
-    #: slots of the pool; 0 if it was never used
-    capacity: int = 0
-    #: origin of the capacity: "operator", "job" or "default"
-    capacity_by: str = ""
-    #: slots that are taken
-    used: int = 0
-    #: writers in the queue
-    waiting: int = 0
-    #: the first holders of slots, such as "job 4711, rank 7 on n03"
-    holders: tuple[str, ...] = ()
     #: the setting "unreachable"
     unreachable: str = "stagger"
 
@@ -441,9 +430,8 @@ def _problem_of(path: str) -> str:
 
 
 def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Coordination:
-    """Ask the coordinator for the state of the path's pool, and measure its latency."""
+    """Ask the coordinator about the path's pool, and measure its latency."""
     from ioshape import StorageError  # noqa: PLC0415
-    from ioshape._cli.pools import is_known, who  # noqa: PLC0415
     from ioshape._core import config  # noqa: PLC0415
     from ioshape._slots.pools import Operator  # noqa: PLC0415
     from ioshape.errors import CoordinatorError  # noqa: PLC0415
@@ -457,7 +445,7 @@ def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Co
         operator = Operator(coordinator)
         operator.status(storage.pool)  # connects, which must not count in the latency
         begin = time.monotonic()
-        status = operator.status(storage.pool)
+        operator.status(storage.pool)
         took_s = time.monotonic() - begin
     except ImportError:
         return Coordination(address=address, unasked=True, unreachable=unreachable)
@@ -465,14 +453,4 @@ def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Co
         return Coordination(
             address=address, error=config.without_password(str(error)), unreachable=unreachable
         )
-    return Coordination(
-        address=address,
-        latency_s=took_s,
-        # The capacity of an unused pool is not known: its first job decides.
-        capacity=status.capacity if is_known(status) else 0,
-        capacity_by=status.capacity_by,
-        used=status.used,
-        waiting=status.waiter_count,
-        holders=tuple(who(one) for one in status.holders[:_MOST_HOLDERS]),
-        unreachable=unreachable,
-    )
+    return Coordination(address=address, latency_s=took_s, unreachable=unreachable)

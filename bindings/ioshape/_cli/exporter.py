@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pwd
 import signal
 import socket
 import sys
@@ -19,8 +20,6 @@ from ioshape._cli.pools import (
     operator_of,
     pool_argument,
     sentences,
-    tier_option,
-    user_name,
 )
 from ioshape._core.report import ALARMS
 
@@ -191,6 +190,14 @@ class PoolCollector:
         yield from _families("counter", [_ALARMS], ["pool", "job", "user", "rule"], alarms)
 
 
+def _user_name(number: int) -> str:
+    """Return the name of a user; the number as text if it has no name."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
 class TierCollector:
     """A Prometheus collector for tiers of this node. Each request examines their folders."""
 
@@ -210,7 +217,7 @@ class TierCollector:
                 answers.append(((folder,), 0))
             else:
                 answers.append(((folder,), 1))
-                tiers += [((one.folder, user_name(one.user)), one) for one in found]
+                tiers += [((one.folder, _user_name(one.user)), one) for one in found]
         up = _Metric("tier_up", "1 if the folder can be read", float)
         yield from _families("gauge", [up], ["tier"], answers)
         yield from _families("gauge", _OF_TIERS, ["tier", "user"], tiers)
@@ -239,7 +246,14 @@ def _terminate(_signal: int, _frame: object) -> None:
     show_default=True,
     help="Address to listen on; 0.0.0.0 for all addresses of this host.",
 )
-@tier_option
+@click.option(
+    "--tier",
+    "tiers",
+    metavar="FOLDER",
+    multiple=True,
+    type=click.Path(),
+    help="Serve the checkpoints that wait on this tier of this node. Can be given several times.",
+)
 @coordinator_option
 def command(
     pools: tuple[str, ...],

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import click
 from ioshape._cli.output import (
     Table,
     columns,
+    for_json,
     human_size,
     json_option,
     plural,
@@ -112,17 +113,6 @@ def _state(directory: str, one: Checkpoint) -> str:
     return "complete" if above == os.path.realpath(directory) else "on the tier"
 
 
-def _as_json(one: Checkpoint | Unfinished, state: str) -> dict[str, Any]:
-    """Return a checkpoint for JSON: the size is named "bytes", and times are strings."""
-    fields = asdict(one)
-    fields["state"] = state
-    fields["bytes"] = fields.pop("n_bytes")
-    return {
-        name: value.isoformat() if isinstance(value, datetime) else value
-        for name, value in fields.items()
-    }
-
-
 def _show(directory: str, complete: list[Checkpoint], others: list[Unfinished]) -> None:
     table = Table(*columns(">step", "<saved", "<mode", ">ranks", ">files", ">size", "<state"))
     for one in complete:
@@ -162,8 +152,7 @@ def _show_tier(folder: str, as_json: bool) -> int:
         return 0
     table = Table(*columns("<path", "<saved", "<kind", ">size", "<state"))
     for copy, state in listed:
-        saved = f"{copy.saved.astimezone():%Y-%m-%d %H:%M:%S}"
-        table.add(copy.path, saved, _kind(copy), human_size(copy.n_bytes), state)
+        table.add(copy.path, _local(copy.saved), _kind(copy), human_size(copy.n_bytes), state)
     table.show()
     waiting = [copy for copy in copies if copy.is_waiting]
     say()
@@ -201,20 +190,14 @@ def _show_remote(url: str, endpoint: str | None, as_json: bool) -> int:
     """Print the complete checkpoints below a URL. Return the exit code."""
     found: list[Remote] = s3().checkpoints(url, endpoint=endpoint)
     if as_json:
-        checkpoints = []
-        for one in found:
-            fields = asdict(one) | {"bytes": one.n_bytes, "uploaded": one.uploaded.isoformat()}
-            del fields["n_bytes"]
-            checkpoints.append(fields)
-        say_json({"url": url, "checkpoints": checkpoints})
+        say_json({"url": url, "checkpoints": [for_json(one) for one in found]})
         return 0
     if not found:
         say(f"There is no complete checkpoint below {url}.")
         return 0
     table = Table(*columns("<url", "<uploaded", "<kind", ">files", ">size"))
     for one in found:
-        uploaded = f"{one.uploaded.astimezone():%Y-%m-%d %H:%M:%S}"
-        table.add(one.url, uploaded, one.kind, str(one.files), human_size(one.n_bytes))
+        table.add(one.url, _local(one.uploaded), one.kind, str(one.files), human_size(one.n_bytes))
     table.show()
     return 0
 
@@ -267,8 +250,10 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
         say_json(
             {
                 "directory": directory,
-                "checkpoints": [_as_json(one, _state(directory, one)) for one in complete],
-                "unfinished": [_as_json(one, _STATES[one.alive]) for one in others],
+                "checkpoints": [
+                    {**for_json(one), "state": _state(directory, one)} for one in complete
+                ],
+                "unfinished": [{**for_json(one), "state": _STATES[one.alive]} for one in others],
                 "damaged": [{"path": path, "error": why} for path, why in broken],
             }
         )

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,14 +21,11 @@ from ioshape._core.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rich.table import Table as RichTable
-
     from ioshape.types import Progress
 
     Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _GAP = 2
-_BROKEN_WIDTH = 20
 _LEAST_CUT = 8
 
 
@@ -63,6 +59,14 @@ def remark(text: str) -> None:
 def say_json(value: object) -> None:
     """Print indented JSON on stdout."""
     click.echo(json.dumps(value, indent=2))
+
+
+def for_json(value: Any) -> dict[str, Any]:
+    """Return a dataclass for JSON: a size is named "bytes", and times are strings."""
+    fields = {"bytes" if name == "n_bytes" else name: one for name, one in asdict(value).items()}
+    return {
+        name: one.isoformat() if isinstance(one, datetime) else one for name, one in fields.items()
+    }
 
 
 def human_size(n_bytes: float) -> str:
@@ -127,8 +131,6 @@ class Column:
     title: str
     #: whether its cells are aligned to the right
     right: bool = False
-    #: whether its cells may wrap on a terminal
-    breaks: bool = False
     #: order of removal in a narrow window, the highest first; 0 if it is never removed
     optional: int = 0
     #: whether its cells may be cut in a narrow window
@@ -136,10 +138,7 @@ class Column:
 
 
 class Table:
-    """A table of text. Titles are bold on a terminal that is wide enough; else lines are plain.
-
-    A plain row is always a single line, for grep and awk.
-    """
+    """A table of text. A row is always a single line, for grep and awk."""
 
     def __init__(self, *columns: Column) -> None:
         self.columns = columns
@@ -152,12 +151,11 @@ class Table:
         self._styles.append(style)
 
     def show(self) -> None:
-        """Print the table on stdout."""
-        if sys.stdout.isatty() and self._needed() <= shutil.get_terminal_size().columns:
-            self._show_rich()
-        else:
-            for line in self.lines():
-                click.echo(line)
+        """Print the table on stdout. On a terminal titles are bold, and rows have their colours."""
+        titles, *rows = self.lines()
+        click.secho(titles, bold=True)
+        for row, style in zip(rows, self._styles, strict=True):
+            click.secho(row, fg=style or None)
 
     def lines(self) -> Iterable[str]:
         """Yield the plain lines of the table, titles first."""
@@ -170,22 +168,14 @@ class Table:
             ]
             yield (" " * _GAP).join(cells).rstrip()
 
-    def _widths(self, *, broken: bool = False) -> list[int]:
+    def _widths(self) -> list[int]:
         return [
-            max(
-                len(column.title),
-                *(
-                    # A column that wraps keeps at least this width, for a few words in a line.
-                    min(len(row[i]), _BROKEN_WIDTH) if broken and column.breaks else len(row[i])
-                    for row in self.rows
-                ),
-                0,
-            )
+            max(len(column.title), *(len(row[i]) for row in self.rows), 0)
             for i, column in enumerate(self.columns)
         ]
 
     def _needed(self) -> int:
-        return sum(self._widths(broken=True)) + _GAP * len(self.columns)
+        return sum(self._widths()) + _GAP * len(self.columns)
 
     def fitted(self, width: int) -> Table:
         """Return a table that fits into a window, if possible.
@@ -219,31 +209,10 @@ class Table:
                     row[widest] = row[widest][: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
         return self
 
-    def _show_rich(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - takes longer than most commands
-
-        Console().print(self.rich())
-
-    def rich(self) -> RichTable:
-        """Return the table as an object of the package rich, for terminals."""
-        from rich.table import Table as RichTable  # noqa: PLC0415 - slow, as all of rich
-        from rich.text import Text  # noqa: PLC0415
-
-        table = RichTable(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
-        for column in self.columns:
-            table.add_column(
-                column.title,
-                justify="right" if column.right else "left",
-                no_wrap=not column.breaks,
-            )
-        for row, style in zip(self.rows, self._styles, strict=True):
-            table.add_row(*map(Text, row), style=style)
-        return table
-
 
 def columns(*titles: str) -> Sequence[Column]:
-    """Return columns from titles. "<name" is aligned left, ">size" right; "~about" may wrap."""
-    return [Column(title[1:], right=title[0] == ">", breaks=title[0] == "~") for title in titles]
+    """Return columns from titles. "<name" is aligned left, ">size" right."""
+    return [Column(title[1:], right=title[0] == ">") for title in titles]
 
 
 @contextmanager

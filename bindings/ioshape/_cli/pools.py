@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import difflib
-import pwd
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -84,24 +83,6 @@ coordinator_option: Option = click.option(
     callback=_coordinator,
     help="Address of the coordinator, such as redis://host.  [default: from the settings]",
 )
-
-
-tier_option: Option = click.option(
-    "--tier",
-    "tiers",
-    metavar="FOLDER",
-    multiple=True,
-    type=click.Path(),
-    help="Show the checkpoints that wait on this tier of this node. Can be given several times.",
-)
-
-
-def user_name(number: int) -> str:
-    """Return the name of a user; the number as text if it has no name."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
 
 
 def operator_of(coordinator: str | None) -> Operator:

@@ -44,7 +44,7 @@ def command(as_json: bool) -> None:
             }
         )
         return
-    table = Table(*columns("<variable", "~value", "<from", "~about"))
+    table = Table(*columns("<variable", "<value", "<from", "<about"))
     for name, (value, source) in current.items():
         setting = config.SETTINGS[name]
         default = setting.default.replace("`", "")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command "ioshape top": shows the state of pools, or of tiers, live or once."""
+"""Command "ioshape top": shows the state of pools live."""
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
@@ -11,20 +10,17 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape._cli.output import explain, human_seconds, human_size, plural, remark, say, say_json
+from ioshape._cli.output import human_size, remark, say
 from ioshape._cli.pools import (
     NO_POOLS,
     AwayError,
-    check_answers,
     coordinator_option,
     existing,
     headline,
-    left_out_lines,
     limits,
     missing_lines,
     not_shown,
@@ -32,8 +28,6 @@ from ioshape._cli.pools import (
     pool_argument,
     sentences,
     table_of,
-    tier_option,
-    user_name,
 )
 from ioshape._core.text import one_line
 
@@ -41,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ioshape._cli.output import Table
-    from ioshape._slots.pools import Member, Operator, PoolFailure, PoolStatus
+    from ioshape._slots.pools import Member, Operator, PoolStatus
 
 # Half of the rows of a pool that are printed when there is no terminal window.
 _MOST_LISTED = 20
@@ -120,51 +114,38 @@ class PoolRates:
 
 
 class _View:
-    """The state to show: pools with their rates, and lines about tiers and problems."""
+    """The state to show: pools with their rates, and lines about problems."""
 
-    def __init__(self, operator: Operator, wanted: Sequence[str], tiers: Sequence[str]) -> None:
+    def __init__(self, operator: Operator, wanted: Sequence[str]) -> None:
         self._operator = operator
         self._wanted = wanted
-        self._tiers = tiers
         self._rates = Rates()
         self._pool_rates = PoolRates()
         self._totals: dict[str, float] = {}
         self.pools: list[PoolStatus] = []
         self.rates: dict[str, float] = {}
-        #: pools for which the coordinator does not answer, and lines about them
-        self.failed: tuple[PoolFailure, ...] = ()
+        #: lines about pools that are not shown
         self.missing: list[str] = []
-        self.left_out: list[str] = []
         self.problem = ""
-        #: a line for each tier and user
-        self.tiers: list[str] = []
 
     def begin(self) -> None:
         """Raise SentenceError now if the coordinator does not know one of the named pools."""
         with sentences():
             existing(self._operator, self._wanted)
 
-    def look(self, *, once: bool = False) -> None:
-        """Take a sample.
-
-        With `once` it is the only sample, so an error for all pools is raised. Otherwise the
-        coordinator may answer later.
-        """
-        self.tiers = [line for folder in self._tiers for line in _tier_lines(folder)]
+    def look(self) -> None:
+        """Take a sample. If the coordinator does not answer, `problem` says why."""
         try:
             with sentences():
                 look = self._operator.look(self._wanted)
-            if once:
-                check_answers(look)
             now = time.monotonic()
             self.rates = self._rates.sample(look.pools, now)
             self._totals = self._pool_rates.sample(look.pools, now)
             self.pools = sorted(look.pools, key=self._activity)
-            self.failed, self.missing, self.problem = look.failed, missing_lines(look), ""
-            self.left_out = left_out_lines(look)
+            self.missing, self.problem = missing_lines(look), ""
         except AwayError as error:
-            self.pools, self.rates, self.problem = [], {}, error.format_message()
-            self.failed, self.missing = (), []
+            self.pools, self.rates, self.missing = [], {}, []
+            self.problem = error.format_message()
 
     def _activity(self, pool: PoolStatus) -> tuple[object, ...]:
         """Return a sort key: pools with long queues first, then by rate, used slots and name."""
@@ -179,41 +160,9 @@ class _View:
         held = sum(self.rates.get(one.id, 0.0) for one in pool.holders)
         return max(held, self._totals.get(pool.pool, 0.0))
 
-    def as_json(self) -> list[dict[str, Any]]:
-        """Return the JSON of "ioshape slots status", with rates added."""
-        out = []
-        for pool in self.pools:
-            value = asdict(pool)
-            for one in value["holders"]:
-                one["bytes_per_second"] = round(self.rates.get(one["id"], 0.0))
-            value["bytes_per_second"] = round(self.total(pool))
-            out.append(value)
-        return [*out, *map(asdict, self.failed)]
-
     def titles(self, pool: PoolStatus) -> list[str]:
         """Return the lines above a pool's table."""
         return [headline(pool), f"{human_size(self.total(pool))}/s now; {limits(pool)}"]
-
-
-def _tier_lines(folder: str) -> Iterator[str]:
-    from ioshape._tier.tier import tiers_at  # noqa: PLC0415
-
-    try:
-        tiers = tiers_at(folder)
-    except OSError as error:
-        yield f"tier {explain(error)}"
-        return
-    for one in tiers:
-        waits = "nothing waits"
-        if one.waiting:
-            waits = (
-                f"{plural(one.waiting, 'checkpoint')} to be drained, "
-                f"{human_size(one.waiting_bytes)}, the oldest for {human_seconds(one.oldest_s)}; "
-            ) + ("being drained now" if one.is_draining else "no process drains the tier")
-        last = f"; last drained {time.strftime('%H:%M:%S', time.localtime(one.drained_s))}"
-        yield f"tier {folder} of {user_name(one.user)}: {waits}{last if one.drained_s else ''}"
-    if not tiers:
-        yield f"tier {folder}: no checkpoint was saved there yet"
 
 
 def _is_idle(pool: PoolStatus) -> bool:
@@ -244,12 +193,8 @@ def _print_plain(view: _View) -> None:
             say(rest)
     if not view.pools:
         say(NO_POOLS)
-    for line in (*view.missing, *view.tiers):
+    for line in view.missing:
         say(line)
-
-
-def _print_json(view: _View) -> None:
-    click.echo(json.dumps(view.as_json()))
 
 
 # ---- On a terminal ------------------------------------------------------------------------------
@@ -271,7 +216,8 @@ def _rendered(view: _View) -> Any:
         title, *more = view.titles(pool)
         table, rest = _table(view, pool, most)
         parts += [Text(), Text(one_line(title), "bold"), *(Text(one_line(line)) for line in more)]
-        parts.append(table.fitted(window.columns).rich())
+        columns, *rows = table.fitted(window.columns).lines()
+        parts += [Text(columns, "bold", no_wrap=True), *(Text(row, no_wrap=True) for row in rows)]
         if rest:
             parts.append(Text(rest, "dim"))
     idle = [pool.pool for pool in view.pools if _is_idle(pool)]
@@ -283,7 +229,6 @@ def _rendered(view: _View) -> Any:
         parts += [Text(), Text(NO_POOLS)]
     if view.missing:
         parts += [Text(), *(Text(one_line(line), "red") for line in view.missing)]
-    parts += [Text(), *(Text(one_line(line)) for line in view.tiers)]
     return Group(*parts)
 
 
@@ -338,15 +283,14 @@ def _watch_on_terminal(view: _View, interval: float) -> None:
             live.update(_rendered(view), refresh=True)
 
 
-def _watch_in_lines(view: _View, interval: float, show: Callable[[_View], None]) -> None:
+def _watch_in_lines(view: _View, interval: float) -> None:
     while True:
         view.look()
         if view.problem:
             remark(view.problem)
         else:
-            show(view)
-            if show is _print_plain:
-                say()
+            _print_plain(view)
+            say()
         sys.stdout.flush()
         time.sleep(interval)
 
@@ -361,18 +305,8 @@ def _watch_in_lines(view: _View, interval: float, show: Callable[[_View], None])
     metavar="SECONDS",
     help="Time between two updates.",
 )
-@click.option("--once", is_flag=True, help="Print the state once, and exit.")
-@click.option("--json", "in_json", is_flag=True, help="Print JSON, one line for each update.")
-@tier_option
 @coordinator_option
-def command(
-    pools: tuple[str, ...],
-    interval: float,
-    once: bool,
-    in_json: bool,
-    tiers: tuple[str, ...],
-    coordinator: str | None,
-) -> int:
+def command(pools: tuple[str, ...], interval: float, coordinator: str | None) -> int:
     """Show the current state of pools live: capacity, writers and their speed, waiting writers.
 
     Examples:
@@ -380,8 +314,6 @@ def command(
     \b
     ioshape top
     ioshape top lustre:scratch --interval 1
-    ioshape top --once --json | jq '.[].used'
-    ioshape top --tier /local/nvme
 
     Without names it shows the first 128 pools by name. Pools with a queue come
     first, then pools with writers, then idle ones. In each pool the fastest writers
@@ -389,35 +321,23 @@ def command(
 
     On a terminal the screen is redrawn until you press q or Ctrl-C. Narrow windows
     have fewer columns, but always full ids, for "ioshape slots kick". In a pipe, each
-    state is printed below the previous one.
+    state is printed below the previous one. "ioshape slots status" prints the state
+    once, also as JSON.
 
-    With --tier a line shows the checkpoints that wait on that tier to be drained;
-    "ioshape ls FOLDER" prints them as JSON. If the coordinator does not answer for a
-    pool, a line says so; in JSON the pool has "pool" and "error".
+    If the coordinator does not answer for a pool, a line says so.
 
     Exit code: 0, also after Ctrl-C; 1 if there is no such pool; 3 if the coordinator
-    is unreachable at the start, or answers for none of the pools. If that happens
-    later, the command waits for the coordinator.
+    is unreachable at the start. If that happens later, the command waits for the
+    coordinator.
     """
     with sentences():
-        view = _View(operator_of(coordinator), pools, tiers)
+        view = _View(operator_of(coordinator), pools)
     view.begin()
-    if once:
-        view.look(once=True)
-        if view.problem:
-            raise AwayError(view.problem)
-        if in_json:
-            say_json(view.as_json())
-            for line in view.left_out:
-                remark(line)
-        else:
-            _print_plain(view)
-        return 0
     try:
-        if in_json or not sys.stdout.isatty():
-            _watch_in_lines(view, interval, _print_json if in_json else _print_plain)
-        else:
+        if sys.stdout.isatty():
             _watch_on_terminal(view, interval)
+        else:
+            _watch_in_lines(view, interval)
     except KeyboardInterrupt:
         pass
     return 0

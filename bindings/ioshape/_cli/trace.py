@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -42,50 +42,26 @@ _FIGURES = (">saves", ">bytes", ">all done s", ">mean s", ">p99 s", ">stall s")
 _WAITS = (">wait s", ">longest s", ">failed", ">skipped")
 
 
-def _cells(gust: Gust) -> list[str]:
-    seconds = (gust.makespan_s, gust.mean_s, gust.p99_s, gust.held_s)
+def _cells(storm: Storm) -> list[str]:
+    seconds = (storm.makespan_s, storm.mean_s, storm.p99_s, storm.training_held_s)
+    waits = (storm.mean_wait_s, storm.longest_wait_s)
     return [
-        f"{len(gust.saves):,}",
-        human_size(gust.n_bytes),
-        *(f"{value:.3f}" for value in (*seconds, gust.waited_s, gust.most_waited_s)),
-        f"{gust.failed:,}",
-        f"{gust.skipped:,}",
+        f"{storm.saves:,}",
+        human_size(storm.bytes),
+        *(f"{value:.3f}" for value in (*seconds, *waits)),
+        f"{storm.failed:,}",
+        f"{storm.skipped:,}",
     ]
 
 
-def _show(found: list[Gust]) -> None:
+def _show(found: list[Storm]) -> None:
     table = Table(*columns(">storm", "<began", ">ranks", *_FIGURES, *_WAITS))
     first = max(0, len(found) - _MOST_ROWS)
-    for number, gust in enumerate(found[first:], start=first + 1):
-        table.add(str(number), _time(gust.began_s), f"{gust.ranks:,}", *_cells(gust))
+    for number, storm in enumerate(found[first:], start=first + 1):
+        table.add(str(number), _time(storm.began_s), f"{storm.ranks:,}", *_cells(storm))
     if first:
         say(f"The last {_MOST_ROWS} of {plural(len(found), 'storm')}; --json has all.")
     table.show()
-
-
-def _gust_json(gust: Gust) -> dict[str, Any]:
-    return {
-        "saves": len(gust.saves),
-        "ranks": gust.ranks,
-        "bytes": gust.n_bytes,
-        "began_s": gust.began_s,
-        "makespan_s": gust.makespan_s,
-        "mean_s": gust.mean_s,
-        "p99_s": gust.p99_s,
-        "training_held_s": gust.held_s,
-        "mean_wait_s": gust.waited_s,
-        "longest_wait_s": gust.most_waited_s,
-        "failed": gust.failed,
-        "skipped": gust.skipped,
-    }
-
-
-def _as_json(run: Run, found: list[Gust]) -> dict[str, Any]:
-    return {
-        "saves": len(run.saves),
-        "problems": run.problems,
-        "storms": [_gust_json(gust) for gust in found],
-    }
 
 
 # ---- The trace for Perfetto ---------------------------------------------------------------------
@@ -238,9 +214,10 @@ def command(
     Exit code: 0; 1 if a file has lines that are no reports (counted on stderr).
     """
     run = read_run(folder)
-    found = gusts(run.saves)
+    found = storms(run.saves)
     if as_json:
-        say_json(_as_json(run, found))
+        told = [asdict(storm) for storm in found]
+        say_json({"saves": len(run.saves), "problems": run.problems, "storms": told})
     else:
         _show(found)
     if chrome_path is not None:
@@ -443,68 +420,58 @@ def by_process(saves: Iterable[Recorded]) -> dict[tuple[str, int, int], list[Rec
     return found
 
 
-@dataclass
-class Gust:
-    """A storm: saves that overlap or follow each other closely."""
+@dataclass(frozen=True)
+class Storm:
+    """Saves that overlap or follow each other closely, with the member names of the JSON output."""
 
-    saves: list[Recorded]
+    saves: int
+    ranks: int
+    bytes: int
+    began_s: float
+    #: from the begin of the first save to the end of the last one
+    makespan_s: float
+    mean_s: float
+    p99_s: float
+    #: time for which the caller of a save waited, on average
+    training_held_s: float
+    #: waits for slots
+    mean_wait_s: float
+    longest_wait_s: float
+    failed: int
+    skipped: int
 
-    @property
-    def began_s(self) -> float:
-        return min(save.started_s for save in self.saves)
-
-    @property
-    def makespan_s(self) -> float:
-        return max(save.ended_s for save in self.saves) - self.began_s
-
-    @property
-    def mean_s(self) -> float:
-        """The mean duration of a save."""
-        return fmean(save.total_s for save in self.saves)
-
-    @property
-    def p99_s(self) -> float:
-        return percentile([save.total_s for save in self.saves], 99)
-
-    @property
-    def held_s(self) -> float:
-        return fmean(save.held_s for save in self.saves)
-
-    @property
-    def waited_s(self) -> float:
-        return fmean(save.parts["slot_s"] for save in self.saves)
-
-    @property
-    def most_waited_s(self) -> float:
-        return max(save.parts["slot_s"] for save in self.saves)
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(save.file_bytes for save in self.saves)
-
-    @property
-    def failed(self) -> int:
-        return sum(save.error is not None for save in self.saves)
-
-    @property
-    def skipped(self) -> int:
-        return sum(save.details.get("skipped") is True for save in self.saves)
-
-    @property
-    def ranks(self) -> int:
-        return len(by_process(self.saves))
+    @classmethod
+    def of(cls, saves: Sequence[Recorded]) -> Storm:
+        """Summarise these saves, which must be in the order in which they began."""
+        took = [save.total_s for save in saves]
+        waits = [save.parts["slot_s"] for save in saves]
+        began_s = saves[0].started_s
+        return cls(
+            saves=len(saves),
+            ranks=len(by_process(saves)),
+            bytes=sum(save.file_bytes for save in saves),
+            began_s=began_s,
+            makespan_s=max(save.ended_s for save in saves) - began_s,
+            mean_s=fmean(took),
+            p99_s=percentile(took, 99),
+            training_held_s=fmean(save.held_s for save in saves),
+            mean_wait_s=fmean(waits),
+            longest_wait_s=max(waits),
+            failed=sum(save.error is not None for save in saves),
+            skipped=sum(save.details.get("skipped") is True for save in saves),
+        )
 
 
-def gusts(saves: Iterable[Recorded]) -> list[Gust]:
+def storms(saves: Iterable[Recorded]) -> list[Storm]:
     """Return the storms of a run, in the order in which they began.
 
     `saves` must be in the order in which they began. A storm ends if no save runs for a second.
     """
-    found: list[Gust] = []
+    found: list[list[Recorded]] = []
     until = -math.inf
     for save in saves:
         if save.started_s > until + _APART_S:
-            found.append(Gust([]))
-        found[-1].saves.append(save)
+            found.append([])
+        found[-1].append(save)
         until = max(until, save.ended_s)
-    return found
+    return [Storm.of(one) for one in found]

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ioshape._cli.output import (
     SentenceError,
     UsageSentenceError,
+    for_json,
     human_seconds,
     human_size,
     json_option,
@@ -45,11 +45,6 @@ def _sources(source: str, newest: int | None, every_one: bool) -> list[str]:
         remedy = "give the directory that save_group() writes to, or leave out --newest and --all"
         raise SentenceError(f'there is no checkpoint in "{source}"; {remedy}')
     return found if newest is None else found[-newest:]
-
-
-def _as_json(one: Uploaded) -> dict[str, Any]:
-    fields = asdict(one)
-    return {"bytes" if name == "n_bytes" else name: value for name, value in fields.items()}
 
 
 def _say(one: Uploaded) -> None:
@@ -124,5 +119,5 @@ def command(
         if not as_json:
             _say(one)
     if as_json:
-        say_json([_as_json(one) for one in done])
+        say_json([for_json(one) for one in done])
     return 0

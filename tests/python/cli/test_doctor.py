@@ -16,7 +16,7 @@ import command
 import ioshape
 import pytest
 import torch
-from coordinators import coordinator, running_redis, writers
+from coordinators import running_redis
 from ioshape._cli.doctor import EXIT_SERIOUS
 from ioshape._cli.doctor_facts import Coordination, Folder, Host, Installation, _is_filtered
 from ioshape._cli.doctor_findings import SEVERITIES, Finding
@@ -336,17 +336,6 @@ def test_a_redis_is_asked(tmp_path: Path) -> None:
     assert "coordinator-away" not in found["findings"]
     assert "coordinator-away" in refused["findings"]
     assert "wr0ng" not in json.dumps(refused)
-
-
-def test_who_writes_now_is_shown(tmp_path: Path) -> None:
-    with coordinator("local") as address, writers() as make:
-        writer = make(address, json.dumps({"path": str(tmp_path)}), job="run7", IOSHAPE_SLOTS="3")
-        assert writer.hear() == "holds"
-        found = probed(tmp_path, IOSHAPE_COORDINATOR=address)["coordination"]
-        shown = call(tmp_path, "--coordinator", address).stdout
-    assert (found["capacity"], found["capacity_by"], found["used"]) == (3, "job", 1)
-    assert found["holders"] == [f"job run7, rank 0 on {os.uname().nodename}"]
-    assert "1 writing, 0 waiting" in shown
 
 
 # ---- Installation --------------------------------------------------------------------------------

@@ -50,9 +50,8 @@ def members(address: str, kind: str) -> list[dict[str, Any]]:
 
 
 def seen_at(address: str) -> int:
-    """Return the bytes per second of all writers as `ioshape top` shows them."""
-    text = succeed(call("top", "--once", "--coordinator", address, "--json"))
-    return sum(one["bytes_per_second"] for one in json.loads(text)[0]["holders"])
+    """Return the bytes that all holders have written, as `ioshape slots status` shows them."""
+    return sum(one["passed"] for one in members(address, "holders"))
 
 
 def drained(*arguments: str | Path | int) -> list[dict[str, Any]]:
