@@ -15,7 +15,7 @@ def check(made: Lane) -> None:
     assert not made.verdict.faults, told
     # A run without saves and loads could find no fault.
     assert told["counts"]["checkpoints"] > told["kills"] / 2, told
-    assert told["counts"]["jobs_that_loaded"] > told["kills"] / 4, told
+    assert told["counts"]["jobs_that_loaded"], told
 
 
 @pytest.mark.long
