@@ -44,10 +44,7 @@ from ioshape._save.save import save as our_save
 from ioshape._save.save import save_async
 
 if TYPE_CHECKING:
-    from ioshape._integrations.foreign import Foreign as _Base
     from ioshape._save.handle import SaveHandle
-else:
-    _Base = Base
 
 __all__ = ["CheckpointEngine"]
 
@@ -84,7 +81,7 @@ class _Ranks:
         return bool(said.item())
 
 
-class CheckpointEngine(_Base):
+class CheckpointEngine(Base):  # type: ignore[misc] # see pyproject
     """DeepSpeed checkpoint engine that uses ioshape.save() and ioshape.load().
 
     All ranks must create it at the same point of their program. The file `latest` names a

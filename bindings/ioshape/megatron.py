@@ -33,16 +33,10 @@ except ImportError as _error:
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ioshape._integrations.foreign import Foreign as _Load
-    from ioshape._integrations.foreign import Foreign as _Save
-else:
-    _Load = _torch_dist.TorchDistLoadShardedStrategy
-    _Save = _torch_dist.TorchDistSaveShardedStrategy
-
 __all__ = ["LoadStrategy", "SaveStrategy"]
 
 
-class SaveStrategy(_Save):
+class SaveStrategy(_torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc] # see pyproject
     """Save strategy, for the argument `sharded_strategy` of dist_checkpointing.save().
 
     It takes the arguments of Megatron's own strategy; all have a default here.
@@ -82,12 +76,13 @@ def _reader(checkpoint_dir: str | Path, cache_metadata: bool = False) -> Reader:
     return Reader(checkpoint_dir)
 
 
-class LoadStrategy(_Load):
+_Load: Any = _torch_dist.TorchDistLoadShardedStrategy
+
+
+class LoadStrategy(_Load):  # type: ignore[misc] # see pyproject
     """Load strategy, for the argument `sharded_strategy` of dist_checkpointing.load().
 
     It verifies every byte that it reads.
     """
 
-    load: Any = with_ours(
-        _torch_dist.TorchDistLoadShardedStrategy.load, _torch_dist, _get_filesystem_reader=_reader
-    )
+    load: Any = with_ours(_Load.load, _torch_dist, _get_filesystem_reader=_reader)

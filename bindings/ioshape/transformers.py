@@ -15,7 +15,7 @@ but training waits for the whole save.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     from transformers import Trainer
@@ -28,11 +28,6 @@ except ImportError as _error:
 from ioshape._integrations.huggingface.whole import wait_for_checkpoints
 from ioshape._run.patch import patched
 from ioshape._save.collected import in_background
-
-if TYPE_CHECKING:
-    from ioshape._integrations.foreign import Foreign as _Trainer
-else:
-    _Trainer = Trainer
 
 __all__ = ["IoshapeAsyncCheckpoints", "IoshapeAsyncTrainer"]
 
@@ -69,9 +64,5 @@ class IoshapeAsyncCheckpoints:
             wait_for_checkpoints()
 
 
-class IoshapeAsyncTrainer(IoshapeAsyncCheckpoints, _Trainer):
+class IoshapeAsyncTrainer(IoshapeAsyncCheckpoints, Trainer):  # type: ignore[misc] # whichever it is
     """A Trainer that saves its checkpoints in the background."""
-
-    if TYPE_CHECKING:
-
-        def __new__(cls, *arguments: Any, **named: Any) -> Trainer: ...

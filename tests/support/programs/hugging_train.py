@@ -122,10 +122,9 @@ def train_in_background(folder: Path, steps: int, seen: Seen) -> None:
 
 def train_in_background_and_fail(folder: Path, steps: int, seen: Seen) -> None:
     """Simulate a full disk at a time when training has gone on."""
-    from ioshape.transformers import IoshapeAsyncCheckpoints  # noqa: PLC0415
-    from transformers import Trainer  # noqa: PLC0415
+    from ioshape.transformers import IoshapeAsyncTrainer  # noqa: PLC0415
 
-    class Failing(IoshapeAsyncCheckpoints, Trainer):  # type: ignore[misc]
+    class Failing(IoshapeAsyncTrainer):
         def _save_rng_state(self, output_dir: str) -> None:
             super()._save_rng_state(output_dir)
             if self.state.global_step == 4 and self.args.process_index == self.args.world_size - 1:
