@@ -76,13 +76,12 @@ def _reader(checkpoint_dir: str | Path, cache_metadata: bool = False) -> Reader:
     return Reader(checkpoint_dir)
 
 
-_Load: Any = _torch_dist.TorchDistLoadShardedStrategy
-
-
-class LoadStrategy(_Load):  # type: ignore[misc] # see pyproject
+class LoadStrategy(_torch_dist.TorchDistLoadShardedStrategy):  # type: ignore[misc] # see pyproject
     """Load strategy, for the argument `sharded_strategy` of dist_checkpointing.load().
 
     It verifies every byte that it reads.
     """
 
-    load: Any = with_ours(_Load.load, _torch_dist, _get_filesystem_reader=_reader)
+    load: Any = with_ours(
+        _torch_dist.TorchDistLoadShardedStrategy.load, _torch_dist, _get_filesystem_reader=_reader
+    )

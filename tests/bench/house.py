@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import sizes
+import type_completeness
 from coordinators import GRACE_S, running_redis, short_folder
 from imports import cycles, imports
 from tree import HEADERS, LIBRARY, ROOT
@@ -178,22 +179,7 @@ def python_figures() -> Iterator[Figure]:
     yield Figure("files_of_ioshape_save", len(entered), "<=", 7, " ".join(entered))
     names = output_of(sys.executable, "-c", "import ioshape; print(*ioshape.__all__)").split()
     yield Figure("top_level_names", len(names), "<=", 32, "of ioshape.__all__")
-    told = subprocess.run(
-        [
-            *(Path(sys.executable).parent / "basedpyright", "--pythonpath", sys.executable),
-            *("--verifytypes", "ioshape", "--ignoreexternal", "--outputjson"),
-        ],
-        check=False,  # it fails below 100 %
-        capture_output=True,
-        text=True,
-    ).stdout
-    types = json.loads(told)["typeCompleteness"]
-    unknown = [
-        one["name"].removeprefix("ioshape.")
-        for one in types["symbols"]
-        if one["isExported"] and not one["isTypeKnown"]
-    ]
-    percent = round(100 * types["completenessScore"], 1)
+    percent, unknown = type_completeness.of_package()
     remark = f"unknown: {' '.join(unknown)}" if unknown else "of what type checkers see is known"
     yield Figure("verifytypes_percent", percent, ">=", 100, remark)
 

@@ -152,9 +152,9 @@ class Reader(Owner):
         self.file_bytes: int = info.file_bytes
         self.n_records: int = info.records
         #: whether the file is read as a torch zip; otherwise it has no records
-        self.is_torch_zip = bool(info.torch_zip)
+        self.is_torch_zip: bool = bool(info.torch_zip)
         #: whether the file has checksums, so that reads are verified
-        self.has_checksums = bool(info.checksums)
+        self.has_checksums: bool = bool(info.checksums)
         #: bytes that have a checksum of their own; 0 if at most whole records have one
         self.block_bytes: int = info.block_bytes
 

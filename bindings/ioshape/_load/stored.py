@@ -59,9 +59,9 @@ class StoredTensor:
         #: offset in the file of the first element, in bytes
         self._begin = 0 if record is None else record.file_offset + tensor.storage_offset
         #: The path to it in the object that load() returns.
-        self.name = tensor.name
+        self.name: str = tensor.name
         #: The shape of the whole tensor.
-        self.shape = tensor.shape
+        self.shape: tuple[int, ...] = tensor.shape
         is_known = reader.has_checksums
         if reader.is_torch_zip:
             is_known = record is not None and record.crc32 != 0

@@ -1,0 +1,6 @@
+from typing import Any
+
+class TorchDistLoadShardedStrategy:
+    load: Any
+
+class TorchDistSaveShardedStrategy: ...
