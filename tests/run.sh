@@ -42,7 +42,8 @@ These stages run only with --long or by name:
   coverage   branch coverage of C and Python; writes it to docs/testing.md
 
 The stages python and gpu run in parallel to the others, and fault in parallel to both; their output comes last.
-build/results/seconds.tsv has the time of each stage.
+build/results/seconds.tsv has the elapsed seconds and the CPU seconds of each stage. A complete run without --quick and
+--long fails if a stage's CPU time has grown by half (tests/tools/stage_times.py).
 
   --quick    for daily work: the stages style, gcc, house and python, without slow tests (suite and mark "slow")
   --long     also the stages above and the longest tests (suite "long" in meson, mark "long" in pytest)
@@ -266,11 +267,13 @@ stage_install() {
 }
 
 stage_asan() {
+	local one_in=25 # an act takes 10 CPU seconds
+	[ $length != long ] || one_in=1
 	build build/asan || return
 	local -x ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1
 	local -x UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 	slow_meson_tests asan build/asan --no-suite fault
-	check "each allocation of some acts fails" harmed_acts build/asan memory
+	check "each allocation of some acts fails" harmed_acts build/asan $one_in memory
 }
 
 stage_tsan() {
@@ -332,14 +335,14 @@ stage_garbled() {
 	cp "$results/garbled.xml" build/ # for "tests/bench.sh house"
 }
 
-# harmed_acts FOLDER MODE...: a tenth of the campaign's acts, which the commit chooses
+# harmed_acts FOLDER ONE_IN MODE...: one in so many of the campaign's acts, which the commit chooses
 harmed_acts() {
-	local folder=$1 program=$PWD/$1/tests/campaign/harm seed mode act said number=0
-	shift
+	local folder=$1 one_in=$2 program=$PWD/$1/tests/campaign/harm seed mode act said number=0
+	shift 2
 	seed=$((16#$(git rev-parse --short=4 HEAD)))
 	for mode in "$@"; do
 		while read -r act; do
-			((number++ % 10 == seed % 10)) || continue
+			((number++ % one_in == seed % one_in)) || continue
 			rm -rf "$folder/act"
 			mkdir "$folder/act"
 			said=$(cd "$folder/act" && "$program" "$mode" $seed 4 "$act" </dev/null) || return
@@ -352,7 +355,7 @@ stage_fault() {
 	build build/gcc || return
 	# Other stages compute beside these.
 	threads_per_core=2 meson_tests fault build/gcc --suite fault
-	check "some acts of the campaign are harmed" harmed_acts build/gcc kills faults
+	check "some acts of the campaign are harmed" harmed_acts build/gcc 10 kills faults
 }
 
 # The ledger gets nothing.
@@ -444,14 +447,24 @@ set +m
 started=("-$builder")
 trap 'kill -- "${started[@]}" 2>/dev/null' EXIT
 
+# count_cpu_s: sets cpu_s to the CPU seconds of what this shell has started and waited for
+count_cpu_s() {
+	local file=$results/times-$BASHPID # in a pipe or $(…), "times" would tell of another shell
+	times >"$file"
+	cpu_s=$(awk -F '[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$file")
+}
+
 run_stages() {
-	local stage began
+	local stage began before cpu_s
 	for stage in "$@"; do
 		say "$stage"
 		began=$SECONDS
+		count_cpu_s
+		before=$cpu_s
 		"stage_$stage"
-		echo "== $stage took $((SECONDS - began)) s"
-		printf '%s\t%s\n' "$stage" "$((SECONDS - began))" >>"$results/seconds.tsv"
+		count_cpu_s
+		echo "== $stage took $((SECONDS - began)) s, and $((cpu_s - before)) s of processors"
+		printf '%s\t%s\t%s\n' "$stage" "$((SECONDS - began))" "$((cpu_s - before))" >>"$results/seconds.tsv"
 	done
 }
 
@@ -471,6 +484,8 @@ for number in "${!beside[@]}"; do
 done
 
 say "all"
+[ $all_stages$length != yeswhole ] || check "no stage's CPU time has grown by half" \
+	python tests/tools/stage_times.py "$results/seconds.tsv"
 if [ $all_stages = yes ] && [ $length != long ]; then
 	# For "tests/bench.sh house".
 	name=$([ $length = quick ] && echo quick || echo run)
