@@ -38,18 +38,25 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 	return ret;
 }
 
+/* ThreadSanitizer counts cores before it can be told of memory accesses. */
+#ifdef __clang__
+#define UNSEEN __attribute__((disable_sanitizer_instrumentation))
+#else
+#define UNSEEN
+#endif
+
 /* Wraps calls that count cores: the host has so many if the number is not 0. */
 static unsigned cores;
 long __real_sysconf(int name);
 long __wrap_sysconf(int name);
-long __wrap_sysconf(int name)
+UNSEEN long __wrap_sysconf(int name)
 {
 	return cores && name == _SC_NPROCESSORS_ONLN ? (long)cores : __real_sysconf(name);
 }
 
 int __real_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set);
 int __wrap_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set);
-int __wrap_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set)
+UNSEEN int __wrap_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set)
 {
 	if (!cores)
 		return __real_sched_getaffinity(process, bytes, set);
