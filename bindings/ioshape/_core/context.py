@@ -62,6 +62,11 @@ class Context:
     A context stays alive until its last save and its last reader have ended.
     """
 
+    #: the settings of the package; C does not read them
+    durable: bool
+    tier: str
+    trace: str
+
     def __init__(self, configured: dict[str, Any] | None = None, **preferred: Any) -> None:
         """Open a context. Raise ValueError if a setting is invalid.
 
@@ -74,9 +79,9 @@ class Context:
         options.size = ffi.sizeof("struct save_test_options")
         self._texts: list[Any] = []
         self._given = configured = config.given if configured is None else configured
-        self._has_debug_lines = _debugs()
+        self._around = _around()
         options.log = ffi.addressof(lib, "ioshape_py_log")
-        options.log_level = lib.IOSHAPE_LOG_DEBUG if self._has_debug_lines else lib.IOSHAPE_LOG_INFO
+        options.log_level = lib.IOSHAPE_LOG_DEBUG if _debugs() else lib.IOSHAPE_LOG_INFO
         for setting in config.SETTINGS.values():
             value = preferred.get(setting.name)
             if value is None:
@@ -92,10 +97,13 @@ class Context:
             # as an invalid argument of configure(), so it raises the same exception.
             raise ValueError(str(last_failure("", "open")))
         self.pointer: Any = self._out[0]
+        self.durable = config.value_of("durable", configured) is not False
+        self.tier = config.value_of("tier", configured) or ""
+        self.trace = config.value_of("trace", configured) or ""
 
     def is_outdated(self) -> bool:
         """Return whether settings have changed since this context was made."""
-        return self._given is not config.given or self._has_debug_lines != _debugs()
+        return self._given is not config.given or self._around != _around()
 
     def _in_c(self, setting: Setting, value: Any) -> Any:
         """Return a value in the form that its field of the C struct takes."""
@@ -114,6 +122,15 @@ def _debugs() -> bool:
         return bool(logger.isEnabledFor(_LEVELS[lib.IOSHAPE_LOG_DEBUG]))
     except (KeyError, AttributeError):  # AttributeError: logging is only half imported
         return False
+
+
+#: variables of the settings that C does not read
+_VARIABLES = ("IOSHAPE_DURABLE", "IOSHAPE_TIER", "IOSHAPE_TRACE")
+
+
+def _around() -> tuple[object, ...]:
+    """Return what a program may change without configure(), and what a context depends on."""
+    return (_debugs(), *map(os.environ.get, _VARIABLES))
 
 
 #: the context for new saves and readers, unless it is outdated; None: none has been made

@@ -68,7 +68,7 @@ class _Sink(io.RawIOBase):
         self._begun = begun
         self._begin = time.perf_counter()
         self._report: Report | None = None
-        self._trace = request.trace
+        self._trace = request.context.trace
         context = request.ordered_context()
         self._position = part.offset if part else 0
         options = sized("ioshape_file_options")

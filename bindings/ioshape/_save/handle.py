@@ -84,7 +84,7 @@ class SaveHandle:
         self._keep: tuple[object, ...] = tuple(keep)
         self._failures = tuple(failures)  # callbacks; the save raises what they raised
         self._downgrades = (*request.downgrades, *downgrades)
-        self._trace = request.trace
+        self._trace = request.context.trace
         self._causes = tuple(causes)  # for failures of which the library knows only a code
         # There is no lock, because a signal handler may use the handle while its thread does. The
         # fields below are consistent between any two bytecodes. What must happen once is decided by

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ioshape._core import under_way
 from ioshape._core.callbacks import Teller
-from ioshape._core.config import is_durable, tier_folder, value_of
+from ioshape._core.config import is_durable, tier_folder
 from ioshape._core.context import current
 from ioshape._core.errors import last_failure
 from ioshape._core.structs import called_from_c, owned, said, sized
@@ -73,8 +73,6 @@ class SaveRequest:
     to_destination: bool
     #: whether to write a checksum of each MiB into a file beside the saved file
     checksums: bool
-    #: folder of the setting "trace"; "": reports are not recorded
-    trace: str
     #: path that the save writes: the destination, or one on the tier
     write_path: str
     #: the rest of the way, if the save writes on the tier; None: there is none
@@ -95,20 +93,21 @@ class SaveRequest:
         checksums: bool = False,
     ) -> SaveRequest:
         """Make a request of the arguments of a public call."""
+        context = current()
         to_destination = durable == "destination"
         if durable == "destination":
             durable = True
+        tier = context.tier if tier is None else tier
         return cls(
             path=path,
-            context=current(),
-            durable=is_durable(durable),
+            context=context,
+            durable=context.durable if durable is None else is_durable(durable),
             replace=replace,
             progress=progress,
             due=due_in(deadline),
-            tier=tier_folder(tier),
+            tier=tier_folder(tier) if tier else "",
             to_destination=to_destination,
             checksums=checksums,
-            trace=value_of("trace") or "",
             write_path=path,
         )
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ioshape import _torch as original
 from ioshape._core import trace
-from ioshape._core.config import value_of
-from ioshape._core.context import encoded
+from ioshape._core.context import current, encoded
 from ioshape._core.descriptors import is_pythons
 from ioshape._core.errors import StorageError
 from ioshape._core.report import Downgrade, Report
@@ -339,7 +338,7 @@ class _TorchSave:
             downgrades=(Downgrade(why, "torch"),),
             started_s=time.time(),
         )
-        begin, folder = time.perf_counter(), value_of("trace") or ""
+        begin, folder = time.perf_counter(), current().trace
         try:
             self._torch_save(f)
         except (OSError, RuntimeError) as error:  # torch's writer raises both

@@ -162,7 +162,7 @@ def _by_original(specs: Any, metadata: Any, request: SaveRequest, why: _NotOurs)
         total_s=time.perf_counter() - begin,
         started_s=started,
     )
-    trace.record(request.trace, report)
+    trace.record(request.context.trace, report)
     return report
 
 
