@@ -28,6 +28,10 @@ def test_a_stage_that_grows_by_more_than_half_is_named(stage: str, slowness: flo
     assert [sentence.split()[0] for sentence in stage_times.grown(measured, PLANNED)] == [stage]
 
 
+def test_cpu_time_that_was_not_counted_is_an_error() -> None:
+    assert stage_times.grown(dict.fromkeys(PLANNED, 0), PLANNED)
+
+
 def test_the_program_reads_what_run_sh_writes(tmp_path: Path) -> None:
     seconds = tmp_path / "seconds.tsv"
 

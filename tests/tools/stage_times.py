@@ -32,6 +32,8 @@ def read(path: Path) -> dict[str, float]:
 def grown(measured: Mapping[str, float], planned: Mapping[str, float]) -> list[str]:
     """Return a sentence for each stage that grew by more than MOST_GROWTH."""
     slowness = median(measured[stage] / planned[stage] for stage in planned)
+    if not slowness:
+        return [f"the CPU seconds of most stages were not counted: {measured}"]
     return [
         f"{stage} computes for {measured[stage]:.0f} s; planned are {planned[stage]} s, which are"
         f" {planned[stage] * slowness:.0f} s on this machine"
