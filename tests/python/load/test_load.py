@@ -155,6 +155,8 @@ def test_a_torch_zip_by_the_name_of_safetensors(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     ioshape.save(STATE, path)
     assert attempt_only(ioshape.load, path) == attempt_only(torch.load, path)
+    assert ioshape.inspect(path).tensors
+    ioshape.verify(path)
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
