@@ -11,6 +11,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define ROOM 10000
 
@@ -185,6 +187,23 @@ static void fill(uint64_t *state, const struct type *type, unsigned way)
 }
 
 static struct test_case tests = { .name = "Statistics" };
+
+/* Sanitizers do not look into the loops. */
+TEST(tests, nothing_around_the_numbers_is_read)
+{
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE), length = 4 * BASE_STATISTICS_BLOCK;
+	uint8_t *memory =
+		mmap(NULL, length + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint64_t state = 3;
+
+	ck_assert_ptr_ne(memory, MAP_FAILED);
+	memory += page;
+	ck_assert_int_eq(mprotect(memory, length, PROT_READ | PROT_WRITE), 0);
+	test_random_fill(&state, memory, length);
+	for (most = BASE_PORTABLE; most < BASE_INSTRUCTION_SETS; most++)
+		for (size_t i = 0; i < ARRAY_LENGTH(all_types); i++)
+			compare(&all_types[i], memory, length, 0);
+}
 
 TEST(tests, they_are_those_of_a_plain_computation)
 {
