@@ -297,7 +297,7 @@ LOOP_TEST(saves, saves_and_loads, 0, GOOD_SCENES)
 	struct scene scene = good[_i % GOOD_SCENES];
 
 	scene.store = stores[_i / GOOD_SCENES];
-	scene.bytes = 3 * MIB;
+	scene.bytes = MIB;
 	scene.steps = 2;
 	run_all(&scene, run_well, NULL);
 	for (uint64_t step = 1; step <= scene.steps; step++)
@@ -540,25 +540,25 @@ static int run_into_mishap(struct member *member)
 
 #define NODE_OF_4                                                                                  \
 	{                                                                                          \
-		.ranks = 4, .nodes = 1, .layout = "node", .bytes = 3 * MIB                         \
+		.ranks = 4, .nodes = 1, .layout = "node", .bytes = MIB                         \
 	}
 #define EACH_OF_4                                                                                  \
 	{                                                                                          \
 		.ranks = 4, .nodes = 1, .mode = IOSHAPE_MODE_EACH, .layout = "each",               \
-		.bytes = 3 * MIB                                                                   \
+		.bytes = MIB                                                                   \
 	}
 #define WIRED_4                                                                                    \
 	{                                                                                          \
 		.ranks = 4, .nodes = 2, .mode = IOSHAPE_MODE_RANK0, .layout = "rank0",             \
-		.bytes = 3 * MIB, .wired = true, .store = IOSHAPE_STORE_HOST                       \
+		.bytes = MIB, .wired = true, .store = IOSHAPE_STORE_HOST                       \
 	}
 #define LARGE_4                                                                                    \
 	{                                                                                          \
-		.ranks = 4, .nodes = 1, .layout = "node", .bytes = 3 * MIB, .more_bytes = 40 * MIB \
+		.ranks = 4, .nodes = 1, .layout = "node", .bytes = MIB, .more_bytes = 40 * MIB \
 	}
 #define HASTY_4                                                                                    \
 	{                                                                                          \
-		.ranks = 4, .nodes = 1, .layout = "node", .bytes = 3 * MIB, .deadline_ms = 1000    \
+		.ranks = 4, .nodes = 1, .layout = "node", .bytes = MIB, .deadline_ms = 1000    \
 	}
 
 static const struct mishap mishaps[] = {

@@ -124,11 +124,7 @@ static void give_all(struct given *to, size_t large_bytes)
 
 	*to = (struct given){ .memory = malloc(room) };
 	ck_assert_ptr_nonnull(to->memory);
-	for (size_t i = 0; i < room; i += 8) {
-		uint64_t number = test_random(&state);
-
-		memcpy(to->memory + i, &number, room - i < 8 ? room - i : 8);
-	}
+	test_random_fill(&state, to->memory, room);
 	give(to, "data.pkl", 1234, 0);
 	give(to, "byteorder", 6, 1);
 	give(to, "data/0", 300001, 0);

@@ -69,11 +69,7 @@ static void fill(uint8_t *data, size_t bytes)
 {
 	uint64_t at = io_writer_offset(test.write.writer);
 
-	for (size_t i = 0; i < bytes; i += 8) {
-		uint64_t word = test_random(&test.seed);
-
-		memcpy(data + i, &word, MIN(bytes - i, 8));
-	}
+	test_random_fill(&test.seed, data, bytes);
 	memcpy(test.wanted + at, data, bytes);
 }
 

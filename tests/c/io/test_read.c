@@ -58,11 +58,7 @@ static void setup(size_t bytes)
 	data = malloc(file_bytes + 8);
 	into = malloc(file_bytes + 8);
 	ck_assert(data && into);
-	for (size_t i = 0; i < file_bytes; i += 8) {
-		uint64_t value = test_random(&state);
-
-		memcpy(data + i, &value, 8);
-	}
+	test_random_fill(&state, data, file_bytes);
 	write_file();
 	descriptors_before = scratch_descriptors();
 }

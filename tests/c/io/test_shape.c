@@ -498,8 +498,7 @@ LOOP_TEST(queues_case, files_with_pauses_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_E
 	uint64_t seed = 5;
 	int fd;
 
-	for (size_t i = 0; i < sizeof(data); i++)
-		data[i] = (uint8_t)test_random(&seed);
+	test_random_fill(&seed, data, sizeof(data));
 	open_queue(shape.engine);
 	ck_assert_int_eq(io_queue_shape(queue, &shape, &error), 0);
 	ck_assert_int_eq(io_queue_start(queue, &error), 0);

@@ -34,8 +34,7 @@ static void setup(void)
 	scratch_setup();
 	data = malloc(FILE_BYTES + 8);
 	into = malloc(FILE_BYTES + 8);
-	for (size_t i = 0; i < FILE_BYTES; i += 8)
-		base_put_le(data + i, test_random(&state), 8);
+	test_random_fill(&state, data, FILE_BYTES);
 	memset(whole, 0xb5, FILE_BYTES + 2 * base);
 	memcpy(whole + base, data, FILE_BYTES);
 	scratch_write(scratch_path("file"), whole, FILE_BYTES + 2 * base);

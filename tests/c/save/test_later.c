@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "internal.h"
 #include "support/check_main.h"
+#include "support/random.h"
 #include "support/scratch.h"
 
 #include <ioshape/ioshape.h>
@@ -17,13 +18,14 @@
 #include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
-#define LARGE (50 * MIB + 12345)
+#define LARGE (34 * MIB + 12345) /* more than the least staging memory */
 #define COUNT 5
 
 static struct ioshape_context *context;
-static uint8_t *large;       /* of the record that is copied later */
-static uint8_t now[300000];  /* of the records that are copied during the call */
-static uint8_t kept[300000]; /* copy of `now` from before the call */
+static uint8_t *large;      /* of the record that is copied later */
+static uint8_t now[300000]; /* of the records that are copied during the call */
+/* Copies from before the call. */
+static uint8_t *large_kept, kept[sizeof(now)];
 static sem_t reached, opened;
 static struct ioshape_save_options how;
 
@@ -37,13 +39,15 @@ static void open_context(uint64_t staging_bytes)
 
 static void setup(void)
 {
+	uint64_t seed = 1;
+
 	scratch_setup();
 	large = malloc(LARGE);
-	ck_assert_ptr_nonnull(large);
-	for (size_t i = 0; i < LARGE; i++)
-		large[i] = (uint8_t)(i * 7 + i / 251);
-	for (size_t i = 0; i < sizeof(now); i++)
-		now[i] = (uint8_t)(i * 3);
+	large_kept = malloc(LARGE);
+	ck_assert(large && large_kept);
+	test_random_fill(&seed, large, LARGE);
+	memcpy(large_kept, large, LARGE);
+	test_random_fill(&seed, now, sizeof(now));
 	memcpy(kept, now, sizeof(now));
 	how = (struct ioshape_save_options)IOSHAPE_SAVE_OPTIONS_INIT;
 	sem_init(&reached, 0, 0);
@@ -56,6 +60,7 @@ static void teardown(void)
 	ioshape_context_free(context);
 	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
 	free(large);
+	free(large_kept);
 	scratch_teardown();
 }
 
@@ -102,8 +107,7 @@ static void check_file(const char *path)
 	ck_assert_int_eq(ioshape_reader_open(context, path, NULL, &reader), 0);
 	ck_assert_int_eq(ioshape_reader_find_record(reader, "data/2", &at), 0);
 	ck_assert_int_eq(ioshape_reader_read(reader, at, 0, read, LARGE), 0);
-	for (size_t i = 0; i < LARGE; i++)
-		REQUIRE(read[i] == (uint8_t)(i * 7 + i / 251));
+	ck_assert_mem_eq(read, large_kept, LARGE);
 	ck_assert_int_eq(ioshape_reader_find_record(reader, "data/0", &at), 0);
 	ck_assert_int_eq(ioshape_reader_read(reader, at, 0, read, sizeof(now)), 0);
 	ck_assert_mem_eq(read, kept, sizeof(now));
@@ -127,8 +131,7 @@ TEST(later, what_is_copied_later_may_change_when_it_is_copied)
 		ioshape_save_free(save);
 		check_file(path);
 		memcpy(now, kept, sizeof(now));
-		for (size_t at = 0; at < LARGE; at++)
-			large[at] = (uint8_t)(at * 7 + at / 251);
+		memcpy(large, large_kept, LARGE);
 	}
 }
 

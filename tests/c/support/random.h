@@ -22,10 +22,6 @@ static inline uint64_t test_random_below(uint64_t *state, uint64_t limit)
 	return test_random(state) % limit;
 }
 
-static inline void test_random_fill(uint64_t *state, void *into, size_t bytes)
-{
-	for (size_t i = 0; i < bytes; i++)
-		((uint8_t *)into)[i] = (uint8_t)test_random(state);
-}
+void test_random_fill(uint64_t *state, void *into, size_t bytes);
 
 #endif

@@ -54,11 +54,7 @@ static void fill(uint64_t *state, void *memory, size_t bytes, enum ioshape_dtype
 {
 	uint8_t *to = memory;
 
-	for (size_t i = 0; i < bytes; i += 8) {
-		uint64_t value = test_random(state);
-
-		memcpy(to + i, &value, bytes - i < 8 ? bytes - i : 8);
-	}
+	test_random_fill(state, memory, bytes);
 	for (size_t i = 0; dtype == IOSHAPE_BOOL && i < bytes; i++)
 		to[i] &= 1;
 }
