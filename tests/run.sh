@@ -46,6 +46,7 @@ build/results/seconds.tsv has the elapsed seconds and the CPU seconds of each st
 --long fails if a stage's CPU time has grown by half (tests/tools/stage_times.py).
 
   --quick    for daily work: the stages style, gcc, house and python, without slow tests (suite and mark "slow")
+             and without those of several programs together (tests/system)
   --long     also the stages above and the longest tests (suite "long" in meson, mark "long" in pytest)
 
 The reports are in build/results. The exit status is 0 if no test failed.
@@ -300,12 +301,13 @@ stage_valgrind() {
 }
 
 stage_python() {
-	local processes=$(($(nproc) * 3 / 2)) names
+	local processes=$(($(nproc) * 2)) folders=("${python_folders[@]}") names
+	[ $length != quick ] || folders=(tests/python tests/integrations)
 	# Most of these wait, too. With its helpers each process takes 0.8 GB and 20 CPU seconds, for torch.
 	# Who has nothing left to do takes from the others.
 	read -ra names <<<"${needs[python]}"
 	build "${names[@]}" &&
-		python_tests python "${python_folders[@]}" -n $((processes < 12 ? processes : 12)) --dist worksteal
+		python_tests python "${folders[@]}" -n $((processes < 12 ? processes : 12)) --dist worksteal
 }
 
 # The torch of .venv must be one that is built for the GPU.
@@ -477,7 +479,12 @@ for number in "${!beside[@]}"; do
 	started+=("-$!")
 done
 set +m
-(run_stages "${in_front[@]}") # without our jobs: a stage may wait for its own
+# Without our jobs: a stage may wait for its own. The stages beside take longest and wait much, so these only get what
+# they leave of the processors.
+(
+	[ ${#beside[@]} = 0 ] || renice -n 10 $BASHPID >/dev/null
+	run_stages "${in_front[@]}"
+)
 for number in "${!beside[@]}"; do
 	wait "${runners[$number]}"
 	cat "$results/lane-$number.log"
