@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes zip archives with the library's layout, of any size: data is zeros, and the file is
- * sparse. Lists and verifies archives with the library's reader. Writes shard files with the
- * library's code, into a sparse file.
+ * Writes torch zips and shard files with the library's writer, of any size: data is zeros, and the
+ * file is sparse.
  *
- *   container write PATH RECORD...
- *   container list PATH    prints name, bytes, data offset and checksum of each record
- *   container verify PATH  compares all checksums
- *   container bundle PATH ALIGNMENT MEMBER...    prints the members as list does
+ *   container zip PATH RECORD...
+ *   container bundle PATH ALIGNMENT MEMBER...
  *
- * RECORD is NAME=TEXT, NAME:BYTES, NAME:BYTES:ALIGNMENT or NAME:BYTES:unknown (as if the length
- * were not known beforehand). NAME*COUNT:BYTES makes NAME0, NAME1 and so on. MEMBER is NAME@FILE,
- * which copies the file, NAME:BYTES or NAME*COUNT:BYTES.
+ * prints name, bytes, data offset and checksum of each record or member. RECORD is NAME=TEXT,
+ * NAME:BYTES, NAME:BYTES:ALIGNMENT or NAME:BYTES:unknown (its length is not announced). MEMBER is
+ * NAME@FILE, which copies the file, or NAME:BYTES. NAME*COUNT:BYTES makes NAME0, NAME1 and so on.
  */
-#include "format/writer.c"
+#define _GNU_SOURCE
+#include "format/format.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,14 +33,13 @@ static void must(int result, const char *what)
 		give_up(what, ioshape_strerror(result));
 }
 
-/* ---- Writing --------------------------------------------------------------------------------- */
+static void expect(int result, const struct base_error *error)
+{
+	if (result)
+		give_up("refused", error->text);
+}
 
-struct output {
-	int fd;
-	uint64_t cursor;
-	struct format_entry *entries;
-	uint64_t count;
-};
+/* ---- The file -------------------------------------------------------------------------------- */
 
 /* Returns the checksum of zeros, by doubling the length. */
 static uint32_t crc_of_zeros(uint64_t bytes)
@@ -57,97 +54,8 @@ static uint32_t crc_of_zeros(uint64_t bytes)
 	return result;
 }
 
-static void write_at(struct output *output, uint64_t offset, const void *data, size_t bytes)
-{
-	if (pwrite(output->fd, data, bytes, (off_t)offset) != (ssize_t)bytes)
-		give_up("cannot write", strerror(errno));
-}
-
-static void add(struct output *output, const char *name, const char *text, uint64_t bytes,
-		uint32_t alignment, bool unknown)
-{
-	uint64_t announced = unknown ? FORMAT_UNKNOWN_BYTES : bytes;
-	struct base_buffer buffer = { 0 };
-	struct format_extent extent;
-	struct format_entry *entry;
-
-	output->entries =
-		reallocarray(output->entries, output->count + 1, sizeof(*output->entries));
-	entry = &output->entries[output->count++];
-	entry->name_bytes = (uint32_t)asprintf(&entry->name, FORMAT_FOLDER "%s", name);
-	entry->bytes = bytes;
-	entry->crc32 = text ? base_crc32(0, text, bytes) : crc_of_zeros(bytes);
-	entry->header_offset = output->cursor;
-	if (!alignment)
-		alignment = format_default_alignment(announced);
-	must(lay_out_record(output->cursor, entry->name_bytes, announced, alignment, &extent),
-	     name);
-	must(encode_header(&buffer, entry->name, &extent, announced), name);
-	write_at(output, output->cursor, buffer.data, buffer.bytes);
-	if (text)
-		write_at(output, extent.data_offset, text, bytes);
-	buffer.bytes = 0;
-	must(encode_descriptor(&buffer, entry->crc32, bytes, extent.zip64), name);
-	write_at(output, extent.data_offset + bytes, buffer.data, buffer.bytes);
-	output->cursor = extent.data_offset + bytes + buffer.bytes;
-	base_buffer_free(&buffer);
-}
-
-static void add_specified(struct output *output, char *record)
-{
-	char *equals = strchr(record, '='), *name = strsep(&record, ":="), *count, *numbered;
-	uint64_t bytes, copies;
-	uint32_t alignment = 0;
-	bool unknown;
-
-	if (!record)
-		give_up(name, "NAME=TEXT or NAME:BYTES");
-	if (equals && record == equals + 1) {
-		add(output, name, record, strlen(record), 0, false);
-		return;
-	}
-	must(base_parse_bytes(strsep(&record, ":"), &bytes), "bytes");
-	unknown = record && !strcmp(record, "unknown");
-	if (record && !unknown)
-		alignment = (uint32_t)atoi(record);
-	count = name;
-	name = strsep(&count, "*");
-	if (!count) {
-		add(output, name, NULL, bytes, alignment, unknown);
-		return;
-	}
-	must(base_parse_bytes(count, &copies), "count");
-	for (uint64_t i = 0; i < copies; i++) {
-		if (asprintf(&numbered, "%s%" PRIu64, name, i) < 0)
-			give_up(name, "no memory");
-		add(output, numbered, NULL, bytes, alignment, unknown);
-		free(numbered);
-	}
-}
-
-static void write_container(const char *path, char **records)
-{
-	struct output output = { .fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0666) };
-	struct base_buffer directory = { 0 };
-
-	if (output.fd < 0)
-		give_up(path, strerror(errno));
-	while (*records)
-		add_specified(&output, *records++);
-	must(encode_directory(&directory, output.entries, output.count, output.cursor), path);
-	write_at(&output, output.cursor, directory.data, directory.bytes);
-	close(output.fd);
-	base_buffer_free(&directory);
-	for (uint64_t i = 0; i < output.count; i++)
-		free(output.entries[i].name);
-	free(output.entries);
-}
-
-/* ---- Shard files ----------------------------------------------------------------------------- */
-
 /*
- * Replaces the library's io_writer for shard files: zeros are neither written nor checksummed byte
- * by byte.
+ * Replaces the library's io_writer: zeros are neither written nor checksummed byte by byte.
  */
 struct io_writer {
 	int fd;
@@ -197,148 +105,102 @@ void io_writer_free(struct io_writer *file)
 	close(file->fd);
 }
 
-static void expect(int result, const struct base_error *error)
-{
-	if (result)
-		give_up("refused", error->text);
-}
-
-static void put_copy(struct format_writer *bundle, const char *path, struct base_error *error)
+static void put_copy(struct format_writer *writer, const char *path, struct base_error *error)
 {
 	static uint8_t buffer[300 * KIB];
 	int fd = open(path, O_RDONLY);
 	ssize_t got;
 
 	while ((got = read(fd, buffer, sizeof(buffer))) > 0)
-		expect(format_writer_put(bundle, buffer, (size_t)got, error), error);
+		expect(format_writer_put(writer, buffer, (size_t)got, error), error);
 	if (got)
 		give_up(path, strerror(errno));
 	close(fd);
 }
 
-static void add_member(struct format_writer *bundle, const char *name, const char *file,
-		       uint64_t bytes)
+/* Appends a record or a member. Its bytes are the text, those of the file, or zeros. */
+static void add(struct format_writer *writer, const char *name, const char *text, const char *file,
+		uint64_t bytes, bool announced, uint32_t alignment)
 {
 	struct base_error error = { 0 };
-	const struct format_entry *member;
+	const struct format_entry *entry;
 	uint64_t piece, count;
 
-	expect(format_writer_begin(bundle, name, FORMAT_UNKNOWN_BYTES, 0, &error), &error);
+	expect(format_writer_begin(writer, name, announced ? bytes : FORMAT_UNKNOWN_BYTES,
+				   alignment, &error),
+	       &error);
 	if (file)
-		put_copy(bundle, file, &error);
-	for (; !file && bytes; bytes -= piece) {
+		put_copy(writer, file, &error);
+	if (text)
+		expect(format_writer_put(writer, text, bytes, &error), &error);
+	for (; !file && !text && bytes; bytes -= piece) {
 		piece = MIN(bytes, sizeof(zeros));
-		expect(format_writer_put(bundle, zeros, piece, &error), &error);
+		expect(format_writer_put(writer, zeros, piece, &error), &error);
 	}
-	expect(format_writer_end(bundle, &error), &error);
-	member = format_writer_entries(bundle, &count) + count - 1;
-	printf("%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\n", name, member->bytes,
-	       member->data_offset, member->crc32);
+	expect(format_writer_end(writer, &error), &error);
+	entry = format_writer_entries(writer, &count) + count - 1;
+	printf("%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\n", name, entry->bytes,
+	       entry->data_offset, entry->crc32);
 }
 
-static void add_specified_member(struct format_writer *bundle, char *specified)
+static void add_specified(struct format_writer *writer, char *specified, bool announced)
 {
-	char *name, *numbered;
-	uint64_t bytes, copies;
+	const char kind = specified[strcspn(specified, "=@:")];
+	char *name = strsep(&specified, "=@:"), *copies = name, *how, *numbered;
+	uint64_t bytes, count;
+	uint32_t alignment = 0;
 
-	if (strchr(specified, '@')) {
-		name = strsep(&specified, "@");
-		add_member(bundle, name, specified, 0);
+	if (kind == '=' || kind == '@') {
+		add(writer, name, kind == '=' ? specified : NULL, kind == '@' ? specified : NULL,
+		    strlen(specified), announced, 0);
 		return;
 	}
-	name = strsep(&specified, ":");
-	must(specified ? base_parse_bytes(specified, &bytes) : -EINVAL, name);
-	specified = name;
-	name = strsep(&specified, "*");
-	if (!specified) {
-		add_member(bundle, name, NULL, bytes);
+	how = specified;
+	must(how ? base_parse_bytes(strsep(&how, ":"), &bytes) : -EINVAL, name);
+	if (how && !strcmp(how, "unknown"))
+		announced = false;
+	else if (how)
+		alignment = (uint32_t)atoi(how);
+	name = strsep(&copies, "*");
+	if (!copies) {
+		add(writer, name, NULL, NULL, bytes, announced, alignment);
 		return;
 	}
-	must(base_parse_bytes(specified, &copies), "count");
-	for (uint64_t i = 0; i < copies; i++) {
+	must(base_parse_bytes(copies, &count), "count");
+	for (uint64_t i = 0; i < count; i++) {
 		if (asprintf(&numbered, "%s%" PRIu64, name, i) < 0)
 			give_up(name, "no memory");
-		add_member(bundle, numbered, NULL, bytes);
+		add(writer, numbered, NULL, NULL, bytes, announced, alignment);
 		free(numbered);
 	}
 }
 
-static void write_bundle(const char *path, const char *alignment, char **members)
-{
-	struct io_writer file = { .fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0666) };
-	struct base_error error = { 0 };
-	struct format_writer *bundle;
-	uint64_t bytes;
-
-	if (file.fd < 0)
-		give_up(path, strerror(errno));
-	must(base_parse_bytes(alignment, &bytes), "alignment");
-	expect(format_writer_new_bundle(&bundle, format_sink_of_file(&file), path, bytes, &error),
-	       &error);
-	while (*members)
-		add_specified_member(bundle, *members++);
-	expect(format_writer_finish(bundle, NULL, &error), &error);
-	format_writer_free(bundle);
-	expect(io_writer_finish(&file, &error), &error);
-}
-
-/* ---- Reading --------------------------------------------------------------------------------- */
-
-static void list(const struct format_reader *reader)
-{
-	for (uint64_t i = 0; i < reader->directory.count; i++) {
-		const struct format_entry *entry = &reader->directory.entries[i];
-
-		printf("%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\n", entry->name, entry->bytes,
-		       entry->data_offset, entry->crc32);
-	}
-}
-
-static void verify(const struct format_reader *reader, struct base_error *error)
-{
-	const struct io_config config = {
-		.block_bytes = MIB,
-		.depth = 4,
-		.threads = 2,
-	};
-	struct format_range *ranges = calloc(reader->directory.count, sizeof(*ranges));
-	struct io_queue *queue;
-
-	for (uint64_t i = 0; i < reader->directory.count; i++) {
-		ranges[i].record = i;
-		ranges[i].bytes = reader->directory.entries[i].bytes;
-	}
-	if (io_queue_open(&queue, &config, error) ||
-	    format_reader_read(reader, queue, NULL, ranges, reader->directory.count, true, NULL,
-			       NULL, error))
-		give_up("damaged", error->text);
-	io_queue_close(queue);
-	free(ranges);
-}
-
 int main(int argc, char **argv)
 {
+	const bool bundle = argc > 3 && !strcmp(argv[1], "bundle");
 	struct base_error error = { 0 };
-	struct format_reader reader;
+	struct format_writer *writer;
+	struct io_writer file;
+	uint64_t alignment;
 
-	if (argc >= 3 && !strcmp(argv[1], "write")) {
-		write_container(argv[2], argv + 3);
-		return 0;
+	if (!bundle && (argc < 3 || strcmp(argv[1], "zip")))
+		give_up("usage", "container zip PATH RECORD... | bundle PATH ALIGNMENT MEMBER...");
+	file = (struct io_writer){ .fd = open(argv[2], O_CREAT | O_TRUNC | O_WRONLY, 0666) };
+	if (file.fd < 0)
+		give_up(argv[2], strerror(errno));
+	if (bundle) {
+		must(base_parse_bytes(argv[3], &alignment), "alignment");
+		expect(format_writer_new_bundle(&writer, format_sink_of_file(&file), argv[2],
+						alignment, &error),
+		       &error);
+	} else {
+		expect(format_writer_new(&writer, format_sink_of_file(&file), argv[2], &error),
+		       &error);
 	}
-	if (argc >= 4 && !strcmp(argv[1], "bundle")) {
-		write_bundle(argv[2], argv[3], argv + 4);
-		return 0;
-	}
-	if (argc != 3)
-		give_up("usage",
-			"container write PATH RECORD... | bundle PATH ALIGNMENT MEMBER... | "
-			"list PATH | verify PATH");
-	if (format_reader_open(&reader, argv[2], 0, 0, IOSHAPE_DIRECT_PREFER, &error))
-		give_up("refused", error.text);
-	if (!strcmp(argv[1], "list"))
-		list(&reader);
-	else
-		verify(&reader, &error);
-	format_reader_close(&reader);
+	for (char **specified = argv + 3 + bundle; *specified; specified++)
+		add_specified(writer, *specified, !bundle);
+	expect(format_writer_finish(writer, NULL, &error), &error);
+	format_writer_free(writer);
+	expect(io_writer_finish(&file, &error), &error);
 	return 0;
 }
