@@ -102,6 +102,7 @@ look_for_missing() {
 		need iproute2 command -v ip
 		need xfsprogs command -v mkfs.xfs
 		need nfs-ganesha-vfs has_nfs_server
+		need netbase ls /etc/services # for its port mapper
 		need rpcbind command -v rpcbind
 		need kmod command -v insmod
 		# Whose clients of NFS and CephFS are tested. Only for that processor.
@@ -135,11 +136,6 @@ look_for_missing() {
 	need xfsprogs mkfs.xfs -V
 	need btrfs-progs mkfs.btrfs --version
 	need qemu-system-common qemu-storage-daemon --version
-	need nfs-ganesha-vfs has_nfs_server
-	need netbase ls /etc/services # for its port mapper
-	# A kernel with NFS, for where this one has none or we are not root. Only for that processor.
-	{ [ "$(id -u)" = 0 ] && grep -qw nfs4 /proc/filesystems; } || [ "$(uname -m)" != x86_64 ] ||
-		need user-mode-linux linux.uml --version
 	need iproute2 ip -V
 	need git git --version
 	need make make --version

@@ -115,10 +115,24 @@ def test_another_client_loads_what_was_saved(
     assert not list(cluster.other.glob(".*ioshape-tmp*"))
 
 
+@pytest.mark.parametrize("engine", ["uring", "threads"])
+def test_each_engine_saves_what_another_client_loads(
+    cluster: Mounted, engine: Literal["uring", "threads"]
+) -> None:
+    ioshape.configure(engine=engine, examine="off")
+    report = ioshape.save(state(3), cluster.path / f"{engine}.pt")
+    assert report.engine == engine
+    assert_is(ioshape.load(cluster.other / f"{engine}.pt"), 3)
+
+
 def test_defaults_take_no_downgrade_of_direct_io(cluster: Mounted) -> None:
     report = ioshape.save(state(1), cluster.path / "defaults.pt")
-    assert not [step for step in report.downgrades if step.code == "direct"]
+    codes = [step.code for step in report.downgrades]
+    assert "direct" not in codes
     assert report.direct == EXPECTED[cluster.kind].direct
+    if cluster.kind.startswith("nfs"):
+        assert ("preallocate" in codes) is (cluster.kind != "nfs4.2")
+        assert report.filesystem.startswith("nfs")
 
 
 def test_background_saves_streams_and_groups(cluster: Mounted) -> None:
@@ -130,7 +144,8 @@ def test_background_saves_streams_and_groups(cluster: Mounted) -> None:
         file.write(whole.getvalue())
     assert_is(torch.load(cluster.other / "stream.pt"), 4)
     ioshape.save_group(state(5), cluster.path / "run", step=5)
-    assert_is(ioshape.load_group(cluster.other / "run"), 5)
+    ioshape.save_group(state(6), cluster.path / "run", step=5)  # replaces the first one
+    assert_is(ioshape.load_group(cluster.other / "run"), 6)
 
 
 def test_a_pool_is_named_after_the_cluster(cluster: Mounted) -> None:
@@ -144,8 +159,12 @@ def test_a_pool_is_named_after_the_cluster(cluster: Mounted) -> None:
         ]
         assert name == f"ceph:{fsid}"
     else:
-        begins = {"glusterfs": "fuse.glusterfs:", "moosefs": "fuse:mfs_"}
-        assert name.startswith(begins.get(cluster.kind, "nfs:"))
+        begins = {
+            "glusterfs": "fuse.glusterfs:",
+            "moosefs": "fuse:mfs_",
+            "nfs3": f"nfs:10.77.0.1:{cluster.path.parent}/target-1",
+        }
+        assert name.startswith(begins.get(cluster.kind, "nfs:10.77.0.1:/export"))
 
 
 def test_doctor_finds_no_lack_of_inodes(cluster: Mounted) -> None:
@@ -230,6 +249,16 @@ def test_another_client_never_sees_half_a_file_or_none(
     wait_until(lambda: number_loaded(folders.there / "model.pt") == last, "the last one")
 
 
+def test_a_reader_keeps_the_file_that_it_opened(folders: Folders) -> None:
+    ioshape.save(state(1), folders.here / "model.pt")
+    with ioshape.open(folders.here / "model.pt") as file:
+        ioshape.save(state(2), folders.here / "model.pt")
+        assert_is(torch.load(file), 1)
+    assert_is(ioshape.load(folders.here / "model.pt"), 2)
+    # An NFS client renames the replaced file to .nfs*, and removes it when it is closed.
+    wait_until(lambda: names_in(folders.here) == ["model.pt"], "nothing else is left")
+
+
 TWO_WRITERS = """
 import fcntl
 import ioshape
@@ -261,6 +290,34 @@ def test_two_clients_write_one_path(cluster: Mounted, folders: Folders, tmp_path
             lambda folder=folder: list(filter(is_ours, names_in(folder))) == ["model.pt"],
             "nothing else is left",
         )
+
+
+ONE_WINNER = """
+import ioshape
+from checkpoints import checkpoint
+from group_program import arguments, rank, say
+
+ioshape.configure(examine="off")
+for number in range(20):
+    try:
+        ioshape.save(checkpoint(rank), f"{arguments[rank]}/{number}.pt", replace=False)
+        say("won", number=number)
+    except ioshape.StorageError as error:
+        assert isinstance(error, FileExistsError), error
+"""
+
+
+def test_of_two_clients_that_must_not_replace_one_wins(
+    cluster: Mounted, folders: Folders, tmp_path: Path
+) -> None:
+    if not EXPECTED[cluster.kind].same_name:
+        pytest.skip("two clients must not give two files one name at once")
+    won = run_ranks(tmp_path, ONE_WINNER, folders.here, folders.there, ranks=2, nodes=2)
+    assert sorted(line["number"] for lines in won for line in lines) == list(range(20))
+    for rank, lines in enumerate(won):
+        for line in lines:
+            assert number_loaded(folders.here / f"{line['number']}.pt") == rank
+    assert len(names_in(folders.here)) == 20
 
 
 # ---- Running and dead processes -----------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import ioshape
 import pytest
 from checkpoints import checkpoint, left_clean, names_in, number_loaded
-from clusters import Mounted
+from clusters import Mounted, kinds
 from held import Held, held
 from ioshape._core import config
 
@@ -83,7 +83,9 @@ def assert_saves_again(cluster: Mounted, path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("phase", ["write", "sync"])
-@pytest.mark.parametrize("cluster", ["cephfs", "moosefs"], indirect=True)
+@pytest.mark.parametrize(
+    "cluster", [one for one in kinds() if one in ("cephfs", "moosefs")], indirect=True
+)
 def test_the_metadata_server_is_killed_while_a_save_writes(
     cluster: Mounted, folder: Path, tmp_path: Path, phase: str
 ) -> None:
@@ -101,7 +103,7 @@ def test_the_metadata_server_is_killed_while_a_save_writes(
 def test_a_target_is_killed_while_a_save_writes(
     cluster: Mounted, folder: Path, tmp_path: Path, phase: str
 ) -> None:
-    """Check the save: CephFS waits, MooseFS writes elsewhere, GlusterFS reports the lost target."""
+    """Check the save: GlusterFS reports the lost target, MooseFS writes elsewhere, others wait."""
     path = folder / "model.pt"
     ioshape.save(checkpoint(1, 32 * MIB), path)
     with held(tmp_path, "save", path, 2, phase=phase) as save:
@@ -131,6 +133,13 @@ def free_bytes(path: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
+def write_unannounced(path: Path) -> None:
+    """Write a file of unknown length, so that the storage fills up in the middle."""
+    with ioshape.open(path, "wb") as file:
+        for _ in range(128):
+            file.write(bytes(MIB))
+
+
 def test_no_target_has_space(cluster: Mounted, folder: Path) -> None:
     path = folder / "model.pt"
     ioshape.save(checkpoint(1, 8 * MIB), path)
@@ -149,6 +158,9 @@ def test_no_target_has_space(cluster: Mounted, folder: Path) -> None:
         assert free is not None
         assert needed >= 128 * MIB > free
         assert "needs 128" in str(full.value)
+        with pytest.raises(ioshape.StorageError) as full:
+            write_unannounced(path)
+        assert full.value.errno == errno.ENOSPC
         assert number_loaded(path) == 1
         assert names_in(folder) == ["model.pt"]
     finally:

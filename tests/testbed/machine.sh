@@ -38,7 +38,7 @@ end_machine() { # all processes that it is made of, also if it hangs
 
 rm -rf "$own"
 mkdir "$own"
-"${CC:-cc}" -shared -fPIC -o "$own/wide_registers.so" "$here/../c/support/wide_registers.c"
+"${CC:-cc}" -shared -fPIC -o "$own/wide_registers.so" "$here/wide_registers.c"
 write_command "$@"
 start_machine
 trap end_machine EXIT

@@ -31,7 +31,7 @@ Options:
 
 mount.sh mounts it once more: another client, with a cache of its own.
 harm.sh kills a server (SIGKILL), and starts it again. SERVER is target-1, target-2, ...; metadata, which
-glusterfs has not; or all, which only stops. fill takes the free space of each target but for MB megabytes, and
+glusterfs and nfs have not; or all, which only stops. fill takes the free space of each target but for MB megabytes, and
 empty returns it. The filesystem shows that some seconds later.
 requests.sh prints how many requests other than reads and writes the clients have sent so far: as JSON, by
 kind of request. The servers count those of cephfs and glusterfs, and the clients of a machine, where

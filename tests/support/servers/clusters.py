@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ PROGRAMS = {"cephfs": "ceph-fuse", "glusterfs": "glusterd", "moosefs": "mfsmount
 IN_MACHINE = ("ceph", "nfs3", "nfs4.1", "nfs4.2")
 #: programs that these kinds need
 MACHINE_PROGRAMS = ("linux.uml", "ip", "insmod", "ganesha.nfsd", "rpcbind", "ceph-mon", "mkfs.xfs")
+#: limit of each call of a script of tests/testbed
+ORDER_S = 600.0
 MOUNTED = os.environ.get("IOSHAPE_TEST_MOUNTED", "")
 
 
@@ -53,7 +56,7 @@ def order(verb: str, *words: str | Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=ORDER_S,
     )
     if done.returncode:
         raise ClusterError(f"tests/testbed/{verb}.sh: {done.stderr.strip()}")
@@ -109,8 +112,33 @@ class Mounted:
     other: Path
 
     def harm(self, *words: str) -> None:
-        """Call harm.sh, which knows only clusters that up.sh has started."""
-        order("harm", self.path, *words)
+        """Call harm.sh, which knows only clusters that up.sh has started.
+
+        A machine and its host share a folder, in which the host finds the words and removes them.
+        """
+        if not MOUNTED:
+            order("harm", self.path, *words)
+            return
+        asked = asked_of_host(self.path)
+        asked.with_suffix(".new").write_text(" ".join(words), encoding="ascii")
+        asked.with_suffix(".new").rename(asked)
+        end = time.monotonic() + ORDER_S
+        while asked.exists():
+            assert time.monotonic() < end, f"the host does not call harm.sh {words}"
+            time.sleep(0.1)
+
+
+def asked_of_host(path: Path) -> Path:
+    """Return the file in which a machine asks its host to call harm.sh."""
+    return path.parent / "machine" / "harm"
+
+
+def call_harm_for_machine(path: Path) -> None:
+    """Call harm.sh if the machine of this cluster has asked for it."""
+    asked = asked_of_host(path)
+    if asked.exists():
+        order("harm", path, *asked.read_text(encoding="ascii").split())
+        asked.unlink()
 
 
 def kinds() -> list[str]:

@@ -10,6 +10,18 @@ stop() {
 	: # what runs in the namespace ends with it
 }
 
+pids_of() { # target-1 or all, which is the one server
+	pgrep -f "^ganesha.nfsd -f $folder/" || true
+}
+
+fill() {
+	fill_targets "$1"
+}
+
+empty() {
+	empty_targets
+}
+
 requests() { # of all mounts, as the client counts them
 	awk '
 		/^device/ { counted = / fstype nfs/ }
@@ -35,7 +47,7 @@ attach() { # each mount is a client with a cache of its own
 write_configuration() {
 	cat >"$folder/ganesha.conf" <<END
 NFS_CORE_PARAM { Protocols = 3, 4; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; }
-NFSv4 { Graceless = true; Lease_Lifetime = 10; RecoveryRoot = "$folder/recovery"; Minor_Versions = 1, 2;
+NFSv4 { Grace_Period = 10; Lease_Lifetime = 10; RecoveryRoot = "$folder/recovery"; Minor_Versions = 1, 2;
 	Delegations = false; }
 NFS_KRB5 { Active_krb5 = false; }
 LOG { Default_Log_Level = EVENT; }
@@ -44,18 +56,13 @@ EXPORT { Export_Id = 7; Path = "$folder/target-1"; Pseudo = "/export"; Access_Ty
 END
 }
 
-start() {
-	format_targets
-	write_configuration
-	mkdir "$folder/recovery"
-	# They meet by a socket in /run, and have one of their own.
+with_own_run() { # COMMAND...: the servers meet by a socket in /run
 	# shellcheck disable=SC2016 # it is the inner shell's $0
-	inside unshare --mount sh -ec '
-		mount -t tmpfs none /run
-		mkdir /run/rpcbind /run/ganesha
-		rpcbind
-		ganesha.nfsd -f "$0/ganesha.conf" -L "$0/ganesha.log" -p "$0/ganesha.pid"
-	' "$folder"
+	inside unshare --mount sh -ec 'mount --bind "$0" /run; exec "$@"' "$folder/run" "$@"
+}
+
+run_server() {
+	with_own_run ganesha.nfsd -f "$folder/ganesha.conf" -L "$folder/ganesha.log" -p "$folder/ganesha.pid"
 	for _ in $(seq 100); do
 		if inside bash -c "</dev/tcp/$address/2049" 2>/dev/null; then
 			return
@@ -64,4 +71,12 @@ start() {
 	done
 	echo "testbed: nothing answers at port 2049 of the NFS server after 10 s" >&2
 	return 1
+}
+
+start() {
+	format_targets
+	write_configuration
+	mkdir -p "$folder"/{recovery,run/rpcbind,run/ganesha}
+	with_own_run rpcbind
+	run_server
 }
