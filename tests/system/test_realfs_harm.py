@@ -158,9 +158,11 @@ def test_no_target_has_space(cluster: Mounted, folder: Path) -> None:
         assert free is not None
         assert needed >= 128 * MIB > free
         assert "needs 128" in str(full.value)
-        with pytest.raises(ioshape.StorageError) as full:
-            write_unannounced(path)
-        assert full.value.errno == errno.ENOSPC
+        # CephFS and GlusterFS check only every few seconds whether a target is full.
+        if cluster.kind not in ("cephfs", "glusterfs"):
+            with pytest.raises(ioshape.StorageError) as full:
+                write_unannounced(path)
+            assert full.value.errno == errno.ENOSPC
         assert number_loaded(path) == 1
         assert names_in(folder) == ["model.pt"]
     finally:
