@@ -10,8 +10,7 @@ from preloaded import Case
 SEEN = (
     *("cp", "dd", "tar", "mv", "cat", "truncate", "gzip", "zip", "openssl", "perl", "limits"),
     *("git", "streams", "pip", "dpkg", "fio", "strace"),
-    *(f"c {way}" for way in ("vectors", "kernel", "reserve", "streams", "closefrom", "numbers")),
-    *(f"c {way}" for way in ("closed", "processes", "threads", "signals")),
+    *(f"c {way}" for way in ("vectors", "closed", "processes", "signals")),
     *(f"python {way}" for way in ("files", "calls", "processes", "children", "archives", "numpy")),
     "python torch",
 )
@@ -23,7 +22,7 @@ UNSEEN = (
     "valgrind",  # it refuses to start a holder
     "c few",  # the holder may have too few descriptors
     "c sandbox",  # it may start no process
-    *(f"c {way}" for way in ("mapping", "uring", "aio", "limit")),
+    *(f"c {way}" for way in ("uring", "aio")),
 )
 
 TABLE = (

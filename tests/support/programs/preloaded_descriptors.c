@@ -28,6 +28,7 @@
 #define MOST_FILE_SIZE (2 << 20)
 #define N_NAMES 6
 #define N_DESCRIPTORS 24
+#define HIGH_DESCRIPTOR 900
 #define ENOUGH_DESCRIPTORS 1000
 #define N_THREADS 4
 #define UNTOUCHED 77 /* errno before each call; calls that succeed leave it */
@@ -61,8 +62,10 @@ static size_t any_size(void)
 /* Draws a descriptor, which is often open. 0 to 2 belong to the transcript. */
 static int any_descriptor(void)
 {
-	if (below(50) == 0)
-		return below(2) ? -1 : 70000;
+	static const int others[] = { -1, 70000, HIGH_DESCRIPTOR, HIGH_DESCRIPTOR };
+
+	if (below(25) == 0)
+		return others[below(4)];
 	return 3 + (int)below(below(8) ? 6 : N_DESCRIPTORS);
 }
 
@@ -294,7 +297,7 @@ static void close_file(void)
 static void duplicate(void)
 {
 	const int from = any_descriptor();
-	const int to = 3 + (int)below(N_DESCRIPTORS);
+	const int to = below(6) ? 3 + (int)below(N_DESCRIPTORS) : HIGH_DESCRIPTOR;
 
 	switch (below(6)) {
 	case 0:

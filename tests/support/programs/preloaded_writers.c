@@ -9,7 +9,6 @@
 #include <liburing.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stddef.h>
@@ -19,7 +18,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/sendfile.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
@@ -28,8 +26,6 @@
 
 #define BLOCK_BYTES (64 << 10)
 #define N_BLOCKS 32
-#define N_THREADS 8
-#define HIGH_FD 900
 
 extern char **environ;
 
@@ -89,83 +85,6 @@ static void use_vectors(void)
 	must(close(fd) == -1 && errno == EBADF, "close twice");
 }
 
-static void copy_in_kernel(void)
-{
-	int from = create("source");
-	int to;
-	int ends[2];
-	off_t offset = 0;
-
-	write_blocks(from);
-	to = create("sendfile");
-	must(lseek(from, 0, SEEK_SET) == 0, "lseek");
-	for (ssize_t n = 1; n > 0;)
-		n = sendfile(to, from, NULL, BLOCK_BYTES);
-	must(close(to) == 0, "close");
-	to = create("copy_file_range");
-	for (ssize_t n = 1; n > 0;)
-		n = copy_file_range(from, &offset, to, NULL, BLOCK_BYTES, 0);
-	must(close(to) == 0, "close");
-	to = create("splice");
-	must(pipe(ends) == 0, "pipe");
-	offset = 0;
-	for (ssize_t n = 1; n > 0;) {
-		n = splice(from, &offset, ends[1], NULL, BLOCK_BYTES, 0);
-		if (n > 0)
-			must(splice(ends[0], NULL, to, NULL, (size_t)n, SPLICE_F_MOVE) == n,
-			     "splice");
-	}
-	must(close(ends[0]) == 0 && close(ends[1]) == 0, "close");
-	must(close(to) == 0 && close(from) == 0, "close");
-}
-
-static void reserve_space(void)
-{
-	int fd = create("reserved");
-
-	must(posix_fallocate(fd, 0, N_BLOCKS * BLOCK_BYTES) == 0, "posix_fallocate");
-	write_blocks(fd);
-	must(ftruncate(fd, BLOCK_BYTES * 3 + 1) == 0, "ftruncate");
-	must(ftruncate(fd, BLOCK_BYTES * 9) == 0, "ftruncate");
-	write_blocks(fd);
-	must(posix_fallocate(-1, 0, 1) == EBADF, "posix_fallocate of nothing");
-	must(close(fd) == 0, "close");
-}
-
-static void use_a_mapping(void)
-{
-	int fd = create("mapped");
-	char *memory;
-
-	must(ftruncate(fd, N_BLOCKS * BLOCK_BYTES) == 0, "ftruncate");
-	memory = mmap(NULL, N_BLOCKS * BLOCK_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	must(memory != MAP_FAILED, "mmap");
-	must(close(fd) == 0, "close");
-	for (int number = 0; number < N_BLOCKS; number++) {
-		fill(number);
-		memcpy(memory + (size_t)number * BLOCK_BYTES, block, BLOCK_BYTES);
-	}
-	must(msync(memory, N_BLOCKS * BLOCK_BYTES, MS_SYNC) == 0, "msync");
-	must(munmap(memory, N_BLOCKS * BLOCK_BYTES) == 0, "munmap");
-}
-
-static void use_streams(void)
-{
-	FILE *file = fopen("stream", "w");
-
-	must(file != NULL, "fopen");
-	for (int number = 0; number < N_BLOCKS; number++) {
-		fill(number);
-		must(fwrite(block, 1, sizeof(block), file) == sizeof(block), "fwrite");
-		must(fprintf(file, "block %d\n", number) > 0, "fprintf");
-	}
-	must(fflush(file) == 0 && fsync(fileno(file)) == 0, "fflush");
-	file = freopen("stream again", "a", file);
-	must(file != NULL, "freopen");
-	must(fwrite(block, 1, sizeof(block), file) == sizeof(block), "fwrite");
-	must(fclose(file) == 0, "fclose");
-}
-
 /* ---- Calls that pass the C library by
  * ----------------------------------------------------------*/
 
@@ -216,43 +135,6 @@ static void use_aio(void)
 /* ---- Descriptors
  * -------------------------------------------------------------------------------*/
 
-static void close_everything(void)
-{
-	int fd = create("before");
-
-	write_blocks(fd);
-	closefrom(3);
-	must(close(fd) == -1 && errno == EBADF, "close after closefrom");
-	fd = create("between");
-	must(fd == 3, "lowest descriptor after closefrom");
-	write_blocks(fd);
-	must(close_range(3, ~0U, 0) == 0, "close_range");
-	must(open("after", O_RDWR | O_CREAT, 0644) == 3, "lowest descriptor after close_range");
-	write_blocks(3);
-	must(close(0) == 0, "close");
-	fd = create("as stdin");
-	must(fd == 0, "lowest descriptor after close(0)");
-	write_blocks(fd);
-}
-
-static void number_descriptors(void)
-{
-	int first = create("one");
-	int second = create("two");
-
-	write_blocks(first);
-	must(dup2(first, second) == second, "dup2");
-	write_blocks(second);
-	must(dup3(second, HIGH_FD, O_CLOEXEC) == HIGH_FD, "dup3");
-	must(close(first) == 0, "close");
-	must(dup(second) == first, "dup");
-	must(fcntl(second, F_DUPFD, 100) == 100, "F_DUPFD");
-	write_blocks(100);
-	must(lseek(first, 0, SEEK_CUR) == 3L * N_BLOCKS * BLOCK_BYTES, "common position");
-	must(rename("one", "renamed") == 0 && unlink("two") == 0, "rename");
-	write_blocks(HIGH_FD);
-}
-
 static void have_few_descriptors(void)
 {
 	struct rlimit limit = { .rlim_cur = 5, .rlim_max = 5 };
@@ -281,21 +163,7 @@ static void have_no_standard_files(void)
 	}
 }
 
-static void have_small_files(void)
-{
-	struct rlimit limit = { .rlim_cur = BLOCK_BYTES * 3 / 2, .rlim_max = BLOCK_BYTES * 3 / 2 };
-	int fd;
-
-	signal(SIGXFSZ, SIG_IGN);
-	must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit");
-	fd = create("small");
-	must(write(fd, block, sizeof(block)) == BLOCK_BYTES, "write");
-	must(write(fd, block, sizeof(block)) == BLOCK_BYTES / 2, "short write");
-	must(write(fd, block, sizeof(block)) == -1 && errno == EFBIG, "write past the limit");
-}
-
-/* ---- Processes, threads, signals
- * ---------------------------------------------------------------*/
+/* ---- Processes, signals -----------------------------------------------------------------------*/
 
 static void wait_for(pid_t child)
 {
@@ -335,38 +203,6 @@ static void start_processes(void)
 	must(system("head -c 300000 /dev/zero >zeros") == 0, "system");
 	write_blocks(fd);
 	must(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD, "no other child");
-}
-
-static void *write_every_eighth(void *argument)
-{
-	const int first = *(int *)argument;
-	char *own = malloc(BLOCK_BYTES);
-	int fd = open("threads", O_WRONLY);
-
-	must(own != NULL && fd >= 0, "thread");
-	for (int number = first; number < N_BLOCKS * 4; number += N_THREADS) {
-		memset(own, 'a' + first, BLOCK_BYTES);
-		must(pwrite(fd, own, BLOCK_BYTES, (off_t)number * BLOCK_BYTES) == BLOCK_BYTES,
-		     "pwrite");
-	}
-	must(close(fd) == 0, "close");
-	free(own);
-	return NULL;
-}
-
-static void start_threads(void)
-{
-	pthread_t threads[N_THREADS];
-	int numbers[N_THREADS];
-
-	must(close(create("threads")) == 0, "close");
-	for (int i = 0; i < N_THREADS; i++) {
-		numbers[i] = i;
-		must(pthread_create(&threads[i], NULL, write_every_eighth, &numbers[i]) == 0,
-		     "pthread_create");
-	}
-	for (int i = 0; i < N_THREADS; i++)
-		must(pthread_join(threads[i], NULL) == 0, "pthread_join");
 }
 
 static int interrupted_fd;
@@ -434,19 +270,11 @@ static const struct {
 	void (*write)(void);
 } ways[] = {
 	{ "vectors", use_vectors },
-	{ "kernel", copy_in_kernel },
-	{ "reserve", reserve_space },
-	{ "mapping", use_a_mapping },
-	{ "streams", use_streams },
 	{ "uring", use_uring },
 	{ "aio", use_aio },
-	{ "closefrom", close_everything },
-	{ "numbers", number_descriptors },
 	{ "few", have_few_descriptors },
 	{ "closed", have_no_standard_files },
-	{ "limit", have_small_files },
 	{ "processes", start_processes },
-	{ "threads", start_threads },
 	{ "signals", write_in_handlers },
 	{ "sandbox", enter_a_sandbox },
 	{ "killed", die_while_writing },
