@@ -5,7 +5,6 @@ The function is the argument. The bytes are the same in each run.
 """
 
 import asyncio
-import mmap
 import multiprocessing
 import os
 import random
@@ -46,25 +45,6 @@ def files() -> None:
     with tempfile.NamedTemporaryFile(dir=".", delete=False) as temporary:
         temporary.write(content(3))
     Path(temporary.name).replace("replaced")
-
-
-def calls() -> None:
-    """Write through the functions of os that few programs use."""
-    fd = os.open("calls", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    parts = [content(1, 100_000), b"", content(2, 500_000)]
-    print(os.writev(fd, parts), os.pwrite(fd, parts[0], MIB), os.pwritev(fd, parts, 2 * MIB))
-    os.posix_fallocate(fd, 3 * MIB, MIB)
-    other = os.open("copied", os.O_RDWR | os.O_CREAT, 0o600)
-    print(os.copy_file_range(fd, other, MIB, 0), os.sendfile(other, fd, 0, MIB))
-    os.ftruncate(other, 3 * MIB)
-    os.dup2(other, fd)
-    print(os.write(fd, content(3)), os.lseek(other, 0, os.SEEK_CUR))
-    os.closerange(3, 64)
-    shutil.copyfile("copied", "copied again")
-    with Path("mapped").open("w+b") as mapped:
-        mapped.truncate(2 * MIB)
-        with mmap.mmap(mapped.fileno(), 2 * MIB) as memory:
-            memory[:] = content(4)
 
 
 def processes() -> None:
