@@ -4,10 +4,10 @@
 Terminals also show the progress of long loads.
 """
 
+import io
 import os
 import pty
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,17 +16,22 @@ import ioshape
 import pytest
 import torch
 from checkpoints import wait_until
-from command import on_terminal
-from processes import TIMEOUT_S, environment
+from crew import Member
+from ioshape._core import terminal as ioshape_terminal
+from nodes import crew
+from processes import TIMEOUT_S, Program, common_nursery, environment
 
 POOL = "long-waits"
-# Too large to pass the queue.
+# Its stderr is the terminal or pipe of that name. The state is too large to pass the queue.
 BEGINNING = """
+import os
 import sys
 import ioshape
 import torch
 
-path, state = sys.argv[1], torch.zeros(5 << 20)
+_, path, errors = sys.argv
+os.dup2(os.open(errors, os.O_WRONLY | os.O_NOCTTY), 2)
+state = torch.zeros(5 << 20)
 """
 SAVES = {
     "save": "ioshape.save(state, path)",
@@ -42,17 +47,16 @@ class Waiting:
         # A folder of its own keeps leftovers of other saves from being removed and reported.
         place = folder / f"{how}-{terminal}-{len(more)}"
         place.mkdir()
-        self.path, program = place / f"{place.name}.pt", place / "program.py"
-        program.write_text(f"{BEGINNING}{SAVES[how]}\n")
-        run = ["-m", "ioshape", "run"] if how == "run" else []
-        reader, writer = pty.openpty() if terminal else os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, *run, program, self.path],
-            env=environment(IOSHAPE_POOL=POOL, **more),
-            stdin=subprocess.DEVNULL,
-            stderr=writer,
-        )
-        os.close(writer)
+        self.path = place / f"{place.name}.pt"
+        reader, self._writer = pty.openpty() if terminal else os.pipe()
+        (place / "program.py").write_text(f"{BEGINNING}{SAVES[how]}\n")
+        command = ["program.py", str(self.path), f"/proc/{os.getpid()}/fd/{self._writer}"]
+        variables = {"IOSHAPE_POOL": POOL, **more}
+        self._program: Program | Member
+        if how == "run":
+            self._program = Program(place, command, variables, common_nursery(under_run=True))
+        else:
+            self._program = crew().start(place, command, environment(**variables))
         self._seen = bytearray()
         self._thread = threading.Thread(target=self._read, args=(reader,))
         self._thread.start()
@@ -72,10 +76,15 @@ class Waiting:
             lambda: self._seen.count(name) > 1 or b"\n" in self._seen,
             f"{self.path.name}: {self._seen!r}",
         )
+        os.close(self._writer)
 
     def end(self) -> str:
         """Wait for the end of the program, and return everything from its stderr."""
-        assert self._process.wait(TIMEOUT_S) == 0, self._seen
+        if isinstance(self._program, Program):
+            self._program.end()
+            self._program.close()
+        else:
+            assert self._program.wait(TIMEOUT_S) == 0, (self._seen, self._program.errors())
         self._thread.join()
         return self._seen.decode()
 
@@ -113,30 +122,23 @@ def test_a_long_wait_is_shown_where_somebody_looks(tmp_path: Path) -> None:
         assert left_on(screen).count("\n") == 1, screen
 
 
-LOADING = """
-import sys
-import ioshape
-from ioshape._core import terminal as _terminal
-
-for path in sys.argv[1:]:
-    for _terminal.LONG_S in (0.0, 1e9):
-        ioshape.load(path)
-        print("loaded", flush=True)
-"""
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-@pytest.mark.slow
-def test_a_long_load_shows_how_far_it_has_come(tmp_path: Path) -> None:
-    program, one, many = (tmp_path / name for name in ("program.py", "one.pt", "many.pt"))
-    program.write_text(LOADING)
+def test_a_long_load_shows_how_far_it_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, many = tmp_path / "one.pt", tmp_path / "many.pt"
     torch.save(torch.zeros(1 << 20), one)
     torch.save([torch.zeros(1000) for _ in range(100)], many)
-    code, screen = on_terminal("run", program, one, many)
-    assert code == 0, screen
-    *screens, rest = screen.split("loaded\r\n")
-    assert rest == ""
-    expected = [(one, True), (one, False), (many, True), (many, False)]
-    for (path, is_long), part in zip(expected, screens, strict=True):
-        told = re.search(rf"\rioshape: loading [^\r\n]*{path.name}: \d+%", part)
-        assert bool(told) is is_long, screen
-        assert left_on(part) == ""
+    for path in (one, many):
+        for long_s in (0.0, 1e9):
+            monkeypatch.setattr(ioshape_terminal, "LONG_S", long_s)
+            screen = Screen()
+            monkeypatch.setattr(sys, "stderr", screen)
+            ioshape.load(path)
+            told = re.search(rf"\rioshape: loading [^\r\n]*{path.name}: \d+%", screen.getvalue())
+            assert bool(told) is (not long_s), screen.getvalue()
+            assert left_on(screen.getvalue()) == ""
