@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -279,6 +278,9 @@ def run_ranks(
 # ---- torchrun -----------------------------------------------------------------------------------
 
 
+TORCHRUN = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
+
+
 def run_torchrun(
     folder: Path,
     source: str,
@@ -286,16 +288,15 @@ def run_torchrun(
     network: Networks,
     nodes: int,
     ranks_per_node: int,
-    **variables: str,
-) -> list[str]:
-    """Run a program with the real torchrun on each node. Return what each node's ranks printed."""
+) -> list[dict[str, Any]]:
+    """Run a program with the real torchrun on each node. Return the events of all ranks."""
+    (folder / "torchrun.py").write_text(TORCHRUN, encoding="utf-8")
     program = folder / "ranks.py"
     program.write_text(textwrap.dedent(source), encoding="utf-8")
-    launched = []
+    agents = []
     for node in range(nodes):
         command = [
-            *network.prefix(node),
-            *(sys.executable, "-m", "torch.distributed.run"),
+            "torchrun.py",
             *("--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node)),
             *("--node-rank", str(node), "--rdzv-id", f"test-{os.getpid()}"),
             *("--master-addr", network.address(0), "--master-port", "29500"),
@@ -306,27 +307,14 @@ def run_torchrun(
             "GLOO_SOCKET_IFNAME": network.PORT,
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             "IOSHAPE_TEST_NODE": f"test-{os.getpid()}-node-{node}",
-            **variables,
         }
-        launched.append(
-            subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment(**more),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        )
+        agents.append(crew().start(folder, command, environment(**more), network.namespace(node)))
     try:
-        ended = [process.communicate(timeout=TIMEOUT_S) for process in launched]
+        for agent in agents:
+            assert agent.wait(TIMEOUT_S) == 0, f"status {agent.status}\n{agent.errors()[-6000:]}"
     finally:
-        for process in launched:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-    for process, (output, errors) in zip(launched, ended, strict=True):
-        assert process.returncode == 0, f"status {process.returncode}\n{output}\n{errors[-6000:]}"
-    return [output for output, _ in ended]
+        for agent in agents:
+            agent.signal(signal.SIGTERM)  # it ends its ranks
+        for agent in agents:
+            agent.wait(10.0)
+    return [line for agent in agents for line in agent.said()]

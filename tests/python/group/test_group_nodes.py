@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups over several nodes: each is a network namespace, and a switch connects them."""
 
-import json
 import zipfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from coordinators import running_redis
-from nodes import Networks, NotPermitted, networks, run_torchrun, started_ranks
+from nodes import Networks, NotPermitted, networks, run_ranks, run_torchrun, started_ranks
 
 BEGIN = "from group_program import *\n"
 
@@ -48,11 +48,15 @@ torch.distributed.destroy_process_group()
 )
 
 
+@pytest.mark.parametrize("by_torchrun", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.slow
-def test_torchrun_on_two_nodes(tmp_path: Path, network: Networks) -> None:
+def test_training_on_two_nodes(tmp_path: Path, network: Networks, *, by_torchrun: bool) -> None:
     folder = tmp_path / "run"
-    outputs = run_torchrun(tmp_path, TRAINING, folder, network=network, nodes=2, ranks_per_node=2)
-    lines = [json.loads(line) for output in outputs for line in output.splitlines()]
+    if by_torchrun:
+        lines = run_torchrun(tmp_path, TRAINING, folder, network=network, nodes=2, ranks_per_node=2)
+    else:
+        said = run_ranks(tmp_path, TRAINING, folder, network=network, ranks=4, nodes=2)
+        lines = list(chain.from_iterable(said))
     loaded = [line for line in lines if line["event"] == "loaded"]
     assert sorted(line["rank"] for line in loaded) == [0, 1, 2, 3]
     assert all(line["right"] and line["local"] == 2 and line["sum"] == 1.0 for line in loaded)

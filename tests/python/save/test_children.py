@@ -344,7 +344,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_data_loaders_and_pools_work_during_a_save(tmp_path: Path, method: str) -> None:
     path = file_to_replace(tmp_path)
-    finished = run_interpreter(tmp_path, WITH_CHILDREN, method, "saving")
+    finished = run_program(tmp_path, WITH_CHILDREN, method, "saving")
     assert finished.stderr == ""
     assert number_in(path) == 2
     for number in (100, 200, 300):

@@ -40,7 +40,7 @@ from ioshape._cli.pools import table_of
 from ioshape._cli.top import PoolRates, Rates
 from ioshape._slots.pools import Member, Operator, PoolJob, PoolStatus
 from nodes import run_ranks
-from processes import environment, run_program
+from processes import environment, run_program, started_program
 from tiers import saver, undrained
 from tree import ROOT, program
 
@@ -96,7 +96,8 @@ def busy(address: str, write: Callable[..., Writer]) -> tuple[Writer, Writer]:
     holder.tell("pace 1000000")
     waiter = write("train", rank=3, nbytes=2 << 30)
     assert waiter.hear() == "waits"
-    await_true(lambda: state(address)["waiter_count"] == 1, "one that waits")
+    operator = Operator(address)
+    await_true(lambda: operator.status(POOL).waiter_count == 1, "one that waits")
     return holder, waiter
 
 
@@ -172,7 +173,8 @@ def terminal(*arguments: str, width: int = 160, height: int = 40) -> Iterator[Te
 def test_status_has_who_holds_and_who_waits(address: str, busy: tuple[Writer, Writer]) -> None:
     holder, _ = busy
     # Holders report their progress with their heartbeats.
-    await_true(lambda: state(address)["holders"][0]["passed"] == 1_000_000, "the bytes")
+    operator = Operator(address)
+    await_true(lambda: operator.status(POOL).holders[0].passed == 1_000_000, "the bytes")
     found = state(address)
     assert (found["pool"], found["capacity"], found["used"]) == (POOL, 1, 1)
     assert found["coordinator"] == ("local" if address.startswith("local") else "redis")
@@ -350,12 +352,13 @@ def test_a_waiter_that_is_kicked_asks_again_and_comes_last(
 ) -> None:
     last = write("train", rank=9, nbytes=1 << 30)
     assert last.hear() == "waits"
-    await_true(lambda: state(address)["waiter_count"] == 2, "two that wait")
+    operator = Operator(address)
+    await_true(lambda: operator.status(POOL).waiter_count == 2, "two that wait")
     first = state(address)["waiters"][0]
     assert first["rank"] == 3
     out = succeed("slots", "kick", POOL, first["id"], "--yes", "--coordinator", address)
     assert out.startswith(f"{first['id']}: revoked")
-    await_true(lambda: state(address)["waiter_count"] == 2, "two again")
+    await_true(lambda: operator.status(POOL).waiter_count == 2, "two again")
     found = state(address)
     assert [one["rank"] for one in found["waiters"]] == [9, 3]
     assert found["used"] == 1
@@ -543,17 +546,29 @@ def test_top_leaves_the_terminal_as_it_was(address: str, how: str) -> None:
         assert termios.tcgetattr(one.terminal)[:4] == one.before[:4]
 
 
+# Idle before top looks, and sorted by name before the busy pool.
+IDLE = """
+import ioshape
+
+slots = [ioshape.slot(pool=f"a:idle-{i:02}") for i in range(12)]
+for slot in slots:
+    slot.release()
+print("released", flush=True)
+input()
+"""
+
+
 @pytest.mark.usefixtures("busy")
 @pytest.mark.slow
 def test_top_shows_what_goes_on_and_whole_ids_in_a_small_window(
-    address: str, write: Callable[..., Writer]
+    address: str, tmp_path: Path
 ) -> None:
-    for i in range(12):  # idle before top looks, and sorted by name before the busy pool
-        idle = write("idle", pool=f"a:idle-{i:02}")
-        assert idle.hear() == "holds"
-        idle.tell("release")
     ids = [one["id"] for one in [*state(address)["holders"], *state(address)["waiters"]]]
-    with terminal("top", "--coordinator", address, width=80, height=24) as one:
+    with (
+        started_program(tmp_path, IDLE, variables={"IOSHAPE_COORDINATOR": address}) as idle,
+        terminal("top", "--coordinator", address, width=80, height=24) as one,
+    ):
+        idle.expect("released")
         one.await_text("idle: ")
         one.type("q")
         assert one.end() == 0

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups over a tier: checkpoints are durable on this host's disk, found there, and drained."""
 
-import subprocess
-import sys
-import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,8 +8,8 @@ from typing import Any
 import ioshape
 import pytest
 from checkpoints import wait_until
-from nodes import TIMEOUT_S, run_ranks
-from processes import environment
+from command import call, succeed
+from nodes import run_ranks
 from records import flip
 from tiers import canonical, undrained
 
@@ -43,14 +40,7 @@ def steps_in(directory: Path) -> list[int]:
 
 
 def command(fast: Path, *arguments: str) -> str:
-    """Return the output of a command with this tier set."""
-    return subprocess.run(
-        [sys.executable, "-m", "ioshape", *arguments],
-        env=environment(IOSHAPE_TIER=str(fast)),
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    return succeed(call(*arguments, env={"IOSHAPE_TIER": str(fast)}))
 
 
 def told(said: list[list[dict[str, Any]]], event: str) -> list[dict[str, Any]]:
@@ -84,45 +74,35 @@ for options in ({}, {"fallback": True}, {"step": int(arguments[1])}):
 )
 
 
+REAL_RANKS = (
+    BEGIN
+    + """
+set_up_distributed()
+fast, directory = arguments
+report = ioshape.save_group(
+    object_of(rank, 2), directory, 2, durable="destination", tier=fast)
+assert report.drain_s > 0 and is_right(ioshape.load_group(directory, tier=False), rank, 2)
+for step in (3, 4, 5):
+    report = ioshape.save_group(
+        object_of(rank, step), directory, step, keep_last=1, keep_every=3, tier=fast)
+    assert (report.tier, report.downgrades) == (fast, ()), report
+handle = ioshape.save_group_async(
+    object_of(rank, 8), directory, 8, keep_last=1, keep_every=3, tier=fast)
+assert handle.wait() and handle.report.tier == fast
+assert is_right(ioshape.load_group(directory, tier=fast), rank, 8)
+assert handle.wait_drained(60) and handle.drained()
+assert is_right(ioshape.load_group(directory, tier=False), rank, 8)
+say("ended")
+torch.distributed.destroy_process_group()
+"""
+)
+
+
 def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
     tmp_path: Path, fast: Path, runs: Path
 ) -> None:
-    program = tmp_path / "ranks.py"
-    program.write_text(
-        BEGIN
-        + textwrap.dedent("""
-        set_up_distributed()
-        fast, directory = arguments
-        report = ioshape.save_group(
-            object_of(rank, 2), directory, 2, durable="destination", tier=fast)
-        assert report.drain_s > 0 and is_right(ioshape.load_group(directory, tier=False), rank, 2)
-        for step in (3, 4, 5):
-            report = ioshape.save_group(
-                object_of(rank, step), directory, step, keep_last=1, keep_every=3, tier=fast)
-            assert (report.tier, report.downgrades) == (fast, ()), report
-        handle = ioshape.save_group_async(
-            object_of(rank, 8), directory, 8, keep_last=1, keep_every=3, tier=fast)
-        assert handle.wait() and handle.report.tier == fast
-        assert is_right(ioshape.load_group(directory, tier=fast), rank, 8)
-        assert handle.wait_drained(60) and handle.drained()
-        assert is_right(ioshape.load_group(directory, tier=False), rank, 8)
-        say("ended")
-        torch.distributed.destroy_process_group()
-        """),
-        encoding="utf-8",
-    )
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *torchrun, str(program), str(fast), str(runs)],
-        cwd=tmp_path,
-        env=environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count('"ended"') == 2
+    said = run_ranks(tmp_path, REAL_RANKS, fast, runs)
+    assert [lines[-1]["event"] for lines in said] == ["ended", "ended"]
     assert steps_in(runs) == [3, 8]
     # Retention on the tier follows the tier's own settings.
     assert steps_in(canonical(fast, runs)) == [2, 3, 4, 5, 8]
