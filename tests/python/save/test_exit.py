@@ -589,7 +589,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_a_checkpoint_lost_by_a_child_shows_in_its_status(tmp_path: Path, method: str) -> None:
-    finished = run_interpreter(tmp_path, CHILDREN_THAT_LOSE, method)
+    finished = run_program(tmp_path, CHILDREN_THAT_LOSE, method)
     assert finished.stdout.split() == [str(LOST)] * 2 + ["3", "1", "0", str(LOST)]
 
 

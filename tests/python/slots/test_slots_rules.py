@@ -733,7 +733,7 @@ def test_a_call_that_is_refused_a_command_leaves_a_whole_pool_or_none(
 
 
 @pytest.mark.parametrize(
-    "part", [0, 1, *(pytest.param(part, marks=pytest.mark.long) for part in range(2, 8))]
+    "part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, 8))]
 )
 @pytest.mark.slow
 def test_redis_grants_slots_as_the_model_does(part: int, server: Server) -> None:
