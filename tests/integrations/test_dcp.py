@@ -318,16 +318,6 @@ def test_a_script_under_ioshape_run_saves_through_us(tmp_path: Path, imports: st
     assert entries(tmp_path / "a") == [".metadata", "__0_0.distcp"]
 
 
-@pytest.mark.slow
-def test_no_load_leaves_the_reader_to_torch(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(_SCRIPT.format(imports=""))
-    done = call("run", "--no-load", "script.py", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "ioshape:" not in done.stderr
-    assert done.stdout.split() == ["Writer", "FileSystemReader"]
-    assert entries(tmp_path / "a") == [".metadata", "__0_0.distcp"]
-
-
 # ---- Examined saves ------------------------------------------------------------------------------
 
 

@@ -84,6 +84,7 @@ torch.save({"a": torch.ones(300_000)}, "model.pt")
 """
 
 
+@pytest.mark.long  # covered by test_a_script_may_begin_with_a_part_of_ours
 def test_a_script_under_run_may_begin_with_our_module(python: str, tmp_path: Path) -> None:
     """Import ioshape.deepspeed first. It imports torch, which the hook must still notice."""
     (tmp_path / "first.py").write_text(FIRST)

@@ -2,13 +2,11 @@
 """Test Lightning with the plug-in, and an unchanged script under "ioshape run"."""
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from processes import run_program
+from processes import common_nursery, run_program
 from records import is_ours, names_in
 
 COMMON = """
@@ -119,11 +117,7 @@ UNDER_RUN = (
 
 @pytest.mark.parametrize("under_run", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_unchanged_script(under_run: bool, tmp_path: Path) -> None:
-    run = [sys.executable, "-m", "ioshape", "run"] if under_run else [sys.executable]
-    (tmp_path / "train.py").write_text(
-        "\n".join(line.removeprefix("    ") for line in UNDER_RUN.splitlines())
-    )
-    subprocess.run([*run, "train.py"], cwd=tmp_path, check=True)
+    run_program(tmp_path, UNDER_RUN, nursery=common_nursery(under_run=under_run))
     for name in ("plain.ckpt", "async.ckpt", "fabric.ckpt"):
         assert is_ours(tmp_path / name) == under_run, name
         assert torch.load(tmp_path / name, weights_only=False)

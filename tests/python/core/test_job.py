@@ -324,7 +324,7 @@ RANK = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long  # test_torchrun of test_run.py compares the jobs
 def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     launch = """

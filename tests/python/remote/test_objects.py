@@ -340,7 +340,7 @@ def killed_at(store: Store, request: int, path: Path) -> None:
     store.forget_the_dead()
 
 
-@pytest.mark.parametrize("trials", [6, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("trials", [3, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_a_killed_upload_leaves_no_checkpoint_or_the_whole_one_that_was_there(
     trials: int, store: Store, tmp_path: Path
@@ -371,7 +371,7 @@ def test_a_killed_upload_leaves_no_checkpoint_or_the_whole_one_that_was_there(
             s3.download(RUN, tmp_path / f"done-{trial}")
             assert content_of(tmp_path / f"done-{trial}") == whole[seed]
             assert store.uploads() == []
-    assert seen["none"] >= trials // 6, seen
+    assert seen["none"] >= trials / 6, seen
 
 
 def test_the_parts_that_killed_uploads_have_left_are_removed(store: Store, tmp_path: Path) -> None:
@@ -775,7 +775,7 @@ def test_memory_does_not_grow_with_the_file(store: Store, tmp_path: Path) -> Non
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     """
     peaks = []
-    for n_bytes in (12 << 20, 150 << 20):
+    for n_bytes in (12 << 20, 80 << 20):
         with path.open("wb") as file:
             file.truncate(n_bytes)
         done = subprocess.run(
@@ -786,7 +786,7 @@ def test_memory_does_not_grow_with_the_file(store: Store, tmp_path: Path) -> Non
             check=True,
         )
         peaks.append(int(done.stdout) << 10)
-    assert peaks[1] - peaks[0] < 60 << 20
+    assert peaks[1] - peaks[0] < 30 << 20
 
 
 # ---- The commands --------------------------------------------------------------------------------
