@@ -256,6 +256,7 @@ def test_memory_that_later_copies_have_no_use_for_is_let_go(tmp_path: Path) -> N
     assert kept() == [8 << 20]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(dcp.state_dict_saver, "DefaultStager"), reason="this torch copies otherwise"
 )

@@ -58,6 +58,7 @@ def files_in(folder: Path) -> dict[str, bool]:
     return {name: is_ours(parts / name) for name in names_in(parts)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "background"),
     [
@@ -84,6 +85,7 @@ torch.save({"a": torch.ones(300_000)}, "model.pt")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.long  # covered by test_a_script_may_begin_with_a_part_of_ours
 def test_a_script_under_run_may_begin_with_our_module(python: str, tmp_path: Path) -> None:
     """Import ioshape.deepspeed first. It imports torch, which the hook must still notice."""
@@ -102,6 +104,7 @@ def test_one_line_puts_us_into_an_engine(plain: Nursery, tmp_path: Path) -> None
     assert all(files_in(tmp_path).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["under_run", pytest.param("plain", marks=pytest.mark.long)])
 def test_an_unchanged_script(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     said = run(request.getfixturevalue(how), tmp_path, "unchanged", 1)

@@ -80,6 +80,7 @@ PLUGIN = (
 )
 
 
+@pytest.mark.slow
 def test_the_plug_ins(tmp_path: Path) -> None:
     run_program(tmp_path, PLUGIN)
     for kind in ("IoshapeCheckpointIO", "IoshapeAsyncCheckpointIO"):
@@ -115,6 +116,7 @@ UNDER_RUN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("under_run", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_unchanged_script(under_run: bool, tmp_path: Path) -> None:
     run_program(tmp_path, UNDER_RUN, nursery=common_nursery(under_run=under_run))
@@ -156,6 +158,7 @@ FAILING = """
 """
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_in_the_background_is_heard_of(tmp_path: Path) -> None:
     run_program(tmp_path, FAILING)
 

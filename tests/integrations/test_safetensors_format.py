@@ -72,6 +72,7 @@ def ours(tensors: dict[str, torch.Tensor], metadata: Any = None, way: Way = Way.
         return path.read_bytes()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(tensors(), METADATA, st.sampled_from(Way))
 def test_files_are_those_of_the_original(
@@ -169,6 +170,7 @@ def test_what_readers_would_mistake_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_names_that_take_more_than_readers_accept_are_refused(tmp_path: Path) -> None:
     # Each name is six times as long in JSON.
     state = {"\x01" * 4000 + str(i): torch.zeros(0) for i in range(4200)}

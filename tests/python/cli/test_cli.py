@@ -56,6 +56,7 @@ def imports_of(*arguments: str | Path) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
+@pytest.mark.slow
 def test_commands_import_only_what_they_need(model: Path) -> None:
     """Check that these commands import neither torch, which takes seconds, nor other slow modules.
 
@@ -137,6 +138,7 @@ def test_debug_shows_where_an_error_came_from() -> None:
     assert "config.py" in done.stderr
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
     state = {f"layer{i}": torch.ones(1) for i in range(5000)}
     ioshape.save(state, tmp_path / "model.pt")

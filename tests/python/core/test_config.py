@@ -178,6 +178,7 @@ def test_saves_under_way_go_on_with_the_settings_they_began_with(tmp_path: Path)
     assert [number_in(tmp_path / name) for name in ("first.pt", "second.pt")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_settings_may_change_while_others_save(tmp_path: Path) -> None:
     failures: list[BaseException] = []
 
@@ -432,6 +433,7 @@ def test_the_log_has_failures_in_the_background(
     assert "missing" in _lines(caplog, logging.ERROR)[0]
 
 
+@pytest.mark.slow
 def test_the_log_tells_of_what_the_dead_left_behind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

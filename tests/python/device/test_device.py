@@ -463,6 +463,7 @@ def storage_bytes(value: dict[str, Any]) -> int:
     return sum(storages.values())
 
 
+@pytest.mark.slow
 @WRITERS
 @pytest.mark.parametrize("piece_bytes", [16 * MIB, 3 * MIB, 1_000_003])
 def test_a_device_gets_what_torch_would_load(

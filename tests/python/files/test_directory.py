@@ -34,6 +34,7 @@ def test_it_appears_when_the_block_ends(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o750
 
 
+@pytest.mark.slow
 def test_what_a_living_process_fills_outlasts_the_saves_of_others(tmp_path: Path) -> None:
     with ioshape.directory(tmp_path / "model") as folder:
         Path(folder, "config.json").write_text("new")
@@ -125,6 +126,7 @@ def test_a_save_under_way_into_it_goes_on(tmp_path: Path) -> None:
     assert names_in(path) == ["config.json", "opt.pt"]
 
 
+@pytest.mark.slow
 def test_one_of_several_ranks_leaves_the_directory_the_one_it_is(tmp_path: Path) -> None:
     """Check that the directory keeps its inode: another rank may be about to write there."""
     fill(tmp_path / "out", "config.json", content="old")

@@ -192,6 +192,7 @@ def views(draw: st.DrawFn) -> torch.Tensor:
     return tensor
 
 
+@pytest.mark.slow
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -178,6 +178,7 @@ def test_a_node_whose_cable_is_cut(tmp_path: Path, network: Networks) -> None:
     assert "torch.distributed" in said[0][-1]["cause"], said[0][-1]
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_one_node(tmp_path: Path, network: Networks) -> None:
     """Check a full disk, simulated by RLIMIT_FSIZE on both ranks of node 1."""
     program = (

@@ -37,6 +37,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["load_new", "load_into"])
 def test_each_byte_is_read_by_one_rank(either: Path, stage: str) -> None:
     found = run(stage, either)
@@ -49,6 +50,7 @@ def test_each_byte_is_read_by_one_rank(either: Path, stage: str) -> None:
     assert max(read) < file_bytes / 2
 
 
+@pytest.mark.slow
 def test_on_one_node_the_page_cache_does_it(folder: Path) -> None:
     found = run("load_new", folder, ON_ONE_NODE)
     file_bytes = (folder / "x.pt").stat().st_size
@@ -74,22 +76,26 @@ def test_damage_is_found_by_all_devices(either: Path) -> None:
     assert run("load_damaged_to_devices", either) == [("data/0", True, True)] * 4
 
 
+@pytest.mark.slow
 def test_ranks_of_which_one_has_no_way_to_the_others_load_alone(folder: Path) -> None:
     found = run("load_with_one_device_apart", folder, ON_ONE_NODE)
     file_bytes = (folder / "x.pt").stat().st_size
     assert all(one[0] and one[1] > 0.9 * file_bytes and one[2] for one in found)
 
 
+@pytest.mark.slow
 def test_with_devices_a_rank_that_cannot_read_says_so_and_the_others_go_on(either: Path) -> None:
     found = run("load_to_devices_with_an_end", either)
     assert found == [(True, True), (True, True), ("no such luck", True), (True, True)]
 
 
+@pytest.mark.slow
 def test_with_devices_a_rank_that_fails_does_not_stop_the_others(folder: Path) -> None:
     found = run("load_to_devices_with_a_failure", folder)
     assert found == [(True, True), ("enough", True), (True, True), (True, True)]
 
 
+@pytest.mark.slow
 def test_with_devices_who_is_killed_is_not_waited_for_long(folder: Path) -> None:
     stage = "load_to_devices_with_a_death"
     found = ranks.run(shared_load.__file__, stage, folder, 4, NODES, killed=[2])
@@ -105,11 +111,13 @@ def test_gpus_get_each_byte_from_one_rank(either: Path) -> None:
     assert sum(one[1] for one in found) < 1.1 * (either / "x.pt").stat().st_size
 
 
+@pytest.mark.slow
 def test_damage_is_found_by_all(either: Path) -> None:
     flip(either / "x.pt", offset_of(either / "x.pt", "data/0") + 10_000_000)
     assert run("load_damaged", either) == ["data/0"] * 4
 
 
+@pytest.mark.slow
 def test_who_wants_something_else_does_not_hold_up_the_others(folder: Path) -> None:
     other = state()
     other["more"] = torch.ones(5)
@@ -119,10 +127,12 @@ def test_who_wants_something_else_does_not_hold_up_the_others(folder: Path) -> N
     assert [one[1] for one in found] == [True, True, True, "none"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_read_says_so_and_the_others_go_on(either: Path) -> None:
     assert run("load_with_an_end", either) == [True, True, "no such luck", True]
 
 
+@pytest.mark.slow
 def test_who_is_killed_is_not_waited_for_long(folder: Path) -> None:
     found = ranks.run(shared_load.__file__, "load_with_a_death", folder, 4, NODES, killed=[2])
     assert found == [True, True, "killed", True]

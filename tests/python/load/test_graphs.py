@@ -201,6 +201,7 @@ def _storages(value: Any) -> list[torch.UntypedStorage]:
     return found
 
 
+@pytest.mark.slow
 @given(graph=graphs)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_graphs_round_trip(graph: Any) -> None:

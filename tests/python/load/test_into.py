@@ -323,6 +323,7 @@ print((peak() - before) >> 10)
 """
 
 
+@pytest.mark.slow
 def test_it_takes_no_memory_for_what_it_fills(tmp_path: Path) -> None:
     path, small = tmp_path / "x.pt", tmp_path / "small.pt"
     ioshape.save({str(i): torch.full((16 << 20,), float(i)) for i in range(4)}, path)

@@ -731,6 +731,7 @@ def test_a_file_that_is_replaced_meanwhile_is_read_to_its_end(tmp_path: Path) ->
     assert_same(ioshape.load(path), [new, new + 0])
 
 
+@pytest.mark.slow
 def test_large_tensors_come_in_one_call_and_tiny_ones_in_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "n_bytes"),
     [

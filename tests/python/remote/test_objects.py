@@ -122,6 +122,7 @@ def written(log: list[str]) -> list[str]:
 # ---- Uploads and downloads -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["each", "rank0"])
 def test_a_checkpoint_goes_there_and_comes_back_and_its_manifest_goes_last(
     mode: str, store: Store, tmp_path: Path
@@ -216,6 +217,7 @@ def test_statistics_beside_a_file_go_with_it(store: Store, tmp_path: Path) -> No
     assert found.sum_squares == 3
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_sent_again(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "model"
     fill(path, 2)
@@ -239,6 +241,7 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
+@pytest.mark.slow
 def test_what_replaces_an_object_is_read_once(store: Store, tmp_path: Path) -> None:
     path, size = tmp_path / "model.pt", 3 * PART
     for number in range(2):
@@ -260,6 +263,7 @@ def test_what_replaces_an_object_is_read_once(store: Store, tmp_path: Path) -> N
     assert s3.upload(path, RUN, part_bytes=PART).sent_bytes == 0
 
 
+@pytest.mark.slow
 def test_what_lies_on_a_tier_alone_is_uploaded_from_there(store: Store, tmp_path: Path) -> None:
     with saver(tmp_path) as saves:
         file = saves.save("model.pt", b"weights")
@@ -404,6 +408,7 @@ def test_objects_that_an_interrupted_upload_has_brought_are_not_sent_again(
     assert one.files == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_last", [False, True])
 def test_the_parts_of_another_one_do_not_stay_when_the_object_is_there(
     killed_last: bool, store: Store, tmp_path: Path
@@ -489,6 +494,7 @@ def test_where_it_always_does_the_upload_fails_and_there_is_no_checkpoint(
     assert f"run/{LISTING}" not in store.objects()
 
 
+@pytest.mark.slow
 def test_what_was_damaged_there_does_not_come_back(store: Store, tmp_path: Path) -> None:
     content = fill(tmp_path / "model", 3)
     s3.upload(tmp_path / "model", RUN)
@@ -645,6 +651,7 @@ def test_a_directory_that_is_there_is_not_replaced(store: Store, tmp_path: Path)
 # ---- Servers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd_etags", [False, True])
 def test_where_crc32s_are_not_known_the_server_compares_md5s(
     odd_etags: bool, store: Store, tmp_path: Path
@@ -710,6 +717,7 @@ def test_a_bucket_or_a_checkpoint_that_is_not_there(store: Store, tmp_path: Path
     assert store.objects() == []
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_midway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path / "model", 1)
     with object_store.moto(tmp_path) as other:
@@ -766,6 +774,7 @@ def test_a_server_that_falls_silent(
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     program = """if True:
@@ -795,6 +804,7 @@ def test_memory_does_not_grow_with_the_file(store: Store, tmp_path: Path) -> Non
 # ---- The commands --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_commands(store: Store, tmp_path: Path) -> None:
     for step in (1, 2, 3):
         make_checkpoint(tmp_path / "runs", step)

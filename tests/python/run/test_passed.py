@@ -30,6 +30,7 @@ PAST_US = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["nothing", "file", "memory"])
 def test_what_goes_past_it_is_told_at_the_end(to: str, tmp_path: Path) -> None:
     done = run_program(tmp_path, PAST_US, to, nursery=common_nursery(under_run=True))
@@ -132,6 +133,7 @@ OPENED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["run", "patch"])
 def test_a_file_that_was_just_opened_becomes_ours(how: str, tmp_path: Path) -> None:
     run_program(tmp_path, OPENED, how, nursery=common_nursery(under_run=how == "run"))

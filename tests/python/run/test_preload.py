@@ -76,6 +76,7 @@ def test_a_program_sees_no_difference(name: str, tmp_path: Path) -> None:
     assert done.stdout.replace("./", "") == plain.stdout.replace("./", "")
 
 
+@pytest.mark.slow
 def test_scripts_below_a_program_save_through_ioshape(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch; torch.save({'a': torch.ones(3)}, 'model.pt')", encoding="utf-8"
@@ -86,6 +87,7 @@ def test_scripts_below_a_program_save_through_ioshape(tmp_path: Path) -> None:
     assert is_ours(tmp_path / "model.pt")
 
 
+@pytest.mark.slow
 def test_a_save_takes_one_slot_and_other_writes_one_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         """

@@ -72,6 +72,7 @@ def syncs(calls: Counter[str]) -> int:
     return calls["fsync"] + calls["fdatasync"]
 
 
+@pytest.mark.slow
 def test_many_small_files_are_synced_together(watched: Watched, tmp_path: Path) -> None:
     text = """
 import ioshape._save.small, torch

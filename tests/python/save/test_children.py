@@ -110,6 +110,7 @@ def test_failures_of_the_parent_are_not_the_childs(tmp_path: Path) -> None:
     assert names_in(tmp_path / "files") == ["child.pt", "parent.pt"]
 
 
+@pytest.mark.slow
 def test_forks_at_any_moment(tmp_path: Path) -> None:
     """Check forks while threads save: no lock may stay locked in the child."""
     (tmp_path / "files").mkdir()

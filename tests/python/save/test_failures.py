@@ -207,6 +207,7 @@ FORBIDDEN = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.wording
 def test_where_one_may_not_write(tmp_path: Path) -> None:
     finished = run_interpreter(tmp_path, FORBIDDEN, prefix=AS_OTHERS)
@@ -352,6 +353,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_limit_on_memory(tmp_path: Path) -> None:
     """Check that a save without staging memory fails alone."""
     run_program(

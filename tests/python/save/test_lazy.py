@@ -98,6 +98,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.usefixtures("where")
 def test_a_loop_saves_what_there_was_at_the_call(name: str, tmp_path: Path) -> None:
@@ -197,6 +198,7 @@ def test_part_of_a_storage_that_others_have_is_copied_at_once(tmp_path: Path) ->
     saver.check()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("where")
 def test_a_loop_of_ones_own_says_when(tmp_path: Path) -> None:
     weight, small = torch.zeros(16, LARGE), torch.zeros(10)
@@ -288,6 +290,7 @@ def test_a_child_does_not_wait_for_saves_of_its_parent(tmp_path: Path) -> None:
 # ---- Reports -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("where")
 def test_the_report_says_what_it_cost(tmp_path: Path) -> None:
     model = network()

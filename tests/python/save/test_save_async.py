@@ -158,6 +158,7 @@ def test_all_are_waited_for(tmp_path: Path, gate: Gate) -> None:
     assert ioshape.wait_all(0)  # no save is left
 
 
+@pytest.mark.slow
 def test_threads_save_at_once(tmp_path: Path) -> None:
     failures: list[BaseException] = []
 
@@ -621,6 +622,7 @@ def test_objects_that_cannot_be_pickled_raise_as_in_torch(tmp_path: Path) -> Non
     assert "ours.pt" not in names_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_descriptors_and_threads_do_not_pile_up(tmp_path: Path) -> None:
     def held() -> list[int]:
         return [len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")]

@@ -205,12 +205,14 @@ FOREIGN = """
 """
 
 
+@pytest.mark.slow
 def test_a_handler_saves_wherever_it_interrupts_the_first_use(tmp_path: Path) -> None:
     finished = run_interpreter(tmp_path, AT_IMPORTS + FIRST_USE)
     assert int(finished.stdout) > 70
     assert not [name for name in names_in(tmp_path) if "ioshape-tmp" in name]
 
 
+@pytest.mark.slow
 def test_a_handlers_save_is_the_first_use_within_any_other_import(tmp_path: Path) -> None:
     finished = run_interpreter(tmp_path, AT_IMPORTS + FOREIGN)
     assert min(map(int, finished.stdout.split())) >= 2
@@ -296,6 +298,7 @@ TORCH = """
 """
 
 
+@pytest.mark.slow
 def test_a_handler_that_interrupts_the_import_of_torch_saves_where_torch_can(
     tmp_path: Path,
 ) -> None:

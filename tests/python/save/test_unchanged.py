@@ -131,6 +131,7 @@ def test_a_stock_file_that_is_saved_again_is_not_told(tmp_path: Path, warned: An
     assert warned() == 1
 
 
+@pytest.mark.slow
 def test_who_has_not_set_logging_up_reads_it_on_stderr(tmp_path: Path) -> None:
     done = run_program(
         tmp_path,
@@ -184,6 +185,7 @@ save(found, 5)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["each", "node", "rank0"])
 def test_each_rank_compares_its_own_part(tmp_path: Path, mode: str) -> None:
     said = run_ranks(

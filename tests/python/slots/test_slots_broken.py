@@ -82,6 +82,7 @@ def first_look(address: str) -> str:
     return shown
 
 
+@pytest.mark.slow
 def test_a_pool_that_cannot_be_read_is_a_line(address: str) -> None:
     words = ("slots", "status")
     with broken(address):
@@ -165,6 +166,7 @@ def test_what_is_no_file_of_a_pool_is_no_pool() -> None:
         assert Operator(address).names() == [GOOD]
 
 
+@pytest.mark.slow
 def test_more_pools_than_are_listed_are_counted() -> None:
     with coordinator("redis") as address:
         operator = Operator(address)

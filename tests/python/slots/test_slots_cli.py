@@ -346,6 +346,7 @@ def test_kick_asks_first(address: str, busy: tuple[Writer, Writer], answer: str)
         assert state(address)["holders"][0]["id"] == member
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["redis"], indirect=True)
 def test_a_waiter_that_is_kicked_asks_again_and_comes_last(
     address: str, busy: tuple[Writer, Writer], write: Callable[..., Writer]

@@ -170,6 +170,7 @@ def test_shares_are_respected(capacity: int) -> None:
         assert times[job] / share == pytest.approx(part, rel=0.1), times
 
 
+@pytest.mark.slow
 def test_one_that_dies_with_terabytes_announced_leaves_shares_as_they_were() -> None:
     simulation = Simulation(2)
     shares = {"a": 1, "b": 2, "c": 4}
@@ -209,6 +210,7 @@ def test_a_small_first_write_says_little_about_a_large_one() -> None:
     assert max(save.waited for save in later) <= 2 * usual
 
 
+@pytest.mark.slow
 def test_within_a_job_who_comes_first_goes_first() -> None:
     random, simulation = Random(1), Simulation(3)
     jobs = [ranks(job, 20, share) for job, share in (("a", 1), ("b", 3))]
@@ -321,6 +323,7 @@ def test_a_flood_of_tiny_saves_starves_nobody() -> None:
 LOUD, QUIET = 10**9, -(10**9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loud_jobs", [1, 3])
 def test_a_boost_is_worth_ten_minutes_of_each_other_job_at_most(loud_jobs: int) -> None:
     simulation = Simulation(2)

@@ -399,6 +399,7 @@ def test_what_does_not_stay_on_the_tier_is_uploaded_before_it_goes(
     assert store.objects() == [f"run{path}" for path in paths]
 
 
+@pytest.mark.slow
 def test_an_older_one_is_not_uploaded(saves: Saver, store: Store) -> None:
     path = saves.save("a.pt")
     succeed(call("drain", saves.fast))

@@ -668,6 +668,7 @@ def test_the_newest_is_found_wherever_it_lies(fast: Path, slow: Path) -> None:
 # ---- Unmodified scripts --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_script_below_run_saves_on_the_tier_and_finds_what_it_saved(
     tmp_path: Path, fast: Path, slow: Path
 ) -> None:

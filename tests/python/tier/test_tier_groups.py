@@ -98,6 +98,7 @@ torch.distributed.destroy_process_group()
 )
 
 
+@pytest.mark.slow
 def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
     tmp_path: Path, fast: Path, runs: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
         one.verify()
 
 
+@pytest.mark.slow
 def test_before_the_drain_a_checkpoint_is_found_on_the_tier_alone(
     tmp_path: Path, fast: Path, runs: Path
 ) -> None:
