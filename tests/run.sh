@@ -301,7 +301,7 @@ stage_valgrind() {
 }
 
 stage_python() {
-	local processes=$(($(nproc) * 2)) folders=("${python_folders[@]}") names
+	local processes=$(($(nproc) * 5 / 2)) folders=("${python_folders[@]}") names
 	[ $length != quick ] || folders=(tests/python tests/integrations)
 	# Most of these wait, too. With its helpers each process takes 0.8 GB and 20 CPU seconds, for torch.
 	# Who has nothing left to do takes from the others.

@@ -540,25 +540,24 @@ static int run_into_mishap(struct member *member)
 
 #define NODE_OF_4                                                                                  \
 	{                                                                                          \
-		.ranks = 4, .nodes = 1, .layout = "node", .bytes = MIB                         \
+		.ranks = 4, .nodes = 1, .layout = "node", .bytes = MIB                             \
 	}
 #define EACH_OF_4                                                                                  \
 	{                                                                                          \
-		.ranks = 4, .nodes = 1, .mode = IOSHAPE_MODE_EACH, .layout = "each",               \
-		.bytes = MIB                                                                   \
+		.ranks = 4, .nodes = 1, .mode = IOSHAPE_MODE_EACH, .layout = "each", .bytes = MIB  \
 	}
 #define WIRED_4                                                                                    \
 	{                                                                                          \
 		.ranks = 4, .nodes = 2, .mode = IOSHAPE_MODE_RANK0, .layout = "rank0",             \
-		.bytes = MIB, .wired = true, .store = IOSHAPE_STORE_HOST                       \
+		.bytes = MIB, .wired = true, .store = IOSHAPE_STORE_HOST                           \
 	}
 #define LARGE_4                                                                                    \
 	{                                                                                          \
-		.ranks = 4, .nodes = 1, .layout = "node", .bytes = MIB, .more_bytes = 40 * MIB \
+		.ranks = 4, .nodes = 1, .layout = "node", .bytes = MIB, .more_bytes = 40 * MIB     \
 	}
 #define HASTY_4                                                                                    \
 	{                                                                                          \
-		.ranks = 4, .nodes = 1, .layout = "node", .bytes = MIB, .deadline_ms = 1000    \
+		.ranks = 4, .nodes = 1, .layout = "node", .bytes = MIB, .deadline_ms = 1000        \
 	}
 
 static const struct mishap mishaps[] = {
