@@ -117,6 +117,7 @@ def test_a_checkpoint_of_ours_becomes_a_universal_one(under_run: Nursery, tmp_pa
     run(under_run, tmp_path, "universal", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_if_one_rank_fails_all_raise_and_the_latest_stays(
     background: bool, under_run: Nursery, tmp_path: Path

@@ -63,6 +63,7 @@ def installed(
 # ---- Integrations of ioshape --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_safetensors_files_of_dcp_are_ours(tmp_path: Path) -> None:
     errors = forked(
         tmp_path,

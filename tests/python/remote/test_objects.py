@@ -731,6 +731,7 @@ def test_a_server_that_goes_midway(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_accepts_and_never_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def save_to_zip_file(path):
 """
 
 
+@pytest.mark.slow
 def test_archives_that_nobody_closes_are_left_to_the_framework(tmp_path: Path) -> None:
     package = tmp_path / "stable_baselines3" / "common"
     package.mkdir(parents=True)

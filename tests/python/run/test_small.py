@@ -91,6 +91,7 @@ for number in range(100):
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [*[".pt"] * 100, ".py"]
 
 
+@pytest.mark.slow
 def test_few_small_files_do_not_wait_for_what_others_have_written(
     watched: Watched, tmp_path: Path
 ) -> None:

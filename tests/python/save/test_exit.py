@@ -325,6 +325,7 @@ def test_nobody_need_listen(tmp_path: Path, how: str) -> None:
     assert number_in(path) == 2
 
 
+@pytest.mark.slow
 def test_a_message_to_a_closed_stream_never_lands_in_a_checkpoint(tmp_path: Path) -> None:
     """Check that no file of ioshape gets the descriptors 0 to 2, which daemons close."""
     path = file_to_replace(tmp_path)

@@ -54,6 +54,7 @@ SAVES = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "redis"])
 @pytest.mark.parametrize("stripes", [1, 2])
 @pytest.mark.usefixtures("_mounts_of_stripefs")

@@ -671,6 +671,7 @@ for step in range(2):
 """
 
 
+@pytest.mark.slow
 def test_the_exporter_counts_alarms_by_rule(tmp_path: Path) -> None:
     """Also count a rank whose shard another process writes."""
     with running_redis() as redis:

@@ -379,6 +379,7 @@ def test_ctrl_c_ends_a_save_that_waits(
     await_true(lambda: Operator(address).status("shared").waiter_count == 0, "an empty queue")
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_away_fails_no_save_unless_told_to(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     away = f"unix://{tmp_path}/nobody.sock"

@@ -425,6 +425,7 @@ def test_a_killed_upload_is_no_checkpoint_and_is_gone_on_with(saves: Saver, stor
     assert f"{RUN}{folder}" in succeed(call("ls", RUN, env=store.variables))
 
 
+@pytest.mark.slow
 def test_an_upload_that_fails_is_said_and_tried_again(saves: Saver, store: Store) -> None:
     path = saves.save("a.pt")
     store.harm(deny=True)

@@ -364,6 +364,7 @@ FULL_TIER = """
 """
 
 
+@pytest.mark.slow
 def test_a_full_tier_makes_no_save_fail_nor_wait(tmp_path: Path) -> None:
     run_where_mounted(small_disk("tmpfs", tmp_path), tmp_path, FULL_TIER)
 
@@ -402,6 +403,7 @@ FULL_DESTINATION = """
 """
 
 
+@pytest.mark.slow
 def test_a_full_destination_keeps_the_save_on_the_tier_until_there_is_room(
     tmp_path: Path,
 ) -> None:
@@ -456,6 +458,7 @@ def test_what_a_killed_process_left_the_next_one_carries(
     assert [number_in(slow / name) for name in ("a.pt", "b.pt")] == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["", "sys.exit(3)", "raise ValueError"])
 @pytest.mark.usefixtures("fast")
 def test_the_end_of_the_process_waits_for_the_drain(tmp_path: Path, slow: Path, ends: str) -> None:
@@ -513,6 +516,7 @@ def test_an_interrupt_leaves_a_save_that_waits_for_its_drain_on_the_tier(
     assert number_in(slow / "a.pt") == 1
 
 
+@pytest.mark.slow
 def test_the_end_of_the_process_does_not_wait_for_what_cannot_be_drained(
     tmp_path: Path, fast: Path, slow: Path
 ) -> None:
@@ -534,6 +538,7 @@ def test_the_end_of_the_process_does_not_wait_for_what_cannot_be_drained(
 # ---- Forks ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast")
 def test_a_forked_child_leaves_the_drain_to_its_parent_and_has_its_own(
     tmp_path: Path, slow: Path
