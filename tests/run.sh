@@ -301,7 +301,7 @@ stage_valgrind() {
 }
 
 stage_python() {
-	local processes=$(($(nproc) * 5 / 2)) folders=("${python_folders[@]}") names
+	local processes=$(($(nproc) * 2)) folders=("${python_folders[@]}") names
 	[ $length != quick ] || folders=(tests/python tests/integrations)
 	# Most of these wait, too. With its helpers each process takes 0.8 GB and 20 CPU seconds, for torch.
 	# Who has nothing left to do takes from the others.
@@ -482,7 +482,7 @@ set +m
 # Without our jobs: a stage may wait for its own. The stages beside take longest and wait much, so these only get what
 # they leave of the processors.
 (
-	[ ${#beside[@]} = 0 ] || renice -n 10 $BASHPID >/dev/null
+	[ ${#beside[@]} = 0 ] || [ $length = quick ] || renice -n 10 $BASHPID >/dev/null
 	run_stages "${in_front[@]}"
 )
 for number in "${!beside[@]}"; do
