@@ -480,7 +480,7 @@ for number in "${!beside[@]}"; do
 done
 set +m
 # Without our jobs: a stage may wait for its own. The stages beside take longest and wait much, so these only get what
-# they leave of the processors.
+# they leave of the processors. In a quick run all take equally long.
 (
 	[ ${#beside[@]} = 0 ] || [ $length = quick ] || renice -n 10 $BASHPID >/dev/null
 	run_stages "${in_front[@]}"

@@ -143,8 +143,8 @@ NUMBER(uint64, uint64_t)
 
 /* ---- Loops for the instruction sets ---------------------------------------------------------- */
 
-/* Sanitizers would check each number, and took most of the tests' time here. They see no mistake in
- * these loops: tests/c/base/test_statistics.c shows that nothing beyond a block is read. */
+/* Sanitizers would check the loops number by number, which takes most of the tests' time. Instead,
+ * tests/c/base/test_statistics.c shows that the loops read nothing beyond a block. */
 #ifdef __clang__
 #define UNCHECKED __attribute__((no_sanitize("address", "thread", "undefined", "coverage")))
 #else
