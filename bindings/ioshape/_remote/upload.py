@@ -112,7 +112,7 @@ def upload(
         url: "s3://bucket/key". If it ends with a slash, the address is "key/NAME", as with cp.
         jobs: The number of parts that are sent at the same time.
         part_bytes: The size of the parts of large files in bytes, at least 5 MiB. Memory holds
-            `jobs` parts and a quarter more.
+            `jobs` parts, a quarter more, and one that is being read. boto3 takes 150 MiB, too.
         endpoint: The URL of the server. Default: AWS_ENDPOINT_URL_S3, or Amazon's server.
             Credentials and all other settings come from boto3's variables and files.
         progress: Is called with a Progress at intervals, in several threads. An exception in it
