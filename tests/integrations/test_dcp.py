@@ -25,7 +25,7 @@ from dcp_states import (
     save,
     state,
 )
-from processes import common_nursery, run_program
+from processes import common_forker, run_program
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 
 pytestmark = pytest.mark.filterwarnings(
@@ -312,7 +312,7 @@ print(type(dcp.FileSystemWriter("b")).__name__, type(dcp.FileSystemReader("b")).
 @pytest.mark.parametrize("imports", ["", "import ioshape.dcp"])
 def test_a_script_under_ioshape_run_saves_through_us(tmp_path: Path, imports: str) -> None:
     script = _SCRIPT.format(imports=imports)
-    done = run_program(tmp_path, script, nursery=common_nursery(under_run=True))
+    done = run_program(tmp_path, script, forker=common_forker(under_run=True))
     assert "ioshape:" not in done.stderr
     assert done.stdout.split() == ["Writer", "Reader"]
     assert entries(tmp_path / "a") == [".metadata", "__0_0.distcp"]

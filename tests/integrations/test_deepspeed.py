@@ -12,7 +12,7 @@ from pathlib import Path
 
 import frameworks
 import pytest
-from processes import Nursery, Program, environment, run_program
+from processes import Forker, Program, environment, run_program
 from records import is_ours, names_in
 from tree import ROOT
 
@@ -31,21 +31,21 @@ def python() -> str:
 
 
 @pytest.fixture(scope="module")
-def plain(python: str) -> Iterator[Nursery]:
-    with closing(Nursery(MODULES, python=python)) as nursery:
-        yield nursery
+def plain(python: str) -> Iterator[Forker]:
+    with closing(Forker(MODULES, python=python)) as forker:
+        yield forker
 
 
 @pytest.fixture(scope="module")
-def under_run(python: str) -> Iterator[Nursery]:
-    """Yield a nursery whose programs run under `ioshape run`."""
-    with closing(Nursery(MODULES, python=python, under_run=True)) as nursery:
-        yield nursery
+def under_run(python: str) -> Iterator[Forker]:
+    """Yield a forker whose programs run under `ioshape run`."""
+    with closing(Forker(MODULES, python=python, under_run=True)) as forker:
+        yield forker
 
 
-def run(nursery: Nursery, folder: Path, what: str, stage: int, **options: object) -> str:
+def run(forker: Forker, folder: Path, what: str, stage: int, **options: object) -> str:
     """Run two ranks, and return what they print."""
-    program = Program(folder, [str(PROGRAM), what, str(stage), json.dumps(options)], {}, nursery)
+    program = Program(folder, [str(PROGRAM), what, str(stage), json.dumps(options)], {}, forker)
     with closing(program):
         output, errors = program.end()
     return output + errors
@@ -69,7 +69,7 @@ def files_in(folder: Path) -> dict[str, bool]:
     ],
 )
 def test_the_json_configuration_names_us(
-    stage: int, background: bool, plain: Nursery, tmp_path: Path
+    stage: int, background: bool, plain: Forker, tmp_path: Path
 ) -> None:
     run(plain, tmp_path, "json_config", stage, ioshape={"background": background})
     files = files_in(tmp_path)
@@ -99,7 +99,7 @@ def test_a_script_under_run_may_begin_with_our_module(python: str, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_one_line_puts_us_into_an_engine(plain: Nursery, tmp_path: Path) -> None:
+def test_one_line_puts_us_into_an_engine(plain: Forker, tmp_path: Path) -> None:
     run(plain, tmp_path, "one_line", 2)
     assert all(files_in(tmp_path).values())
 
@@ -113,21 +113,21 @@ def test_an_unchanged_script(how: str, request: pytest.FixtureRequest, tmp_path:
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_ours_becomes_a_universal_one(under_run: Nursery, tmp_path: Path) -> None:
+def test_a_checkpoint_of_ours_becomes_a_universal_one(under_run: Forker, tmp_path: Path) -> None:
     run(under_run, tmp_path, "universal", 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_if_one_rank_fails_all_raise_and_the_latest_stays(
-    background: bool, under_run: Nursery, tmp_path: Path
+    background: bool, under_run: Forker, tmp_path: Path
 ) -> None:
     # The run needs the module ioshape.deepspeed, which is there.
     run(under_run, tmp_path, "one_rank_fails", 1, ioshape={"background": background})
 
 
 @pytest.mark.long
-def test_nothing_is_the_latest_before_it_is_written(plain: Nursery, tmp_path: Path) -> None:
+def test_nothing_is_the_latest_before_it_is_written(plain: Forker, tmp_path: Path) -> None:
     run(plain, tmp_path, "held", 1, ioshape={"background": True})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import frameworks
 import pytest
-from processes import Nursery, run_program
+from processes import Forker, run_program
 from tree import ROOT
 
 PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
@@ -99,5 +99,5 @@ def test_programs_run(title: str, program: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     variables = {**rank, **meeting} if "init_process_group" in text else {}
-    with closing(Nursery(python=python)) if installed_as else nullcontext() as nursery:
-        run_program(tmp_path, text, variables=variables, nursery=nursery)
+    with closing(Forker(python=python)) if installed_as else nullcontext() as forker:
+        run_program(tmp_path, text, variables=variables, forker=forker)

@@ -18,7 +18,7 @@ import torch
 from ioshape._integrations.huggingface import patching
 from ioshape._integrations.huggingface.whole import Whole, filling_in
 from ioshape._save.collected import in_background
-from processes import Nursery, Program, environment
+from processes import Forker, Program, environment
 from records import is_ours, names_in
 from safetensors.torch import load_file
 
@@ -56,26 +56,26 @@ class Turn(NamedTuple):
 
 
 #: those that have the packages imported, by whether that was under `ioshape run`
-_nurseries: dict[bool, Nursery] = {}
+_forkers: dict[bool, Forker] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nurseries_end() -> Iterator[None]:
+def _forkers_end() -> Iterator[None]:
     yield
-    for nursery in _nurseries.values():
-        nursery.close()
-    _nurseries.clear()
+    for forker in _forkers.values():
+        forker.close()
+    _forkers.clear()
 
 
-def _nursery(*, under_run: bool) -> Nursery:
-    if under_run not in _nurseries:
+def _forker(*, under_run: bool) -> Forker:
+    if under_run not in _forkers:
         modules = (
             *("accelerate", "torch._dynamo", "transformers.trainer"),
             "transformers.models.llama.modeling_llama",
         )
         python = python_with_transformers()
-        _nurseries[under_run] = Nursery(modules, python=python, under_run=under_run)
-    return _nurseries[under_run]
+        _forkers[under_run] = Forker(modules, python=python, under_run=under_run)
+    return _forkers[under_run]
 
 
 def run(how: str, folder: Path, *steps: int, ranks: int = 1, ours: bool = True) -> list[Turn]:
@@ -92,7 +92,7 @@ def run(how: str, folder: Path, *steps: int, ranks: int = 1, ours: bool = True) 
         "MASTER_PORT": str(port),
     }
     folder.mkdir(exist_ok=True)
-    program = Program(folder, command, variables, _nursery(under_run=ours))
+    program = Program(folder, command, variables, _forker(under_run=ours))
     try:
         output, _ = program.end()
     finally:

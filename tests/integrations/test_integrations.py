@@ -11,7 +11,7 @@ import pytest
 import safetensors
 import torch
 import torch.distributed as dist
-from processes import TIMEOUT_S, common_nursery, run_program
+from processes import TIMEOUT_S, common_forker, run_program
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "ioshape"
 
@@ -32,8 +32,8 @@ def run(folder: Path, text: str, packages: Path) -> subprocess.CompletedProcess[
 def forked(folder: Path, text: str) -> str:
     """Run a script that needs no other packages. Return its stderr."""
     variables = {"IOSHAPE_TRACE": str(folder / "trace")}
-    nursery = common_nursery(under_run=True)
-    return run_program(folder, text, variables=variables, nursery=nursery).stderr
+    forker = common_forker(under_run=True)
+    return run_program(folder, text, variables=variables, forker=forker).stderr
 
 
 def saved_by_us(folder: Path) -> set[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import common_nursery, run_program
+from processes import common_forker, run_program
 from records import is_ours, names_in
 
 COMMON = """
@@ -119,7 +119,7 @@ UNDER_RUN = (
 @pytest.mark.slow
 @pytest.mark.parametrize("under_run", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_unchanged_script(under_run: bool, tmp_path: Path) -> None:
-    run_program(tmp_path, UNDER_RUN, nursery=common_nursery(under_run=under_run))
+    run_program(tmp_path, UNDER_RUN, forker=common_forker(under_run=under_run))
     for name in ("plain.ckpt", "async.ckpt", "fabric.ckpt"):
         assert is_ours(tmp_path / name) == under_run, name
         assert torch.load(tmp_path / name, weights_only=False)

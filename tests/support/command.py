@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ioshape._cli.app import COMMANDS
-from processes import TIMEOUT_S, Nursery, Program, environment
+from processes import TIMEOUT_S, Forker, Program, environment
 
 IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
 
@@ -25,14 +25,14 @@ Done = subprocess.CompletedProcess[str]
 #: variables that a Python reads when it starts
 _OF_PYTHON = ("PYTHON", "LANG", "LC_", "LD_")
 
-#: held while a forked command runs: a nursery serves one after the other
+#: held while a forked command runs: a forker is for one thread
 _forking = threading.Lock()
 
 
 @functools.cache
-def _nursery() -> Nursery:
+def _forker() -> Forker:
     modules = [f"ioshape._cli.{name}" for name in COMMANDS]
-    return Nursery((*modules, "rich.console", "rich.live", "rich.table", "redis", "boto3"))
+    return Forker((*modules, "rich.console", "rich.live", "rich.table", "redis", "boto3"))
 
 
 def call(
@@ -70,7 +70,7 @@ def _is_of_python(variable: str) -> bool:
 
 def _forked(words: Sequence[str], folder: Path, variables: Mapping[str, str], typed: str) -> Done:
     """Run the command in a process that has its imports: they take longer than its work."""
-    program = Program(folder, words, variables, _nursery())
+    program = Program(folder, words, variables, _forker())
     with contextlib.closing(program):
         with contextlib.suppress(BrokenPipeError):
             program.stdin.write(typed)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of several ranks on several simulated nodes, each with its own network if wanted."""
 
-import atexit
 import functools
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from crew import Crew, Member
 from ports import free_port
-from processes import environment
+from processes import Forked, Forker, common_forker, environment
 
 #: Limit for ranks. A rank that exceeds it hangs, or waits for the deadline although it could know
 #: of a failure earlier. The default deadline is longer.
@@ -134,14 +133,54 @@ def networks(nodes: int) -> Iterator[Networks]:
 # ---- Ranks --------------------------------------------------------------------------------------
 
 _jobs = itertools.count()
+_members = itertools.count()
 
 
 @functools.cache
-def crew() -> Crew:
-    """Return the crew that all tests share."""
-    made = Crew(environment())
-    atexit.register(made.close)
-    return made
+def forker() -> Forker:
+    """Return the forker of all ranks, which has also imported what they use of ioshape."""
+    return Forker(("ioshape._group.load",), parent=common_forker())
+
+
+class Member:
+    """A running process, such as a rank. It reports events as lines of JSON on its stdout."""
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        namespace: str = "",
+    ) -> None:
+        """Start the process in a folder and, if given, a network namespace (/proc/PID/ns/net)."""
+        number = next(_members)
+        self._output, self._errors = (folder / f"member-{number}.{kind}" for kind in ("out", "err"))
+        with (
+            Path(os.devnull).open("rb") as nothing,
+            self._output.open("wb") as out,
+            self._errors.open("wb") as err,
+        ):
+            files = (nothing.fileno(), out.fileno(), err.fileno())
+            self.process: Forked = forker().start(folder, arguments, variables, files, namespace)
+
+    def said(self) -> list[dict[str, Any]]:
+        """Return the events so far, from complete lines."""
+        text = self._output.read_text(encoding="utf-8", errors="replace")
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def errors(self) -> str:
+        """Return what it has written to stderr."""
+        return self._errors.read_text(encoding="utf-8", errors="replace")
+
+    def await_said(self, event: str, timeout_s: float) -> dict[str, Any] | None:
+        """Wait for the first line with this "event". Return it, or None after the time-out."""
+        end = time.monotonic() + timeout_s
+        while True:
+            found = [line for line in self.said() if line.get("event") == event]
+            if found or time.monotonic() > end or self.process.status is not None:
+                return found[0] if found else None
+            forker().hear(0.005)
 
 
 def rank_variables(
@@ -194,10 +233,12 @@ class Ranks:
         """
         end = time.monotonic() + TIMEOUT_S
         for rank, member in enumerate(self.members):
-            ended = member.wait(max(0.0, end - time.monotonic()))
+            ended = member.process.wait(max(0.0, end - time.monotonic()))
             if ended is None:
-                member.signal(signal.SIGABRT)  # faulthandler prints the stacks of all threads
-                member.wait(10.0)
+                member.process.signal(
+                    signal.SIGABRT
+                )  # faulthandler prints the stacks of all threads
+                member.process.wait(10.0)
                 raise AssertionError(f"rank {rank} hangs\n{self._told(rank)}")
             if rank not in others and ended != status:
                 raise AssertionError(f"rank {rank}: status {ended}\n{self._told(rank)}")
@@ -221,10 +262,10 @@ class Ranks:
     def kill(self) -> None:
         """Kill all ranks that still run."""
         for member in self.members:
-            if member.status is None:
-                member.kill()
+            if member.process.status is None:
+                member.process.kill()
         for member in self.members:
-            member.wait(10.0)
+            member.process.wait(10.0)
 
 
 @contextmanager
@@ -253,7 +294,7 @@ def started_ranks(
         more = (each or {}).get(rank, {})
         node = rank * nodes // ranks
         members.append(
-            crew().start(
+            Member(
                 folder,
                 command,
                 environment(**{**own, **more}),
@@ -308,13 +349,13 @@ def run_torchrun(
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             "IOSHAPE_TEST_NODE": f"test-{os.getpid()}-node-{node}",
         }
-        agents.append(crew().start(folder, command, environment(**more), network.namespace(node)))
+        agents.append(Member(folder, command, environment(**more), network.namespace(node)))
     try:
         for agent in agents:
-            assert agent.wait(TIMEOUT_S) == 0, f"status {agent.status}\n{agent.errors()[-6000:]}"
+            assert agent.process.wait(TIMEOUT_S) == 0, agent.errors()[-6000:]
     finally:
         for agent in agents:
-            agent.signal(signal.SIGTERM)  # it ends its ranks
+            agent.process.signal(signal.SIGTERM)  # it ends its ranks
         for agent in agents:
-            agent.wait(10.0)
+            agent.process.wait(10.0)
     return [line for agent in agents for line in agent.said()]

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import queue
+import select
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,8 +76,35 @@ def environment(**more: str) -> dict[str, str]:
 _OF_TORCH = ("torch", "torch.distributed.checkpoint", "torch._dynamo")
 
 
-class Nursery:
-    """A client of nursery.py, which serves one program after another."""
+class Forked:
+    """A process that a forker has started."""
+
+    def __init__(self, forker: "Forker", pid: int) -> None:
+        self.pid = pid
+        #: exit code (-9: signal 9); None if it has not been seen to end
+        self.status: int | None = None
+        #: time.monotonic() when its end was noticed
+        self.ended_at = 0.0
+        self._forker = forker
+
+    def signal(self, number: int) -> None:
+        """Send a signal. Do nothing if the process has ended."""
+        self._forker.signal(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the process, as a crash would."""
+        self.signal(signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the process. Return its status, or None after the time-out."""
+        end = time.monotonic() + timeout_s
+        while self.status is None and (left := end - time.monotonic()) > 0:
+            self._forker.hear(left)
+        return self.status
+
+
+class Forker:
+    """A client of forker.py, for one thread: starts programs and notices when they end."""
 
     def __init__(
         self,
@@ -84,26 +113,34 @@ class Nursery:
         python: str = sys.executable,
         prefix: Sequence[str] = (),
         under_run: bool = False,
+        parent: "Forker | None" = None,
     ) -> None:
-        """Start nursery.py.
+        """Start forker.py.
 
         Args:
             modules: Modules that it imports before it forks.
             python: The interpreter, which may have packages of its own.
             prefix: A command such as `strace`, behind which it runs.
             under_run: Whether programs see torch as under `ioshape run`.
+            parent: A forker that forks it instead, so that it has the parent's modules, too.
         """
         self._under_run = under_run
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._running: dict[int, Forked] = {}
+        self._process: Forked | subprocess.Popen[bytes]
+        command = [str(ROOT / "tests" / "support" / "forker.py"), *modules]
         with theirs:
+            if parent:
+                files = (theirs.fileno(), 1, 2)
+                self._process = parent.start(Path.cwd(), command, self.environment(), files)
+                return
             self._process = subprocess.Popen(
-                (*prefix, python, str(ROOT / "tests" / "support" / "nursery.py"), *modules),
+                (*prefix, python, *command),
                 env=self.environment(),
                 stdin=theirs.fileno(),
                 # The stdout of its programs is a pipe, too: Python asks once whether it can seek.
                 stdout=subprocess.PIPE,
             )
-        self._connection.settimeout(TIMEOUT_S)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a program that starts now."""
@@ -113,27 +150,62 @@ class Nursery:
 
         return run.environment(environment())
 
-    def start(self, request: object, *files: int) -> int:
-        """Start a program. Return its process ID."""
-        socket.send_fds(self._connection, [json.dumps(request).encode()], files)
-        return int(self._connection.recv(64))
+    def start(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        files: Sequence[int],
+        namespace: str = "",
+    ) -> Forked:
+        """Start a program in a folder and, if given, in a namespace (such as /proc/PID/ns/net).
 
-    def status(self) -> int:
-        """Wait until the program has ended. Return its status."""
-        self._connection.recv(64)
-        self._connection.send(b"heard")
-        return int(self._connection.recv(64))
+        The files are its stdin, stdout and stderr.
+        """
+        request = {
+            "arguments": list(arguments),
+            "environment": dict(variables),
+            "folder": str(folder),
+            "namespace": namespace,
+        }
+        socket.send_fds(self._connection, [json.dumps(request).encode()], files)
+        while (pid := self._take(TIMEOUT_S)) is None:
+            pass
+        self._running[pid] = Forked(self, pid)
+        return self._running[pid]
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to a process that has not ended."""
+        self._connection.send(json.dumps({"pid": pid, "signal": number}).encode())
+
+    def hear(self, timeout_s: float) -> None:
+        """Handle one answer, if one arrives within this time."""
+        if select.select([self._connection], [], [], timeout_s)[0]:
+            self._take(timeout_s)
+
+    def _take(self, timeout_s: float) -> int | None:
+        """Receive one answer. Return the process ID if it reports a start, else None."""
+        self._connection.settimeout(timeout_s)
+        answer = json.loads(self._connection.recv(4096) or b"{}")
+        if not answer:
+            raise ConnectionError("the process that programs are forked from has ended")
+        if "ended" in answer:
+            process = self._running.pop(answer["ended"])
+            process.status = answer["status"]
+            process.ended_at = time.monotonic()
+            return None
+        return int(answer["started"])
 
     def close(self) -> None:
-        """End nursery.py."""
+        """End forker.py, which kills all its programs that still run."""
         self._connection.close()
         self._process.wait(TIMEOUT_S)
 
 
 @functools.cache
-def common_nursery(*, under_run: bool = False) -> Nursery:
-    """Return a nursery that tests share."""
-    return Nursery(under_run=under_run)
+def common_forker(*, under_run: bool = False) -> Forker:
+    """Return a forker that tests share."""
+    return Forker(under_run=under_run)
 
 
 class Program:
@@ -144,22 +216,22 @@ class Program:
         folder: Path,
         command: Sequence[str],
         variables: Mapping[str, str],
-        nursery: Nursery | None = None,
+        forker: Forker | None = None,
         namespace: str = "",
     ) -> None:
         #: file for its stderr
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         read_input, write_input = os.pipe()
         read_output, write_output = os.pipe()
-        self._nursery = nursery or common_nursery()
-        request = {
-            "arguments": list(command),
-            "environment": {**self._nursery.environment(), **variables},
-            "folder": str(folder),
-            "namespace": namespace,
-        }
-        self._status: int | None = None
-        self.pid = self._nursery.start(request, read_input, write_output, self._errors.fileno())
+        forker = forker or common_forker()
+        self._process = forker.start(
+            folder,
+            command,
+            {**forker.environment(), **variables},
+            (read_input, write_output, self._errors.fileno()),
+            namespace,
+        )
+        self.pid = self._process.pid
         os.close(read_input)
         os.close(write_output)
         #: a file object, so that a test can close it
@@ -217,20 +289,17 @@ class Program:
 
         Return its status. If it hangs, fail with the stacks of its threads.
         """
-        if self._status is None:
-            try:
-                self._status = self._nursery.status()
-            except TimeoutError:
-                os.kill(self.pid, signal.SIGABRT)  # faulthandler prints the stacks of all threads
-                self._status = self._nursery.status()
-                raise AssertionError(f"it does not end\n{self.errors()}") from None
-        return self._status
+        status = self._process.wait(TIMEOUT_S)
+        if status is None:
+            self._process.signal(signal.SIGABRT)  # faulthandler prints the stacks of all threads
+            self._process.wait(TIMEOUT_S)
+            raise AssertionError(f"it does not end\n{self.errors()}")
+        return status
 
     def kill(self) -> None:
         """Kill the program with signal 9 if it still runs."""
-        if self._status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        if self._process.status is None:
+            self._process.kill()
             self.wait()
 
     def close(self) -> None:
@@ -257,11 +326,11 @@ def started_program(
     source: str,
     *arguments: str | Path,
     variables: Mapping[str, str] | None = None,
-    nursery: Nursery | None = None,
+    forker: Forker | None = None,
 ) -> Iterator[Program]:
     """Start a program, and kill it at the end."""
     command = [_written(folder, source), *map(str, arguments)]
-    program = Program(folder, command, variables or {}, nursery)
+    program = Program(folder, command, variables or {}, forker)
     try:
         yield program
     finally:
@@ -274,12 +343,10 @@ def run_program(
     *arguments: str | Path,
     status: int = 0,
     variables: Mapping[str, str] | None = None,
-    nursery: Nursery | None = None,
+    forker: Forker | None = None,
 ) -> Finished:
     """Run a program to its end, which must be with this status."""
-    with started_program(
-        folder, source, *arguments, variables=variables, nursery=nursery
-    ) as program:
+    with started_program(folder, source, *arguments, variables=variables, forker=forker) as program:
         return program.end(status)
 
 

@@ -402,7 +402,7 @@ os._exit(0)
     more = {"ranks": 4, "nodes": 2, "IOSHAPE_DEADLINE_MS": "3000"}
     with started_ranks(tmp_path, program, folder, mode, **more) as job:  # type: ignore[arg-type]
         job.await_all("saved")
-        job.members[victim].kill()
+        job.members[victim].process.kill()
         said = job.end(victim)
     saved = max(line["step"] for lines in said for line in lines if line["event"] == "saved")
     for rank, lines in enumerate(said):

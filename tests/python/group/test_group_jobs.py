@@ -119,13 +119,13 @@ def test_a_process_of_an_earlier_life_wakes_up_too_late(tmp_path: Path, victim: 
     sleeper = {**more, "SLEEPER": str(victim)}
     with started_ranks(folders[0], SAVING, run, 100, 1, 1000, **sleeper) as old:  # type: ignore[arg-type]
         old.await_all("saved")
-        await_true(lambda: is_stopped(old.members[victim].pid), "the sleeper")
+        await_true(lambda: is_stopped(old.members[victim].process.pid), "the sleeper")
         (attempt,) = run.glob(".step-*")
         others = [member for rank, member in enumerate(old.members) if rank != victim]
         for member in others:
-            member.kill()
+            member.process.kill()
         for member in others:
-            member.wait(30.0)
+            member.process.wait(30.0)
         with started_ranks(folders[1], SAVING, run, 200, 2000, 2003, **more) as new:  # type: ignore[arg-type]
             for lines in new.end():
                 assert [line["event"] for line in lines] == ["saved"] * 4, lines[-1]
@@ -136,7 +136,7 @@ def test_a_process_of_an_earlier_life_wakes_up_too_late(tmp_path: Path, victim: 
             checkpoint.step: (checkpoint.saved, whose(checkpoint))
             for checkpoint in ioshape.checkpoints(run)
         }
-        old.members[victim].signal(signal.SIGCONT)
+        old.members[victim].process.signal(signal.SIGCONT)
         said = old.end(*(rank for rank in range(4) if rank != victim))
         if victim:
             assert said[victim][-1]["event"] == "failed"
@@ -215,7 +215,7 @@ os._exit(0)
     run = tmp_path / "run"
     with started_ranks(tmp_path, program, run, ranks=3, IOSHAPE_TEST_STORE="host") as job:
         said = job.end(0)
-    assert job.members[0].status == -signal.SIGKILL
+    assert job.members[0].process.status == -signal.SIGKILL
     assert [[line["event"] for line in lines] for lines in said] == [[], ["saved"], ["saved"]]
     (checkpoint,) = ioshape.checkpoints(run)
     assert whose(checkpoint) == 100

@@ -147,7 +147,7 @@ def test_a_rank_of_another_node_is_killed(tmp_path: Path, network: Networks, mod
         ) as job,
     ):
         job.await_all("saved")
-        job.members[3].kill()
+        job.members[3].process.kill()
         said = job.end(3)
     judge(tmp_path, network, said, 3)
 

@@ -5,7 +5,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from processes import common_nursery, run_program
+from processes import common_forker, run_program
 from records import is_ours
 
 PAST_US = """
@@ -33,7 +33,7 @@ PAST_US = """
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["nothing", "file", "memory"])
 def test_what_goes_past_it_is_told_at_the_end(to: str, tmp_path: Path) -> None:
-    done = run_program(tmp_path, PAST_US, to, nursery=common_nursery(under_run=True))
+    done = run_program(tmp_path, PAST_US, to, forker=common_forker(under_run=True))
     lines = [line for line in done.stderr.splitlines() if line.startswith("ioshape: ")]
     assert len(lines) == (to != "nothing"), done.stderr
     if lines:
@@ -70,7 +70,7 @@ def test_archives_that_nobody_closes_are_left_to_the_framework(tmp_path: Path) -
 
         save_util.save_to_zip_file("model.zip")
     """
-    run_program(tmp_path, script, nursery=common_nursery(under_run=True))
+    run_program(tmp_path, script, forker=common_forker(under_run=True))
     assert zipfile.is_zipfile(tmp_path / "model.zip")
 
 
@@ -137,7 +137,7 @@ OPENED = """
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["run", "patch"])
 def test_a_file_that_was_just_opened_becomes_ours(how: str, tmp_path: Path) -> None:
-    run_program(tmp_path, OPENED, how, nursery=common_nursery(under_run=how == "run"))
+    run_program(tmp_path, OPENED, how, forker=common_forker(under_run=how == "run"))
     ours = {path.name for path in tmp_path.glob("*.pt") if is_zip(path) and is_ours(path)}
     if how == "run":
         # The file has the bytes of torch, but it appears whole.

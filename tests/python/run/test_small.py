@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import Finished, Nursery, run_program
+from processes import Finished, Forker, run_program
 from records import is_ours
 
 WATCHED = "fsync,fdatasync,syncfs,linkat,rename,renameat,renameat2"
@@ -30,7 +30,7 @@ class Watched:
         strace = ("strace", "-ff", "--seccomp-bpf", "-qq", "-o", str(self.log))
         # The seccomp filter lets all other calls run at full speed.
         watch = ("-e", f"trace={WATCHED}")
-        self._nursery = Nursery(prefix=(*strace, *watch), under_run=True)
+        self._forker = Forker(prefix=(*strace, *watch), under_run=True)
 
     def run(
         self,
@@ -45,7 +45,7 @@ class Watched:
             *(folder, text, self.log),
             status=status,
             variables=variables,
-            nursery=self._nursery,
+            forker=self._forker,
         )
         lines = [
             line
@@ -59,7 +59,7 @@ class Watched:
         return set(self.log.parent.glob(f"{self.log.name}.*"))
 
     def close(self) -> None:
-        self._nursery.close()
+        self._forker.close()
 
 
 @pytest.fixture(scope="module", name="watched")

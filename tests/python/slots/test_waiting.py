@@ -4,6 +4,7 @@
 Terminals also show the progress of long loads.
 """
 
+import contextlib
 import io
 import os
 import pty
@@ -16,10 +17,8 @@ import ioshape
 import pytest
 import torch
 from checkpoints import wait_until
-from crew import Member
 from ioshape._core import terminal as ioshape_terminal
-from nodes import crew
-from processes import TIMEOUT_S, Program, common_nursery, environment
+from processes import Program, common_forker
 
 POOL = "long-waits"
 # Its stderr is the terminal or pipe of that name. The state is too large to pass the queue.
@@ -52,11 +51,7 @@ class Waiting:
         (place / "program.py").write_text(f"{BEGINNING}{SAVES[how]}\n")
         command = ["program.py", str(self.path), f"/proc/{os.getpid()}/fd/{self._writer}"]
         variables = {"IOSHAPE_POOL": POOL, **more}
-        self._program: Program | Member
-        if how == "run":
-            self._program = Program(place, command, variables, common_nursery(under_run=True))
-        else:
-            self._program = crew().start(place, command, environment(**variables))
+        self._program = Program(place, command, variables, common_forker(under_run=how == "run"))
         self._seen = bytearray()
         self._thread = threading.Thread(target=self._read, args=(reader,))
         self._thread.start()
@@ -80,11 +75,8 @@ class Waiting:
 
     def end(self) -> str:
         """Wait for the end of the program, and return everything from its stderr."""
-        if isinstance(self._program, Program):
+        with contextlib.closing(self._program):
             self._program.end()
-            self._program.close()
-        else:
-            assert self._program.wait(TIMEOUT_S) == 0, (self._seen, self._program.errors())
         self._thread.join()
         return self._seen.decode()
 

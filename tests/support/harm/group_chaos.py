@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinators import Redis, short_folder
-from nodes import Ranks, crew, rank_variables
+from nodes import Member, Ranks, forker, rank_variables
 from ports import free_port
 from processes import environment
 
@@ -177,10 +177,7 @@ class Lane:
                 one["IOSHAPE_SLOTS"] = "8"
         # A kill may come during the start of a job; half of the jobs get beyond it.
         return Ranks(
-            [
-                crew().start(folder, [str(program), json.dumps(asked)], environment(**one))
-                for one in each
-            ]
+            [Member(folder, [str(program), json.dumps(asked)], environment(**one)) for one in each]
         )
 
     def _hurt(self, job: Ranks, scene: Scene) -> tuple[float, float]:
@@ -199,7 +196,7 @@ class Lane:
         self.verdict.kills += 1
         self.verdict.counts[f"{scene.mode}, {scene.how}, {scene.store}: {scene.victim}"] += 1
         if scene.rank is not None:
-            job.members[scene.rank].kill()
+            job.members[scene.rank].process.kill()
             return time.monotonic(), 0.0
         self.redis.kill()
         killed_at = time.monotonic()
@@ -213,7 +210,7 @@ class Lane:
     def _pause(seconds: float) -> None:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            crew().hear(left)
+            forker().hear(left)
 
     def _await_end(
         self, job: Ranks, scene: Scene, killed_at: float, back_at: float, place: str
@@ -225,21 +222,22 @@ class Lane:
             bound = 6 * DEADLINE_S + GRACE_S + 30.0
         for rank, member in enumerate(job.members):
             left = max(killed_at, back_at) + bound - time.monotonic()
-            if member.wait(max(0.01, left)) is None:
-                stacks = _where(member.pid)
-                member.signal(6)
-                member.wait(5.0)
+            process = member.process
+            if process.wait(max(0.01, left)) is None:
+                stacks = _where(process.pid)
+                process.signal(6)
+                process.wait(5.0)
                 self.verdict.hangs.append(
                     f"{place}: rank {rank} hangs: {member.said()[-2:]} {stacks} "
                     f"{member.errors()[-1500:]}"
                 )
             elif rank != scene.rank:
                 name = "longest_s" if scene.rank is not None else "longest_without_redis_s"
-                took_s = member.ended_at - max(killed_at, back_at)
+                took_s = process.ended_at - max(killed_at, back_at)
                 setattr(self.verdict, name, max(getattr(self.verdict, name), took_s))
-                if member.status:
+                if process.status:
                     self.verdict.broken.append(
-                        f"{place}: rank {rank}: status {member.status}: {member.errors()[-400:]}"
+                        f"{place}: rank {rank}: status {process.status}: {member.errors()[-400:]}"
                     )
 
     def _judge(self, job: Ranks, scene: Scene, place: str, before: set[str]) -> None:
