@@ -690,6 +690,10 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	/* The names are listed here anyway, which saves another listing. */
 	if (tidying->last_serial)
 		record_serial(tidying->directory, name, tidying->last_serial);
+	/* A temporary name is that of a copy on a tier that a drain was removing. */
+	if (parsed.kind == GROUP_NAME_OTHER)
+		io_remove_if_stale(tidying->directory, name, tidying->clock, tidying->budget,
+				   tidying->log);
 	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_STEP ||
 	    !base_budget_look(tidying->budget))
 		return 0;

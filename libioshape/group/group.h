@@ -211,6 +211,7 @@ int group_open_step(struct group_checkpoint *checkpoint, const struct io_folder 
  * dead, because it makes one after the other; attempts of other jobs are dead after a day.
  *
  * Directories that were moved aside get their names back, or are removed if the name is taken.
+ * Temporary files and directories are removed as by io_remove_stale().
  * `job` is the job's hash, as in an attempt's id, or NULL. *last_serial is raised to the serial
  * number of the newest checkpoint found; last_serial may be NULL. The next call removes what this
  * one did not reach within the budget.

@@ -7,10 +7,12 @@
 #include "io/atomic_file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -249,18 +251,24 @@ int io_folder_discard(const struct io_folder *folder, const char *name,
 	char doomed[NAME_MAX + 1];
 	struct io_entry entry;
 	bool stays = false;
-	int ret;
+	int fd, ret;
 
 	/*
 	 * Under a temporary name no other process can replace it, and it counts as stale if this
-	 * process dies.
+	 * process dies. Until then the lock keeps others from removing it as stale.
 	 */
+	fd = base_register_fd(
+		openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+	if (fd >= 0)
+		flock(fd, LOCK_EX | LOCK_NB);
 	io_temporary_name(folder->fd, name, doomed);
 	ret = io_folder_rename(folder, name, doomed);
-	if (ret)
+	if (ret) {
+		base_close(fd);
 		return ret == -ENOENT ? -ESTALE :
 					base_fail(error, ret, "cannot remove \"%s/%s\" (rename)",
 						  folder->path, name);
+	}
 	ret = io_folder_look(folder, doomed, &entry, error);
 	stays = !ret && !io_is_unchanged(looked_at, &entry);
 	if (stays)
@@ -275,5 +283,6 @@ int io_folder_discard(const struct io_folder *folder, const char *name,
 	 */
 	if (stays)
 		give_back(folder, doomed, name);
+	base_close(fd);
 	return ret;
 }

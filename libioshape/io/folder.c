@@ -1121,10 +1121,29 @@ static bool remove_if_abandoned(const struct io_folder *parent, struct io_clock 
 	return removed;
 }
 
+int io_remove_if_stale(const struct io_folder *parent, const char *name, struct io_clock *clock,
+		       struct base_budget *budget, const struct base_log *log)
+{
+	struct named named = { .name = name };
+	char domain[IO_DOMAIN_BYTES];
+
+	if (!is_temporary_name(name, &named.domain))
+		return 0;
+	if (!base_budget_look(budget))
+		return -EAGAIN;
+	io_lock_domain(parent->fd, domain);
+	named.same_domain = io_is_lock_domain(named.domain, domain);
+	if (!named.same_domain && is_recent(parent, name))
+		return 0;
+	if (remove_if_abandoned(parent, clock, &named, budget))
+		base_log(log, IOSHAPE_LOG_WARNING,
+			 "removed %s in %s, left behind by a dead process", name, parent->path);
+	return 0;
+}
+
 struct tidying {
 	struct io_folder parent;
 	struct io_clock clock;
-	char domain[IO_DOMAIN_BYTES];
 	struct base_budget *budget;
 	const struct base_log *log;
 	unsigned seen;
@@ -1133,23 +1152,12 @@ struct tidying {
 static int tidy(void *user, const char *name, struct base_error *error)
 {
 	struct tidying *tidying = user;
-	struct named named = { .name = name };
 
 	(void)error;
 	if (tidying->seen++ == MOST_TIDIED)
 		return -E2BIG;
-	if (!is_temporary_name(name, &named.domain))
-		return 0;
-	if (!base_budget_look(tidying->budget))
-		return -EAGAIN;
-	named.same_domain = io_is_lock_domain(named.domain, tidying->domain);
-	if (!named.same_domain && is_recent(&tidying->parent, name))
-		return 0;
-	if (remove_if_abandoned(&tidying->parent, &tidying->clock, &named, tidying->budget))
-		base_log(tidying->log, IOSHAPE_LOG_WARNING,
-			 "removed %s in %s, left behind by a dead process", name,
-			 tidying->parent.path);
-	return 0;
+	return io_remove_if_stale(&tidying->parent, name, &tidying->clock, tidying->budget,
+				  tidying->log);
 }
 
 void io_remove_stale(int directory_fd, const char *directory, struct base_budget *budget,
@@ -1164,7 +1172,6 @@ void io_remove_stale(int directory_fd, const char *directory, struct base_budget
 
 	if (!tidying.parent.path)
 		return;
-	io_lock_domain(directory_fd, tidying.domain);
 	io_folder_list(&tidying.parent, tidy, &tidying, NULL);
 	if (budget && base_budget_is_spent(budget))
 		base_log(log, IOSHAPE_LOG_WARNING,

@@ -600,6 +600,13 @@ struct io_new_folder {
 void io_remove_stale(int directory_fd, const char *directory, struct base_budget *budget,
 		     const struct base_log *log);
 
+struct io_clock;
+
+/* Does the same for one entry, if its name is a temporary one. Returns -EAGAIN, without an error
+ * message, if the budget does not suffice to look at it. */
+int io_remove_if_stale(const struct io_folder *parent, const char *name, struct io_clock *clock,
+		       struct base_budget *budget, const struct base_log *log);
+
 /*
  * Creates the temporary directory beside `path`, which must be absolute. On failure `made` is
  * closed. `tidying` is as in struct io_file_options.

@@ -467,7 +467,6 @@ static void tidy(const struct gathering *gathering)
 	struct base_budget budget = base_budget_begin();
 
 	io_remove_stale(folder->fd, folder->path, &budget, log);
-	io_remove_stale(there->fd, there->path, &budget, log);
 	group_tidy(there, NULL, NULL, &budget, log);
 }
 

@@ -562,6 +562,28 @@ TEST(dead_case, other_users_and_other_things_stay)
 	ck_assert(exists("precious"));
 }
 
+TEST(dead_case, what_a_killed_drain_was_removing_goes)
+{
+	char domain[IO_DOMAIN_BYTES], path[PATH_MAX];
+	struct io_folder runs;
+	int fd;
+
+	ck_assert_int_eq(checkpoint_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(io_folder_open(&runs, "runs", &error), 0);
+	io_lock_domain(runs.fd, domain);
+	io_folder_close(&runs);
+	snprintf(path, sizeof(path), "runs/." PLACE ".ioshape-tmp-%s-0123456789abcdef", domain);
+	ck_assert_int_eq(rename("runs/" PLACE, path), 0);
+	/* The drain is alive. */
+	fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	ck_assert_int_eq(flock(fd, LOCK_EX), 0);
+	tidy(NULL);
+	ck_assert(exists(path));
+	close(fd);
+	tidy(NULL);
+	ck_assert_uint_eq(scratch_entries("runs"), 0);
+}
+
 /* ---- Children -------------------------------------------------------------------------------- */
 
 /*

@@ -8,9 +8,12 @@
 #include "support/scratch.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static struct io_folder folder;
@@ -141,4 +144,40 @@ TEST(tests, what_somebody_reads_stays)
 	io_folder_close(&inner);
 	ck_assert_int_eq(io_folder_discard(&folder, "it", &entry, "first", &error), 0);
 	ck_assert_uint_eq(scratch_entries("."), 0);
+}
+
+/* Removes stale files of this directory until it is killed. */
+static pid_t start_tidying(void)
+{
+	const pid_t pid = fork();
+	int fd;
+
+	ck_assert_int_ge(pid, 0);
+	if (pid)
+		return pid;
+	fd = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* the library's are closed here */
+	for (;;)
+		io_remove_stale(fd, ".", NULL, NULL);
+}
+
+TEST(tests, what_somebody_reads_stays_while_others_tidy)
+{
+	const struct io_entry entry = make_folder();
+	struct io_hold hold = IO_NO_HOLD;
+	struct base_buffer text = { 0 };
+	struct io_folder inner;
+	pid_t pid;
+
+	ck_assert_int_eq(io_folder_open(&inner, "it", &error), 0);
+	ck_assert_int_eq(io_folder_get(&inner, "first", 100, &text, &hold, &error), 0);
+	base_buffer_free(&text);
+	pid = start_tidying();
+	for (int i = 0; i < 1000; i++) {
+		ck_assert_int_eq(io_folder_discard(&folder, "it", &entry, "first", &error), -EBUSY);
+		ck_assert_uint_eq(scratch_entries("it"), 2);
+	}
+	ck_assert_int_eq(kill(pid, SIGKILL), 0);
+	ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+	io_folder_let_go(&hold);
+	io_folder_close(&inner);
 }
