@@ -32,7 +32,8 @@ _forking = threading.Lock()
 @functools.cache
 def _forker() -> Forker:
     modules = [f"ioshape._cli.{name}" for name in COMMANDS]
-    return Forker((*modules, "rich.console", "rich.live", "rich.table", "redis", "boto3"))
+    modules += "rich.console", "rich.live", "rich.table", "redis", "boto3"
+    return Forker(modules, shared="command")
 
 
 def call(

@@ -3,7 +3,8 @@
 
 Its arguments are the modules. It starts no thread and computes nothing. So a program starts fast,
 in the state after these imports, and ends like every program, except for _let_forks_end_fast().
-Class Forker in processes.py is its client.
+Class Forker in processes.py is its client. With the arguments "--shared NAME" before the modules it
+serves the clients that connect to the abstract socket of this name, each in a process of its own.
 
 A request is one packet of JSON with "arguments", "environment", "folder" and "namespace" (a path or
 ""), and the program's stdin, stdout and stderr; or with "pid" and "signal". Answers are packets,
@@ -19,6 +20,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import types
 import weakref
 from importlib import import_module
@@ -27,6 +29,9 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+#: seconds within which the first client connects; it began to connect before the imports
+_FIRST_WITHIN_S = 60.0
 
 #: modules that are in memory when programs are forked, except those of ioshape
 _imported: dict[str, types.ModuleType] = {}
@@ -61,6 +66,38 @@ def _let_forks_end_fast() -> None:
     gc.freeze()
     if "COVERAGE_FILE" not in os.environ:
         _LIBC.on_exit(_LIBC._exit, None)
+
+
+def _listen(name: str) -> socket.socket:
+    """Return a listening socket. End this process if another one has the name."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind("\0" + name)
+    except OSError:
+        sys.exit()
+    listener.listen(64)
+    return listener
+
+
+def _accept(listener: socket.socket) -> socket.socket | None:
+    """Fork a process for each client.
+
+    Return, in such a process, its connection; return None when the last client has gone.
+    """
+    alive: set[int] = set()
+    first_until = time.monotonic() + _FIRST_WITHIN_S
+    while alive or time.monotonic() < first_until:
+        if select.select([listener], [], [], 1.0)[0]:
+            connection, _ = listener.accept()
+            child = os.fork()
+            if not child:
+                listener.close()
+                return connection
+            connection.close()
+            alive.add(child)
+            first_until = 0.0
+        alive = {pid for pid in alive if not os.waitpid(pid, os.WNOHANG)[0]}
+    return None
 
 
 class _Server:
@@ -152,10 +189,19 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     exec(compile(path.read_text(encoding="utf-8"), path, "exec"), main.__dict__)
 
 
-if __name__ == "__main__":
-    for _module in sys.argv[1:]:
-        import_module(_module)
+def _main(arguments: list[str]) -> None:
+    listener = None
+    if arguments[0] == "--shared":
+        listener = _listen(arguments[1])
+        arguments = arguments[2:]
+    for module in arguments:
+        import_module(module)
     _let_forks_end_fast()
-    _given = _Server(socket.socket(fileno=os.dup(0))).serve()
-    if _given is not None:
-        _become(*_given)
+    connection = _accept(listener) if listener else socket.socket(fileno=os.dup(0))
+    given = _Server(connection).serve() if connection else None
+    if given:
+        _become(*given)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -114,6 +114,7 @@ class Forker:
         prefix: Sequence[str] = (),
         under_run: bool = False,
         parent: "Forker | None" = None,
+        shared: str = "",
     ) -> None:
         """Start forker.py.
 
@@ -123,12 +124,18 @@ class Forker:
             prefix: A command such as `strace`, behind which it runs.
             under_run: Whether programs see torch as under `ioshape run`.
             parent: A forker that forks it instead, so that it has the parent's modules, too.
+            shared: A name by which all processes of pytest-xdist share it. It ends with the last
+                of them.
         """
         self._under_run = under_run
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._running: dict[int, Forked] = {}
         self._process: Forked | subprocess.Popen[bytes]
         command = [str(ROOT / "tests" / "support" / "forker.py"), *modules]
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID") if shared else None
+        if run:
+            shared = f"ioshape-tests-{run}-{shared}"
+            command[1:1] = ["--shared", shared]
         with theirs:
             if parent:
                 files = (theirs.fileno(), 1, 2)
@@ -141,6 +148,11 @@ class Forker:
                 # The stdout of its programs is a pipe, too: Python asks once whether it can seek.
                 stdout=subprocess.PIPE,
             )
+        if run:
+            # The first process has the name. Others that were started for it have ended.
+            self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            while self._connection.connect_ex("\0" + shared):
+                time.sleep(0.05)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a program that starts now."""
@@ -205,7 +217,7 @@ class Forker:
 @functools.cache
 def common_forker(*, under_run: bool = False) -> Forker:
     """Return a forker that tests share."""
-    return Forker(under_run=under_run)
+    return Forker(under_run=under_run, shared="run" if under_run else "plain")
 
 
 class Program:
