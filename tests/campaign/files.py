@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .files_tried import Base
 
 MEMORY = Path("/dev/shm")  # folder of the files
+STARTS_S = 600.0
 HANGS_S = 60.0
 
 
@@ -56,7 +57,8 @@ def watch(child: int, heard: int, shared: Shared) -> tuple[list[str], str]:
             now = shared.get()
             if now != seen:
                 seen, since = now, time.monotonic()
-            hangs = time.monotonic() - since > HANGS_S
+            limit_s = HANGS_S if now[0] >= 0 else STARTS_S
+            hangs = time.monotonic() - since > limit_s
     except BaseException:
         hangs = True
         raise

@@ -77,7 +77,9 @@ def test_children_do_not_disturb_their_parents_saves(tmp_path: Path) -> None:
         ioshape.save(checkpoint(3), "files/after.pt")
     """
     finished = run_program(tmp_path, saving_program(source))
-    assert finished.stderr == ""
+    # On a busy machine the wait of "normal" for its slow save may be long enough to be told.
+    for line in finished.stderr.splitlines():
+        assert line.startswith("ioshape: finishing before the program ends: files/child normal")
     assert number_in(path) == 2
     assert number_in(path.with_name("after.pt")) == 3
     for end in ("normal", "_exit", "exception"):
