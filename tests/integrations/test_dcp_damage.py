@@ -299,6 +299,19 @@ def test_descriptions_are_read_as_pickle_reads_them(
     assert listed["tensor.0"].chunks[1].is_transformed
 
 
+@pytest.mark.parametrize("lengths", [[-1], [1 << 62, 4], [1] * 65])
+def test_a_shape_that_no_tensor_can_have_is_refused(tmp_path: Path, lengths: list[int]) -> None:
+    chunk = hostile.named("torch", "Size") + pickle.dumps((tuple(lengths),), 2)[2:-1] + b"R"
+    item = hostile.described("TensorStorageMetadata", b"\x8c\4size", chunk)
+    (tmp_path / ".metadata").write_bytes(hostile.description(b"}\x8c\1a" + item + b"s"))
+    for read in (
+        ioshape.dcp.Reader(tmp_path).read_metadata,
+        lambda: contents.contents(str(tmp_path)),
+    ):
+        with pytest.raises(ioshape.errors.FormatError, match="it has a shape that is not valid"):
+            read()
+
+
 def test_what_is_named_metadata_and_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".metadata")
     with pytest.raises(ioshape.errors.FormatError):

@@ -39,11 +39,10 @@ class _File(NamedTuple):
     identity: object
 
 
-def _file(path: str, part: tuple[int, int] | None = None) -> _File:
+def _file(path: str) -> _File:
     from ioshape._load.reader import Reader  # noqa: PLC0415
 
-    is_whole = part is None  # a part is a torch zip
-    return _File(partial(Reader, path, part=part, any_format=is_whole, fresh=False), (path, part))
+    return _File(partial(Reader, path, any_format=True, fresh=False), path)
 
 
 def _files(path: str, keep: ExitStack) -> dict[str, _File]:
@@ -52,8 +51,8 @@ def _files(path: str, keep: ExitStack) -> dict[str, _File]:
 
     if is_checkpoint(path):
         return {
-            f"{item.name}[{number}]: " if len(item.chunks) > 1 else f"{item.name}: ": _file(
-                str(Path(path) / chunk.file), (chunk.offset, chunk.n_bytes)
+            f"{item.name}[{number}]: " if len(item.chunks) > 1 else f"{item.name}: ": _File(
+                partial(chunk.open, path, "load"), (path, chunk.file, chunk.offset)
             )
             for item in contents(path).items
             for number, chunk in enumerate(item.chunks)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ioshape._load.reader import Statistics
 
 
-def tensor_bytes(tensor: Tensor) -> int | None:
+def tensor_bytes(tensor: Tensor | Item) -> int | None:
     """Return the bytes of all elements of a tensor; None if its item size is not known."""
     each = item_bytes(tensor.dtype)
     n_bytes = None if each is None else math.prod(tensor.shape) * each
@@ -163,14 +163,13 @@ def _statistics_of_item(
     path: str, item: Item, alarms: dict[str, frozenset[str]]
 ) -> dict[str, Any] | None:
     """Return the statistics of all shards of an item; None if one was not examined."""
-    from ioshape._load.reader import Reader, Statistics  # noqa: PLC0415
+    from ioshape._load.reader import Statistics  # noqa: PLC0415
 
     found: list[Statistics] = []
     for chunk in item.chunks if item.dtype else ():
         if chunk.is_transformed:
             return None
-        part = (chunk.offset, chunk.n_bytes)
-        with Reader(str(Path(path) / chunk.file), part=part, operation="inspect") as reader:
+        with chunk.open(path, "inspect") as reader:
             each = [reader.statistics(i) for i in range(reader.n_records)]
         examined = [one for one in each if one is not None]
         if len(examined) != 1:
@@ -194,7 +193,6 @@ def describe_checkpoint(path: str, with_statistics: bool = False) -> dict[str, A
         for rule, names in described.alarms.items()
     }
     for item in described.items:
-        each = item_bytes(item.dtype)
         chunks = [
             {"file": chunk.file, "offset": chunk.offset, "bytes": chunk.n_bytes}
             for chunk in item.chunks
@@ -203,8 +201,7 @@ def describe_checkpoint(path: str, with_statistics: bool = False) -> dict[str, A
         told = {"name": item.name, "dtype": item.dtype or None, "shape": item.shape}
         if with_statistics:
             told["statistics"] = _statistics_of_item(path, item, alarms)
-        n_bytes = None if each is None else item.n_elements * each
-        listed.append({**told, "bytes": n_bytes, "chunks": chunks})
+        listed.append({**told, "bytes": tensor_bytes(item), "chunks": chunks})
     files = sorted({chunk["file"] for item in listed for chunk in item["chunks"]})
     return {
         "path": path,

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ioshape.types import Checkpoint, Progress
 
 
-def _open_step(directory: str, step: int | None) -> Checkpoint:
-    """Return the checkpoint of a step; None: the newest one."""
+def _open_step(directory: str, step: int) -> Checkpoint:
+    """Return the checkpoint of a step."""
     from ioshape._core.config import tier_folder  # noqa: PLC0415
     from ioshape._group.checkpoints import checkpoints, nearest  # noqa: PLC0415
 
     check_directory(directory)
-    for one in checkpoints(directory) if step is not None else ():
+    for one in checkpoints(directory):
         if (one.mode, one.step) == ("dcp", step):
             return one
     with nearest(directory, step, "load", tier_folder(None)) as handle:
@@ -101,8 +101,8 @@ def _verify_checkpoint(path: str, way: _Way) -> dict[str, Any]:
     return _outcome(path, lambda tell: verify(path, quick=way.quick, progress=tell), way)
 
 
-def _verify_group(directory: str, step: int | None, way: _Way) -> dict[str, Any]:
-    name = directory if step is None else os.path.join(directory, f"step-{step:010}")  # noqa: PTH118
+def _verify_group(directory: str, step: int, way: _Way) -> dict[str, Any]:
+    name = os.path.join(directory, f"step-{step:010}")  # noqa: PTH118
 
     def verify(tell: Callable[[Progress], object] | None) -> int:
         checkpoint = _open_step(directory, step)

@@ -308,6 +308,26 @@ def failure(
     return raised_for(Facts(code, sentence, path, operation, remedy, record, offset, rank))
 
 
+def damaged(
+    path: str,
+    why: str,
+    operation: str,
+    *,
+    remedy: str = "use another copy or an older checkpoint",
+    record: str | None = None,
+    offset: int | None = None,
+) -> DamagedError:
+    """Return the exception for a file that Python code has found to be damaged."""
+    sentence = f'"{path}" is damaged: {why}'
+    code = lib.IOSHAPE_E_DAMAGED
+    return DamagedError(Facts(code, sentence, path, operation, remedy, record, offset))
+
+
+def holding(error: DamagedError, what: str) -> DamagedError:
+    """Return the error with what the damaged bytes hold, such as the name of a tensor."""
+    return DamagedError(error.facts._replace(sentence=f"{error.sentence}, which holds {what}"))
+
+
 # the most reasons that one message quotes
 _MOST_REASONS = 5
 

@@ -57,6 +57,12 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
+def memory_on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a dense tensor as a tensor of bytes on its device."""
+    begin = tensor.storage_offset() * tensor.element_size()
+    return bytes_of(tensor.untyped_storage())[begin : begin + tensor.nbytes]
+
+
 def changed(tensor: torch.Tensor) -> None:
     """Tell autograd that a tensor has changed, because it does not see writes to the memory."""
     tell = getattr(torch.autograd.graph, "increment_version", None)

@@ -329,18 +329,19 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def are_lengths(value: object) -> bool:
-    """Return whether a value can be the shape of a tensor."""
-    if (type(value) is not tuple and type(value) is not list) or len(value) > MOST_DIMENSIONS:
-        return False
+def lengths_of(value: object = ()) -> tuple[int, ...]:
+    """Return the shape of a tensor; refuse a value that cannot be one."""
     product = 1
-    for length in value:
-        if type(length) is not int or not 0 <= length < 1 << 63:
-            return False
-        product *= length or 1  # torch also refuses such a product if another length is 0
-        if product >= 1 << 63:
-            return False
-    return True
+    if (type(value) is tuple or type(value) is list) and len(value) <= MOST_DIMENSIONS:
+        for length in value:
+            if type(length) is not int or not 0 <= length < 1 << 63:
+                break
+            product *= length or 1  # torch also refuses such a product if another length is 0
+            if product >= 1 << 63:
+                break
+        else:
+            return tuple(value)
+    raise UnpicklingError("it has a shape that is not valid")
 
 
 # ---- Operations ----------------------------------------------------------------------------------

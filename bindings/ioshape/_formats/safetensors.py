@@ -12,7 +12,7 @@ import re
 from json import decoder
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ioshape._core.errors import failure
+from ioshape._core.errors import damaged, failure
 from ioshape._formats.dtypes import DTYPES
 from ioshape._native import lib
 
@@ -100,7 +100,8 @@ def read(
     if length < 2 or begin[-1:] != b"{" or length > max(most, MAX_BYTES):
         _refuse(path, operation)
     if length > most:
-        raise _damaged("its header extends beyond the end of the file", path, operation)
+        why = "its header extends beyond the end of the file"
+        raise damaged(path, why, operation, remedy="use another copy")
     if length > MAX_BYTES:
         raise failure(
             lib.IOSHAPE_E_LIMIT,
@@ -115,7 +116,7 @@ def read(
     try:
         return _parsed(text, most - length, _LENGTH_BYTES + length)
     except _Wrong as wrong:
-        raise _damaged(str(wrong), path, operation) from None
+        raise damaged(path, str(wrong), operation, remedy="use another copy") from None
 
 
 def _refuse(path: str, operation: str) -> NoReturn:
@@ -125,16 +126,6 @@ def _refuse(path: str, operation: str) -> NoReturn:
         path,
         operation,
         remedy="check the path",
-    )
-
-
-def _damaged(what: str, path: str, operation: str) -> Exception:
-    return failure(
-        lib.IOSHAPE_E_DAMAGED,
-        f'"{path}" is damaged: {what}',
-        path,
-        operation,
-        remedy="use another copy",
     )
 
 

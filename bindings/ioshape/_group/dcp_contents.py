@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import math
 import os
 import re
 import shutil
@@ -24,13 +23,15 @@ from ioshape._core.errors import (
     FormatError,
     PassedOver,
     StorageError,
+    damaged,
     failure,
+    holding,
     is_our_fault,
 )
 from ioshape._core.names import numbered
 from ioshape._core.report import ALARMS as RULES
 from ioshape._core.report import Progress
-from ioshape._formats.pickle_machine import Global, Inert, Machine, are_lengths, is_count
+from ioshape._formats.pickle_machine import Global, Inert, Machine, is_count, lengths_of
 from ioshape._load.collector import collector_rests
 from ioshape._load.reader import Reader, unhealthy
 from ioshape._native import lib
@@ -90,12 +91,11 @@ def check_file_name(name: object) -> None:
 
 
 class _StandIn(Inert):
-    """A stand-in for an object of the pickle: its constructor's arguments and its state."""
+    """A stand-in for an object of the pickle. The fields are the state of the object."""
 
-    __slots__ = ("arguments", "fields")
+    __slots__ = ("fields",)
 
-    def __init__(self, *arguments: Any, **_: Any) -> None:
-        self.arguments = arguments
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.fields: dict[str, Any] = {}
 
 
@@ -104,7 +104,9 @@ class _Machine(Machine):
 
     def find(self, module: str, name: str) -> Any:
         """Return the name of a dtype, and a maker of stand-ins for everything else."""
-        if module == "torch" and name != "Size":
+        if (module, name) == ("torch", "Size"):
+            return Global(module, name, lengths_of)
+        if module == "torch":
             return name
         if (module, name) == ("collections", "OrderedDict"):
             return Global(module, name, lambda *_: {})
@@ -118,15 +120,6 @@ class _Machine(Machine):
 
 def _fields(value: Any) -> dict[str, Any]:
     return value.fields if type(value) is _StandIn else {}
-
-
-def _size(value: Any) -> tuple[int, ...]:
-    """Return the numbers that a torch.Size holds."""
-    arguments = value.arguments if type(value) is _StandIn else ()
-    numbers = arguments[0] if arguments else ()
-    if not are_lengths(numbers):
-        raise UnpicklingError("it has a shape that is not valid")
-    return tuple(numbers)
 
 
 # ---- Items of a checkpoint ----------------------------------------------------------------------
@@ -144,6 +137,11 @@ class Chunk:
     n_bytes: int
     #: whether an extension of DCP has transformed the bytes; only that can read them
     is_transformed: bool
+
+    def open(self, checkpoint: str, operation: str) -> Reader:
+        """Open the shard, which is an archive in the file, of the checkpoint in this directory."""
+        path = os.path.join(checkpoint, self.file)  # noqa: PTH118
+        return Reader(path, part=(self.offset, self.n_bytes), operation=operation, fresh=False)
 
 
 #: Attribute of the Metadata in .metadata: names of the items that raised an alarm, by rule.
@@ -167,11 +165,6 @@ class Item:
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
-
-    @property
-    def n_elements(self) -> int:
-        """The number of elements of a tensor."""
-        return math.prod(self.shape)
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -236,7 +229,7 @@ def _item(name: str, item: Any, chunks: dict[str, list[Chunk]]) -> Item:
     dtype = state[0] if type(state) is tuple and state else ""
     if type(dtype) is not str or len(dtype) > _LONGEST_DTYPE:
         raise UnpicklingError("it has a dtype that is not valid")
-    shape = _size(told["size"]) if "size" in told else ()
+    shape = lengths_of(told["size"]) if "size" in told else ()
     return Item(name, dtype, shape, tuple(chunks.get(name, ())))
 
 
@@ -270,26 +263,19 @@ def _check_apart(path: str, chunks: list[Chunk]) -> None:
     """Refuse overlapping shards: a short description could ask for any number of reads."""
     for chunk, other in itertools.pairwise(chunks):
         if chunk.file == other.file and chunk.offset + chunk.n_bytes > other.offset:
-            raise failure(
-                lib.IOSHAPE_E_DAMAGED,
-                f"\"{path}\" is damaged: the bytes of '{other.name[:100]}' overlap another item's",
-                path,
-                "verify",
-                remedy="use another copy",
-            )
+            why = f"the bytes of '{other.name[:100]}' overlap another item's"
+            raise damaged(path, why, "verify", remedy="use another copy")
 
 
 def _verify(path: str, chunk: Chunk, quick: bool) -> None:
-    name = os.path.join(path, chunk.file)  # noqa: PTH118
     try:
-        with Reader(name, part=(chunk.offset, chunk.n_bytes), operation="verify") as reader:
+        with chunk.open(path, "verify") as reader:
             reader.verify(quick=quick)
     except FormatError:
         if not chunk.is_transformed:
             raise
     except DamagedError as error:
-        sentence = f"{error.sentence}, which holds '{chunk.name}'"
-        raise DamagedError(error.facts._replace(sentence=sentence)) from None
+        raise holding(error, f"'{chunk.name}'") from None
 
 
 # ---- Families of checkpoints ---------------------------------------------------------------------
@@ -414,8 +400,7 @@ def _file_bytes(path: str, name: str, end: int) -> int:
         sentence = f'cannot load "{path}": "{name}" is missing: {error.strerror}'
         raise failure(code, sentence, file, "load") from None
     if n_bytes < end:
-        sentence = f'"{file}" is damaged: it has {n_bytes} bytes, but {end} were saved'
-        raise failure(lib.IOSHAPE_E_DAMAGED, sentence, file, "load")
+        raise damaged(file, f"it has {n_bytes} bytes, but {end} were saved", "load")
     return n_bytes
 
 

@@ -110,7 +110,7 @@ def save_group(
     """
     request = _request(directory, replace, progress, deadline, durable)
     save = _GroupSave(obj, pickle_module, pickle_protocol, step, request)
-    group = _opened(directory, mode, keep_last, keep_every, tier)
+    group = _opened(directory, _key(mode, keep_last, keep_every, tier_folder(tier)))
     report = save.start(group, background=False)._complete()
     raise_unheard()
     return report
@@ -147,7 +147,8 @@ def save_group_async(
     """
     request = _request(directory, replace, progress, deadline, durable)
     save = _GroupSave(obj, pickle_module, pickle_protocol, step, request)
-    handle = save.start(_opened(directory, mode, keep_last, keep_every, tier), background=True)
+    group = _opened(directory, _key(mode, keep_last, keep_every, tier_folder(tier)))
+    handle = save.start(group, background=True)
     raise_unheard(but=handle)
     return handle
 
@@ -390,54 +391,29 @@ _lock = module_lock()
 _groups: dict[str, Group] = {}
 
 
-def _opened(
-    directory: str | os.PathLike[str],
-    mode: str | None,
-    keep_last: int | None,
-    keep_every: int | None,
-    tier: str | os.PathLike[str] | Literal[False] | None,
-) -> Group:
-    """Return the group of this directory; open it again if its key has changed."""
+def _opened(directory: str | os.PathLike[str], key: Key, *, for_reading: bool = False) -> Group:
+    """Return the group of this directory; open one if there is none with this key.
+
+    For reading, the mode and the retention arguments of the group do not matter.
+    """
     where = os.path.abspath(os.fspath(directory))  # noqa: PTH100 - the user decides about links
-    key = _key(mode, keep_last, keep_every, tier_folder(tier))
     with _lock:
-        group = _groups.get(where)
-        if group is not None and group.key == key:
-            return group
-        return _replace(where, key)
+        before = _groups.get(where)
+        if before is not None:
+            same = before.key._replace(job=key.job, tier=key.tier, settings=key.settings)
+            if before.key == (same if for_reading else key):
+                return before
+            # Checkpoints of a directory are written one after the other.
+            del _groups[where]
+            before.wait()
+            before.close()
+        group = _groups[where] = Group(where, key)
+        return group
 
 
 def opened_for_reading(directory: str, folder: str) -> Group:
-    """Return a group for this directory and tier; open one if none fits.
-
-    The mode and the retention arguments of the group do not matter.
-
-    Args:
-        directory: The directory of the checkpoints.
-        folder: The folder of the tier; "" for none.
-    """
-    where = os.path.abspath(directory)  # noqa: PTH100
-    key = _key(None, None, None, folder)
-    with _lock:
-        group = _groups.get(where)
-        if group is not None and (group.key.job, group.key.tier, group.key.settings) == (
-            key.job,
-            key.tier,
-            key.settings,
-        ):
-            return group
-        return _replace(where, key)
-
-
-def _replace(where: str, key: Key) -> Group:
-    before = _groups.pop(where, None)
-    if before is not None:
-        # Checkpoints of a directory are written one after the other.
-        before.wait()
-        before.close()
-    group = Group(where, key)
-    _groups[where] = group
-    return group
+    """Return a group for this directory and the tier in this folder; "" means no tier."""
+    return _opened(directory, _key(None, None, None, folder), for_reading=True)
 
 
 def close() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ioshape._core.config import tier_folder
-from ioshape._core.errors import DamagedError, StorageError, failure
+from ioshape._core.errors import DamagedError, StorageError, failure, holding
 from ioshape._formats import safetensors as header
 from ioshape._formats.dtypes import DTYPES
 from ioshape._load.pickled import Tensor, item_bytes, list_tensors
@@ -213,7 +213,7 @@ def name_damage(error: DamagedError, reader: Reader) -> DamagedError:
     shown = ", ".join(f"'{name}'" if name else "the tensor" for name in names[:3])
     if len(names) > 3:
         shown += f" and {len(names) - 3} more"
-    return DamagedError(error.facts._replace(sentence=f"{error.sentence}, which holds {shown}"))
+    return holding(error, shown)
 
 
 def _is_damaged(tensor: Tensor, data: int, offset: int | None) -> bool:

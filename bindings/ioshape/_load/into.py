@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ioshape._core.errors import Different, MismatchError
-from ioshape._device.stream import bytes_of, changed
+from ioshape._device.stream import changed, memory_on_device
 from ioshape._load.pickled import is_dense
 from ioshape._load.placement import Plan, join_names
 from ioshape._load.unread import (
@@ -245,8 +245,7 @@ class Bringer:
         ):
             return False
         if self._incoming.takes(target.device):
-            begin = target.storage_offset() * target.element_size()
-            into = bytes_of(target.untyped_storage())[begin : begin + record.n_bytes]
+            into = memory_on_device(target)
             self._incoming.add(self._file.wanted(record, into, lambda: self._begins(pair)))
             return True
         if target.device.type != "cpu":

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ioshape import _torch as original
 from ioshape._core import terminal as _terminal
-from ioshape._core.errors import DamagedError, StorageError, failure
+from ioshape._core.errors import DamagedError, StorageError, damaged, failure
 from ioshape._load.collector import collector_rests
 from ioshape._load.contents import verify as verify_file
 from ioshape._load.into import filling_of
 from ioshape._load.placement import Only, Plan
-from ioshape._load.reader import Reader, can_read
+from ioshape._load.reader import open_if_ours
 from ioshape._load.together import Together, all_ranks
 from ioshape._load.unread import UnreadFile, failures_of
 from ioshape._load.verified import BoundedFile, Source
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import IO, Literal
 
     from ioshape._core.report import Progress
+    from ioshape._load.reader import Reader
 
 # The largest possible ratio of Deflate. A larger one means that several records share their bytes.
 _MOST_INFLATED = 1032
@@ -275,12 +276,7 @@ def _open(path: str, *, verify: bool, fresh: bool) -> Reader | None:
     with contextlib.suppress(OSError):
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):  # noqa: PTH116
             return None
-    try:
-        return Reader(path, verify=verify, fresh=fresh)
-    except StorageError as error:
-        if can_read(error):
-            raise
-        return None
+    return open_if_ours(path, verify=verify, fresh=fresh)
 
 
 def _is_regular(path: str) -> bool:
@@ -325,13 +321,7 @@ def _inflated(path: str) -> IO[bytes] | None:
         else:
             at_failure.pop_all()
             return inflated
-    raise failure(
-        lib.IOSHAPE_E_DAMAGED,
-        f'"{path}" is damaged: {reason}',
-        path,
-        "load",
-        remedy="use another copy or an older checkpoint",
-    )
+    raise damaged(path, reason, "load")
 
 
 def _is_mapped(mmap: bool | None) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._core.callbacks import Teller
 from ioshape._core.context import current, encoded
-from ioshape._core.errors import StorageError, failure, last_failure
+from ioshape._core.errors import StorageError, damaged, failure, last_failure
 from ioshape._core.job import started_together
 from ioshape._core.report import ALARMS
 from ioshape._core.structs import Owner, said, shared_fields, sized
@@ -80,15 +80,6 @@ class Request(NamedTuple):
     offset: int
     n_bytes: int
     address: int
-
-
-def can_read(error: StorageError) -> bool:
-    """Return False if an error says that a file is not in a format of ioshape.
-
-    Such a file has another format, is larger than any of ioshape's, or is not a regular file. torch
-    may still be able to read it.
-    """
-    return error.code not in (lib.IOSHAPE_E_FORMAT, lib.IOSHAPE_E_LIMIT, -errno.ESPIPE)
 
 
 def unhealthy(path: str, alarms: Iterable[str], operation: str) -> StorageError:
@@ -200,14 +191,9 @@ class Reader(Owner):
 
     def damaged(self, record: Record) -> StorageError:
         """Return the error for a record whose checksum a caller has found to be wrong."""
-        return failure(
-            lib.IOSHAPE_E_DAMAGED,
-            f"\"{self.path}\" is damaged: the checksum of record '{record.name}' is wrong",
-            self.path,
-            self.operation,
-            remedy="use another copy or an older checkpoint",
-            record=record.name,
-            offset=record.file_offset,
+        why = f"the checksum of record '{record.name}' is wrong"
+        return damaged(
+            self.path, why, self.operation, record=record.name, offset=record.file_offset
         )
 
     def records(self) -> list[Record]:
@@ -262,3 +248,17 @@ class Reader(Owner):
     def verify(self, *, quick: bool = False) -> None:
         """Read the data and compare its checksums. With `quick` check only the structure."""
         self._check(lib.ioshape_reader_verify(self._pointer, not quick))
+
+
+def open_if_ours(path: str, **options: Any) -> Reader | None:
+    """Open a file with options of Reader; return None if only torch may be able to read it.
+
+    Such a file has a format that is not ioshape's, is larger than any of ioshape's, or is not a
+    regular file.
+    """
+    try:
+        return Reader(path, **options)
+    except StorageError as error:
+        if error.code not in (lib.IOSHAPE_E_FORMAT, lib.IOSHAPE_E_LIMIT, -errno.ESPIPE):
+            raise
+        return None

@@ -11,7 +11,7 @@ import sys
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
-from ioshape._core.errors import failure
+from ioshape._core.errors import damaged, failure
 from ioshape._core.text import one_line
 from ioshape._load.contents import contents_of
 from ioshape._load.pickled import item_bytes
@@ -54,6 +54,7 @@ class StoredTensor:
 
     def __init__(self, reader: Reader, tensor: Tensor, record: Record | None) -> None:
         self._reader = reader
+        self._record = record
         self._dtype = tensor.dtype
         self._stride = tensor.stride
         #: offset in the file of the first element, in bytes
@@ -199,11 +200,6 @@ def in_record(reader: Reader, tensor: Tensor, record: Record | None) -> StoredTe
     span = 1 + sum((length - 1) * stride for length, stride in lengths)
     n_bytes = 0 if 0 in tensor.shape else tensor.storage_offset + span * each
     if n_bytes > (0 if record is None else record.n_bytes):
-        raise failure(
-            lib.IOSHAPE_E_DAMAGED,
-            f"\"{reader.path}\" is damaged: tensor '{tensor.name}' extends beyond its record",
-            reader.path,
-            "load",
-            remedy="use another copy or an older checkpoint",
-        )
+        why = f"tensor '{tensor.name}' extends beyond its record"
+        raise damaged(reader.path, why, "load")
     return StoredTensor(reader, tensor, record)

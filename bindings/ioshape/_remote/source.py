@@ -13,15 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ioshape._core.errors import failure
+from ioshape._core.errors import damaged, failure
 from ioshape._core.names import is_unfinished
 from ioshape._group import dcp_contents as families
 from ioshape._group.checkpoints import Handle, checkpoints
-from ioshape._group.dcp_contents import DESCRIPTION
 from ioshape._group.kinds import CHECKPOINT
 from ioshape._load.contents import BESIDE
 from ioshape._load.reader import Reader
-from ioshape._native import lib
 from ioshape._remote.listing import LISTING, MARKERS, MOST_NAMES, Kind, check_name
 from ioshape._remote.sums import Known, Sums
 
@@ -120,7 +118,7 @@ def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tupl
 
 
 def _directory(path: str) -> Source:
-    if os.path.exists(os.path.join(path, DESCRIPTION)):  # noqa: PTH110, PTH118
+    if families.is_checkpoint(path):
         families.look(path)  # raises if a file of the checkpoint is missing
         return Source(path, "dcp", *_walk(path, {}))
     inside = checkpoints(path)
@@ -162,7 +160,7 @@ def look(path: str) -> Iterator[Source]:
             beside = [end for end in BESIDE if os.path.exists(absolute + end)]  # noqa: PTH110
             files = [_file(absolute + end, name + end) for end in (*beside, "")]
             yield Source(absolute, "file", tuple(files))
-        elif step and not os.path.exists(os.path.join(absolute, DESCRIPTION)):  # noqa: PTH110, PTH118
+        elif step and not families.is_checkpoint(absolute):
             stack.enter_context(Handle(folder, int(step[1]), "upload"))  # raises if it is damaged
             yield _checkpoint(absolute)
         else:
@@ -256,9 +254,7 @@ class Stream:
         return lambda: self._reader.damaged(record)
 
     def _differs(self) -> StorageError:
-        sentence = f'"{self.file.path}" is damaged: it does not match the manifest'
-        remedy = "use another copy or an older checkpoint"
-        return failure(lib.IOSHAPE_E_DAMAGED, sentence, self.file.path, "upload", remedy=remedy)
+        return damaged(self.file.path, "it does not match the manifest", "upload")
 
     def _changed(self) -> StorageError:
         remedy = "upload it after the writer has ended"

@@ -19,6 +19,7 @@ from ioshape._save.request import SaveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from ioshape._core.report import Report
@@ -26,7 +27,30 @@ if TYPE_CHECKING:
     from ioshape._save.items import Items
 
 
-class Files(filesystem.FileSystem):
+class FilesAlone(filesystem.FileSystem):
+    """A filesystem for writers whose directories fill file by file, each of them atomic."""
+
+    def create(self, path: str | os.PathLike[str]) -> AbstractContextManager[AtomicFile]:
+        """Open a file for writing."""
+        return AtomicFile(SaveRequest.of(os.fspath(path)))
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        """Open a file, which appears when it is complete."""
+        if mode not in ("w", "wb"):
+            with super().create_stream(path, mode) as stream:
+                yield stream
+            return
+        with self.create(path) as file:
+            if mode == "wb":
+                yield file
+                return
+            text = io.StringIO()
+            yield text
+            file.write(text.getvalue().encode())
+
+
+class Files(FilesAlone):
     """The filesystem that DCP's code writes to, whose files are AtomicFiles in a hidden folder."""
 
     def __init__(self, *, durable: bool) -> None:
@@ -37,16 +61,6 @@ class Files(filesystem.FileSystem):
         self.expected_bytes = 0  # expected size of the next file in bytes; 0 if it is not known
         self.reports: list[Report] = []
         self.failure: BaseException | None = None
-
-    @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """Open a file, which appears when it is complete."""
-        if mode != "wb":
-            with super().create_stream(path, mode) as stream:
-                yield stream
-            return
-        with self.create(path) as file:
-            yield file
 
     @contextlib.contextmanager
     def create(
@@ -82,25 +96,6 @@ class Files(filesystem.FileSystem):
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         """Do nothing: the hidden directory exists already."""
-
-
-class FilesAlone(filesystem.FileSystem):
-    """A filesystem for writers whose directories fill file by file, each of them atomic."""
-
-    @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """Open a file, which appears when it is complete."""
-        if mode not in ("w", "wb"):
-            with super().create_stream(path, mode) as stream:
-                yield stream
-            return
-        with AtomicFile(SaveRequest.of(os.fspath(path))) as file:
-            if mode == "wb":
-                yield file
-                return
-            text = io.StringIO()
-            yield text
-            file.write(text.getvalue().encode())
 
 
 # ---- HuggingFaceStorageWriter --------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch.distributed._shard.sharded_tensor import metadata as sharded
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from ioshape._formats.pickle_machine import BUILTINS, SETS, Global, Machine, are_lengths, is_count
+from ioshape._formats.pickle_machine import BUILTINS, SETS, Global, Machine, is_count, lengths_of
 from ioshape._group.dcp_contents import ALARMS, check_alarms, check_file_name, read_description
 
 if TYPE_CHECKING:
@@ -85,12 +85,6 @@ _KINDS = {(kind.__module__, kind.__qualname__): kind for kind in {*_FIELDS, *_PR
 # ---- Objects that calls in the pickle create ----------------------------------------------------
 
 
-def _size(lengths: Any = ()) -> torch.Size:
-    if not are_lengths(lengths):
-        raise UnpicklingError("it has a shape that is not valid")
-    return torch.Size(lengths)
-
-
 def _layout(name: Any) -> torch.layout:
     found = vars(torch).get(name.removeprefix("torch.")) if type(name) is str else None
     if not isinstance(found, torch.layout):
@@ -125,7 +119,7 @@ def _ordered_dict() -> OrderedDict[Any, Any]:
 
 
 _MAKERS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("torch", "Size"): _size,
+    ("torch", "Size"): lambda *lengths: torch.Size(lengths_of(*lengths)),
     ("torch.serialization", "_get_layout"): _layout,
     **{(module, "getattr"): _attribute for module in BUILTINS},
     ("collections", "OrderedDict"): _ordered_dict,
@@ -272,14 +266,10 @@ def _check(found: Metadata) -> None:
     for item in found.state_dict_metadata.values():
         if type(item) is metadata.TensorStorageMetadata:
             check(item.chunks, metadata.ChunkStorageMetadata)
-    names = set()
     for info in (found.storage_data or {}).values():
         if type(info) is filesystem._StorageInfo:
             check(getattr(info, "transform_descriptors", None) or (), str)
-            names.add(info.relative_path)
-        else:
-            check_file_name(getattr(info, "relative_path", "."))
-    for name in names:
+    for name in files_of(found):
         check_file_name(name)
     if found.storage_meta is not None:
         check(found.storage_meta.modules, str)

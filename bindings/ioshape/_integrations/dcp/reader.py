@@ -23,21 +23,21 @@ from ioshape._core.errors import (
     DamagedError,
     PassedOver,
     StorageError,
+    damaged,
     failure,
+    holding,
     is_our_fault,
     no_usable,
     warn_passed_over,
 )
 from ioshape._device.incoming import Incoming, Wanted
-from ioshape._device.stream import bytes_of, changed
+from ioshape._device.stream import changed, memory_on_device
 from ioshape._group import dcp_contents as families
 from ioshape._group.kinds import refuse_others
 from ioshape._integrations.dcp import metadata as description
 from ioshape._load.contents import contents_of
-from ioshape._load.reader import Reader as ZipReader
-from ioshape._load.reader import can_read
+from ioshape._load.reader import open_if_ours
 from ioshape._load.stored import in_record
-from ioshape._native import lib
 from ioshape._save.items import Items
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
+    from ioshape._load.reader import Reader as ZipReader
     from ioshape._load.reader import Record
     from ioshape._load.stored import StoredTensor
 
@@ -55,62 +56,50 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 1 << 20
 
 
-class _Stored:
-    """A tensor that torch.save or ioshape.save has stored in a data file."""
+def _read_part(stored: StoredTensor, offsets: tuple[int, ...], target: torch.Tensor) -> None:
+    """Fill the target with the part of a tensor that begins at these offsets."""
+    record = stored._record
+    assert record is not None
+    index = tuple(
+        slice(first, first + length) for first, length in zip(offsets, target.shape, strict=True)
+    )
+    part = stored._on_meta()[index]
+    if part.shape != target.shape:
+        why = f".metadata has another shape than record '{record.name}'"
+        raise damaged(stored._reader.path, why, "load")
+    is_same = target.dtype == stored.dtype
+    if is_same and _bring(stored, record, part, target):
+        return
+    if target.nbytes < record.n_bytes <= _SMALL_BYTES:
+        # In DCP's own files the checksum covers the whole record.
+        target.copy_(stored[...][index])
+    elif is_same and target.device.type == "cpu" and target.numel():
+        stored._fill(target.view(part.dtype), part)
+    else:
+        target.copy_(stored[index])
 
-    def __init__(self, reader: ZipReader, tensor: StoredTensor, record: Record) -> None:
-        self._reader, self._tensor, self._record = reader, tensor, record
 
-    def read_part(self, offsets: tuple[int, ...], target: torch.Tensor) -> None:
-        """Fill the target with the part of the tensor that begins at these offsets."""
-        stored, record = self._tensor, self._record
-        index = tuple(
-            slice(first, first + length)
-            for first, length in zip(offsets, target.shape, strict=True)
+def _bring(stored: StoredTensor, record: Record, part: torch.Tensor, target: torch.Tensor) -> bool:
+    """Fill a tensor on a device through pinned memory; return False if that cannot be done.
+
+    `part` is on "meta": its offset says where the bytes are.
+    """
+    incoming = Incoming(target.nbytes)
+    is_row = part.is_contiguous() and target.is_contiguous()
+    if target.nbytes < _SMALL_BYTES or not is_row or not incoming.takes(target.device):
+        return False
+    reader = stored._reader
+    incoming.add(
+        Wanted(
+            stored._begin + int(part.storage_offset()) * part.element_size(),
+            memory_on_device(target),
+            lambda: changed(target),
+            reader.crc32_of_all(record) if target.nbytes == record.n_bytes else None,
+            lambda: reader.damaged(record),
         )
-        part = stored._on_meta()[index]
-        if part.shape != target.shape:
-            path = self._reader.path
-            raise failure(
-                lib.IOSHAPE_E_DAMAGED,
-                f"\"{path}\" is damaged: .metadata has another shape than record '{record.name}'",
-                path,
-                "load",
-                remedy="use another copy or an older checkpoint",
-            )
-        is_same = target.dtype == stored.dtype
-        if is_same and self._bring(part, target):
-            return
-        if target.nbytes < record.n_bytes <= _SMALL_BYTES:
-            # In DCP's own files the checksum covers the whole record.
-            target.copy_(stored[...][index])
-        elif is_same and target.device.type == "cpu" and target.numel():
-            stored._fill(target.view(part.dtype), part)
-        else:
-            target.copy_(stored[index])
-
-    def _bring(self, part: torch.Tensor, target: torch.Tensor) -> bool:
-        """Fill a tensor on a device through pinned memory; return False if that cannot be done.
-
-        `part` is on "meta": its offset says where the bytes are.
-        """
-        incoming = Incoming(target.nbytes)
-        is_row = part.is_contiguous() and target.is_contiguous()
-        if target.nbytes < _SMALL_BYTES or not is_row or not incoming.takes(target.device):
-            return False
-        record, reader = self._record, self._reader
-        begin = target.storage_offset() * target.element_size()
-        incoming.add(
-            Wanted(
-                self._tensor._begin + int(part.storage_offset()) * part.element_size(),
-                bytes_of(target.untyped_storage())[begin : begin + target.nbytes],
-                lambda: changed(target),
-                reader.crc32_of_all(record) if target.nbytes == record.n_bytes else None,
-                lambda: reader.damaged(record),
-            )
-        )
-        incoming.bring(reader.read_file)
-        return True
+    )
+    incoming.bring(reader.read_file)
+    return True
 
 
 class _Alone(frozenset[tuple[str, int]]):
@@ -210,31 +199,28 @@ class Reader(filesystem.FileSystemReader):
         self, requests: list[ReadItem], planner: LoadPlanner, loaded: Items, *, is_alone: bool
     ) -> list[ReadItem]:
         """Read all that is wanted of one item in a file; return the requests left for DCP."""
-        info = self.storage_data[requests[0].storage_index]
+        index = requests[0].storage_index
+        info = self.storage_data[index]
         if getattr(info, "transform_descriptors", None) or not info.length:
             return requests
         path = os.path.join(self.path, info.relative_path)  # noqa: PTH118
         part = (info.offset, info.length)
         try:
-            reader = ZipReader(path, part=part, fresh=False, shared=False if is_alone else None)
-        except StorageError as error:
-            if can_read(error):
-                raise self._named(error, requests) from None
-            return requests
-        with reader:
-            try:
-                left = self._read_item(reader, requests, planner)
-                name = description.name_of(requests[0].storage_index)
-                loaded.add_loaded(reader, name, self._alarms)
+            archive = open_if_ours(path, part=part, fresh=False, shared=False if is_alone else None)
+            if archive is None:
+                return requests
+            with archive:
+                left = self._read_item(archive, requests, planner)
+                loaded.add_loaded(archive, description.name_of(index), self._alarms)
                 return left
-            except StorageError as error:
-                raise self._named(error, requests) from None
+        except DamagedError as error:
+            raise holding(error, f"'{index.fqn}'") from None
 
     def _read_item(
         self, reader: ZipReader, requests: list[ReadItem], planner: LoadPlanner
     ) -> list[ReadItem]:
         left = []
-        stored: _Stored | None = None
+        stored: StoredTensor | None = None
         for request in requests:
             if request.type == LoadItemType.BYTE_IO:
                 data = bytearray(reader.file_bytes)
@@ -251,20 +237,12 @@ class Reader(filesystem.FileSystemReader):
                     f"req {request.storage_index} mismatch sizes {target.size()} vs "
                     f"{request.lengths}"
                 )
-            stored.read_part(tuple(request.storage_offsets), target)
+            _read_part(stored, tuple(request.storage_offsets), target)
             planner.commit_tensor(request, target)
         return left
 
-    def _named(self, error: StorageError, requests: list[ReadItem]) -> StorageError:
-        if not isinstance(error, DamagedError):
-            return error
-        name = requests[0].storage_index.fqn
-        return DamagedError(
-            error.facts._replace(sentence=f"{error.sentence}, which holds '{name}'")
-        )
 
-
-def _stored(reader: ZipReader) -> _Stored | None:
+def _stored(reader: ZipReader) -> StoredTensor | None:
     """Return the tensor in an archive; None if it is quantized, of a subclass, or complex."""
     contents = contents_of(reader)
     tensors = contents.tensors
@@ -276,7 +254,7 @@ def _stored(reader: ZipReader) -> _Stored | None:
     stored = in_record(reader, tensors[0], record)
     if isinstance(stored, str) or stored.dtype.is_complex:
         return None
-    return _Stored(reader, stored, record)
+    return stored
 
 
 # ---- The newest checkpoint -----------------------------------------------------------------------

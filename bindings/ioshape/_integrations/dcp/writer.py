@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 
 _log = logger()
 
-# The state of an optimizer in a state dict: "optimizer.state.0.exp_avg"
-_OF_OPTIMIZER = re.compile(r"\boptim\w*\.state\.")
-
 
 class Assignment(NamedTuple):
     """The location of a rank's files."""

@@ -11,7 +11,7 @@ import torch
 
 from ioshape._core.text import one_line
 from ioshape._device.incoming import Incoming, Wanted
-from ioshape._device.stream import bytes_of, changed
+from ioshape._device.stream import changed, memory_on_device
 from ioshape._load.contents import data_of, header_of, tensor_of
 from ioshape._load.reader import Reader, Request
 from ioshape._load.stored import StoredTensor, memory_of
@@ -124,8 +124,7 @@ class File:
             if into is None:
                 into = self._new(entry, new_on)
             if into.is_contiguous():
-                begin = into.storage_offset() * into.element_size()
-                memory = bytes_of(into.untyped_storage())[begin : begin + into.nbytes]
+                memory = memory_on_device(into)
                 incoming.add(Wanted(entry.begin, memory, partial(changed, into)))
                 brought[entry.name] = into
         incoming.bring(self._reader.read_file)
