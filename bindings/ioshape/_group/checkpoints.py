@@ -364,8 +364,7 @@ def latest(
 
 
 def _checkpoint(member: families.Member) -> Checkpoint:
-    told = {name: value for name, value in vars(member).items() if name != "alarms"}
-    return Checkpoint(mode="dcp", **told)
+    return Checkpoint(mode="dcp", **vars(member))
 
 
 def checkpoints(

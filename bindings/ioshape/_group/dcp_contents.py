@@ -299,8 +299,6 @@ class Member:
     ranks: int
     files: int
     n_bytes: int
-    #: what was wrong with the content when it was saved
-    alarms: tuple[str, ...]
 
 
 def _step_of(name: str) -> int | None:
@@ -366,12 +364,12 @@ def _saved_ns(path: str) -> int:
     return os.stat(os.path.join(path, DESCRIPTION)).st_mtime_ns  # noqa: PTH116, PTH118
 
 
-def look(path: str) -> Member:
+def look(path: str, *, healthy: bool = False) -> Member:
     """Describe one checkpoint without reading its data files.
 
     Raises:
         StorageError: The checkpoint is damaged: .metadata is invalid, or a file is shorter than
-            .metadata says. Or it could not be read.
+            .metadata says. Or it could not be read. Or with `healthy`, its save raised alarms.
     """
     ends: dict[str, int] = {}
     found = contents(path, "load")
@@ -379,6 +377,8 @@ def look(path: str) -> Member:
         for chunk in item.chunks:
             ends[chunk.file] = max(ends.get(chunk.file, 0), chunk.offset + chunk.n_bytes)
     n_bytes = sum(_file_bytes(path, name, end) for name, end in ends.items())
+    if healthy and found.alarms:
+        raise unhealthy(path, found.alarms, "load")
     ranks = {match[1] for match in map(DATA.fullmatch, ends) if match}
     return Member(
         step=_step_of(os.path.basename(path)) or 0,  # noqa: PTH119
@@ -387,7 +387,6 @@ def look(path: str) -> Member:
         ranks=len(ranks),
         files=len(ends),
         n_bytes=n_bytes,
-        alarms=tuple(found.alarms),
     )
 
 
@@ -416,9 +415,7 @@ def newest_first(
             yield path, closed
             continue
         try:
-            found = look(path)
-            alarms = found.alarms if healthy else ()
-            yield path, unhealthy(path, alarms, "load") if alarms else found
+            yield path, look(path, healthy=healthy)
         except StorageError as error:
             if is_checkpoint(path):  # otherwise it was removed just now
                 yield path, error
