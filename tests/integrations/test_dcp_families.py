@@ -153,6 +153,18 @@ def test_the_command_verifies_one_or_all_of_a_series(runs: Path) -> None:
     assert len(done.stdout.splitlines()) == 3
 
 
+def test_the_command_verifies_both_that_have_a_step(runs: Path) -> None:
+    ioshape.save_group(small(3), runs, 3)
+    group = runs / "step-0000000003"
+    assert len(succeed(call("verify", "--step", "3", runs)).splitlines()) == 2
+    (data,) = group.glob("*.pt")
+    damage(data)
+    for arguments in (("--step", "3", runs), ("--all", runs), (group,)):
+        done = call("verify", *arguments)
+        assert done.returncode == 1
+        assert f'"{data}" is damaged' in done.stdout
+
+
 def test_a_writer_keeps_the_last_of_its_name(tmp_path: Path) -> None:
     save(tmp_path / "best-0.25", small(9))
     for step in (1, 2, 3):

@@ -19,20 +19,7 @@ from ioshape._group.kinds import CHECKPOINT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ioshape.types import Checkpoint, Progress
-
-
-def _open_step(directory: str, step: int) -> Checkpoint:
-    """Return the checkpoint of a step."""
-    from ioshape._core.config import tier_folder  # noqa: PLC0415
-    from ioshape._group.checkpoints import checkpoints, nearest  # noqa: PLC0415
-
-    check_directory(directory)
-    for one in checkpoints(directory):
-        if (one.mode, one.step) == ("dcp", step):
-            return one
-    with nearest(directory, step, "load", tier_folder(None)) as handle:
-        return handle.describe()
+    from ioshape.types import Progress
 
 
 class _Way(NamedTuple):
@@ -102,10 +89,15 @@ def _verify_checkpoint(path: str, way: _Way) -> dict[str, Any]:
 
 
 def _verify_group(directory: str, step: int, way: _Way) -> dict[str, Any]:
+    from ioshape._core.config import tier_folder  # noqa: PLC0415
+    from ioshape._group.checkpoints import nearest  # noqa: PLC0415
+
     name = os.path.join(directory, f"step-{step:010}")  # noqa: PTH118
 
     def verify(tell: Callable[[Progress], object] | None) -> int:
-        checkpoint = _open_step(directory, step)
+        check_directory(directory)
+        with nearest(directory, step, "load", tier_folder(None)) as handle:
+            checkpoint = handle.describe()
         checkpoint.verify(quick=way.quick, progress=tell)
         return checkpoint.n_bytes
 
@@ -123,19 +115,23 @@ def _checkpoints(
     if match:
         yield _verify_group(os.path.dirname(absolute), int(match[1]), way)  # noqa: PTH120
         return
-    if step is not None:
-        yield _verify_group(directory, step, way)
-        return
     complete = ioshape.checkpoints(directory)
-    others = list(damaged(directory, {one.step for one in complete}))
-    for one in complete if every_one else complete[-1:]:
+    if step is not None:
+        chosen = [one for one in complete if one.step == step]
+    else:
+        chosen = complete if every_one else complete[-1:]
+    for one in chosen:
         if one.mode == "dcp":
             yield _verify_checkpoint(one.path, way)
         else:
             yield _verify_group(directory, one.step, way)
-    if every_one or not complete:
-        for path, why in others:
-            yield _failed(path, "damaged", why)
+    if step is not None and not chosen:
+        yield _verify_group(directory, step, way)
+    if step is not None or (complete and not every_one):
+        return
+    others = list(damaged(directory, {one.step for one in complete}))
+    for path, why in others:
+        yield _failed(path, "damaged", why)
     if not complete and not others:
         yield _failed(directory, "unreadable", reason(directory, FileNotFoundError()))
 
