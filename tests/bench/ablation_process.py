@@ -16,11 +16,11 @@ from statistics import fmean
 from typing import Any
 
 from ioshape._cli import bench_members
-from ioshape._cli.bench_members import Crowd, Member, now_ns, slow_down
+from ioshape._cli.bench_members import Crowd, Member
 
 MIB = 1 << 20
 TIMEOUT_S = 600.0
-#: Delay in nanoseconds of the model's clock, in which all processes receive the order to begin.
+#: Delay in nanoseconds of the model's time, in which all processes receive the order to begin.
 LEAD_NS = 100_000_000
 
 Times = dict[str, float]
@@ -68,7 +68,8 @@ class Job:
         self.way = way
         self.members: list[Member] = []
         for rank in range(count):
-            place = bench_members.RankSetup(rank, count, 0, 1, token, n_bytes, folder / name)
+            variables = bench_members.launcher_variables(rank, count, token)
+            place = bench_members.RankSetup(rank, variables, n_bytes, folder / name)
             self.members.append(crowd.start(f"{name} {rank}", bench_members.rank(place)))
         (folder / name / way).mkdir(parents=True)
 
@@ -82,9 +83,9 @@ def await_all(crowd: Crowd, jobs: list[Job]) -> list[list[bench_members.Saved]]:
     return [[next(answers) for _ in job.members] for job in jobs]
 
 
-def three_jobs(folder: str, slow: float) -> Times:
+def three_jobs(folder: str, slow: int) -> Times:
     """Time a job with blocking saves beside two larger jobs with background saves."""
-    slow_down(slow)
+    second_ns = 1e9 * slow  # of the model
     with Crowd() as crowd:
         jobs = [
             Job(crowd, "stands-still", 8, 8 * MIB, "save", Path(folder)),
@@ -93,37 +94,37 @@ def three_jobs(folder: str, slow: float) -> Times:
         ]
         await_all(crowd, jobs)
         for step in range(2):  # the first step is a warm-up
-            at_ns = now_ns() + LEAD_NS
+            at_ns = time.monotonic_ns() + LEAD_NS * slow
             for job in jobs:
                 job.begin(step, at_ns)
             saved = await_all(crowd, jobs)
     return {
         "training stands still": sum(
-            (one.returned_ns - one.begin_ns) / 1e9 for job in saved for one in job
+            (one.returned_ns - one.begin_ns) / second_ns for job in saved for one in job
         ),
-        "all saved": max((one.end_ns - at_ns) / 1e9 for job in saved for one in job),
+        "all saved": max((one.end_ns - at_ns) / second_ns for job in saved for one in job),
     }
 
 
-def small_beside_large(folder: str, slow: float) -> Times:
+def small_beside_large(folder: str, slow: int) -> Times:
     """Time small saves that start while other ranks save large files."""
-    slow_down(slow)
+    second_ns = 1e9 * slow  # of the model
     small_saves = 8
     with Crowd() as crowd:
         large = Job(crowd, "large", 8, 64 * MIB, "async", Path(folder))
         small = Job(crowd, "small", 2, MIB, "save", Path(folder))
         await_all(crowd, [large, small])
-        at_ns = now_ns() + LEAD_NS
+        at_ns = time.monotonic_ns() + LEAD_NS * slow
         large.begin(0, at_ns)
         for number in range(small_saves):
-            small.begin(number, at_ns + (number + 1) * LEAD_NS)
+            small.begin(number, at_ns + (number + 1) * LEAD_NS * slow)
         saved = [await_all(crowd, [small])[0] for _ in range(small_saves)]
         (ended,) = await_all(crowd, [large])
     return {
         "small save": fmean(
-            (one.end_ns - one.begin_ns) / 1e9 for together in saved for one in together
+            (one.end_ns - one.begin_ns) / second_ns for together in saved for one in together
         ),
-        "all saved": max((one.end_ns - at_ns) / 1e9 for one in ended),
+        "all saved": max((one.end_ns - at_ns) / second_ns for one in ended),
     }
 
 

@@ -9,12 +9,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from ioshape._cli import bench_members as members
-from ioshape._cli.bench_members import now_ns
 from preloaded import LIBRARY
 from tree import build_folder
 
@@ -91,13 +91,13 @@ def _by_program(
         path = setup.folder / order.way / f"step-{order.step}-rank-{setup.rank:05d}.pt"
         if setup.rank % 2:
             saver = _saver(is_preloaded)
-            begin = now_ns()
+            begin = time.monotonic_ns()
             saver.save(path, setup.n_bytes)
         else:
             _source(setup.n_bytes)
-            begin = now_ns()
+            begin = time.monotonic_ns()
             _copy(path, setup.n_bytes, PRELOAD if is_preloaded else {})
-        end = now_ns()
+        end = time.monotonic_ns()
         return members.Saved(begin, end, end, None, [("write", begin, end)])
 
     return save

@@ -327,9 +327,8 @@ def run_on(
             "n_bytes": part.n_bytes,
             "ways": part.ways,
             "rounds": part.rounds,
-            "nodes": part.nodes,
-            "slow": part.parameters["slow"],
         },
+        "slow": part.parameters["slow"],
         "first": part.first,
     }
     done = subprocess.run(
@@ -347,6 +346,7 @@ def run_on(
     if done.returncode:
         raise StormError(f"the storm ended with exit code {done.returncode}")
     found: Found = json.loads(done.stdout)
+    found["nodes"] = part.nodes
     return found
 
 

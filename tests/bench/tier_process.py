@@ -22,12 +22,12 @@ from typing import Any
 import ioshape
 import torch
 from ioshape._cli import bench_members
-from ioshape._cli.bench_members import Crowd, Member, now_ns, slow_down
+from ioshape._cli.bench_members import Crowd, Member
 from ioshape._core.context import Context
 from ioshape._tier.tier import Tier
 
 from .cache import evict
-from .storm_process import see_instead
+from .storm_process import see_instead, slow_down
 
 NODES = 32
 READERS = 8
@@ -53,10 +53,10 @@ def sync(path: Path) -> None:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Return the seconds of a call on the clock of the modelled storage."""
-    begin = now_ns()
+    """Return the seconds of a call."""
+    begin = time.monotonic()
     call()
-    return (now_ns() - begin) / 1e9
+    return time.monotonic() - begin
 
 
 class Near:
@@ -193,7 +193,10 @@ def node(given: Found, number: int, folder: Path) -> Callable[[Connection], None
     return work
 
 
-def round_of(way: str, crowd: Crowd, nodes: list[Member], readers: list[Member]) -> Found:
+def round_of(
+    way: str, crowd: Crowd, nodes: list[Member], readers: list[Member], slow: float
+) -> Found:
+    """Return the times of a round, in the time of the model."""
     crowd.ask(nodes, PATIENCE_S, way)
     for one in readers:
         one.tell("begin")
@@ -201,7 +204,10 @@ def round_of(way: str, crowd: Crowd, nodes: list[Member], readers: list[Member])
     heard = crowd.ask(readers, PATIENCE_S, "end")
     for one in nodes:
         one.tell("remove")
-    return {"seconds": took, "reads_ns": [one.took_ns for told in heard for one in told]}
+    return {
+        "seconds": [one / slow for one in took],
+        "reads_ns": [one.took_ns / slow for told in heard for one in told],
+    }
 
 
 def many_nodes(given: Found) -> Found:
@@ -210,6 +216,7 @@ def many_nodes(given: Found) -> Found:
     folder.mkdir()
     small.mkdir()
     bench_members.prepare(small)
+    slow_down(given["slow"])
     found: Found = {"torch": [], "drain": []}
     with Crowd() as crowd:
         nodes = [crowd.start(f"node {i}", node(given, i, folder)) for i in range(NODES)]
@@ -219,7 +226,7 @@ def many_nodes(given: Found) -> Found:
         crowd.hear(readers, PATIENCE_S)
         for number in range(given["rounds"] + 1):
             for way, samples in found.items():
-                sample = round_of(way, crowd, nodes, readers)
+                sample = round_of(way, crowd, nodes, readers, given["slow"])
                 if number:
                     samples.append(sample)
     return found
@@ -227,7 +234,6 @@ def many_nodes(given: Found) -> Found:
 
 def main(what: str, text: str) -> None:
     given = json.loads(text)
-    slow_down(given["slow"])
     print(json.dumps((one_node if what == "one" else many_nodes)(given)))
 
 

@@ -27,6 +27,7 @@ from ioshape._cli.bench_measure import Latency, Ratios, Round, Summary
 from ioshape._cli.bench_members import (
     READ,
     READERS,
+    REST_S,
     WRITERS,
     Crowd,
     MemberError,
@@ -68,7 +69,6 @@ def test_a_bench_measures_every_way(ranks: int, ways: tuple[str, ...], tmp_path:
         folder=tmp_path,
         # These settings would change the bench, and must have no effect.
         env={
-            "IOSHAPE_TEST_NODE": "one",
             "IOSHAPE_TRACE": str(tmp_path / "reports"),
             "IOSHAPE_FULL": "skip",
         },
@@ -286,28 +286,41 @@ def test_ctrl_c_during_a_fork_ends_the_storm(tmp_path: Path) -> None:
 # ---- Nodes, and time that is slow ----------------------------------------------------------------
 
 NODES = """
-    import json, os, sys, time
+    import json, os, sys
     from collections import Counter
     from pathlib import Path
-    from ioshape._cli.bench_members import now_ns
-    from ioshape._cli.bench_measure import Plan, Storm
+    from tests.bench import storm_process
+    from tests.bench.storm_process import NodeStorm, Plan, convert_times, slow_down
 
     folder, seen = Path(sys.argv[1]), Path(sys.argv[2])
-    plan = Plan(4, n_bytes=1 << 16, ways=("save",), rounds=1, nodes=2, slow=2)
+    plan = Plan(4, n_bytes=1 << 16, ways=("save",), rounds=1)
+    mounts = [folder, folder / "1", folder / "2"]
 
-    def enter(node):
-        (seen / f"{node}-{os.getpid()}").touch()
+    def see_instead(here, there):
+        (seen / f"{mounts.index(there)}-{os.getpid()}").touch()
 
-    with Storm(plan, folder, enter=enter) as storm:
-        clock, model = time.monotonic(), now_ns()
+    storm_process.see_instead = see_instead
+    slow_down(2)
+    with NodeStorm(plan, folder, mounts) as storm:
+        ranks = [storm.setup_of(rank).variables for rank in range(4)]
         storm.measure()
-        ratio = (time.monotonic() - clock) / (now_ns() - model) * 1e9
-    (turn,) = storm.summaries["save"].rounds
+    summary = storm.summaries["save"]
+    (turn,) = summary.rounds
+    turn.operations = storm.alone
+
+    def times():
+        return [summary.makespan_s, summary.stall_s, turn.ranks[0].report["total_s"]]
+
+    clock = times()
+    convert_times(storm, 2)
+    begins = [one.at_ns for one in storm.alone]
     print(json.dumps({
-        "ratio": ratio,
         "nodes": Counter(path.name.split("-")[0] for path in seen.iterdir()),
-        "took": [(rank.end_ns - rank.begin_ns) / 1e9 for rank in turn.ranks],
-        "reports": [rank.report["total_s"] for rank in turn.ranks],
+        "ranks": [[one["IOSHAPE_TEST_NODE"], one["LOCAL_RANK"]] for one in ranks],
+        "ratios": [clock / model for clock, model in zip(clock, times())],
+        "alone_s": (max(begins) - min(begins)) / 1e9,
+        "alone_count": len(begins),
+        "operations_are_alike": turn.operations == storm.alone,
         "left": [path.name for path in folder.glob("save/*")],
     }))
 """
@@ -320,19 +333,22 @@ def test_ranks_are_on_nodes_and_a_simulated_storage_has_its_own_time(tmp_path: P
     seen.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(NODES), folder, seen],
-        env=environment(),
+        cwd=ROOT,
+        env=environment(PYTHONPATH=PYTHONPATH),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["ratio"] == pytest.approx(2, rel=0.01)
     assert found["nodes"] == {"0": 2, "1": 2, "2": READERS + WRITERS}
+    assert found["ranks"] == [[f"node-{rank // 2}", str(rank % 2)] for rank in range(4)]
     assert found["left"] == []
-    # A report covers only the save, in the time of the modelled storage.
-    for took, told in zip(found["took"], found["reports"], strict=True):
-        assert 0 < told <= took
+    # In the time of the model, neighbours are alone as long, and pause as long, as in any bench.
+    assert 1.5 < found["alone_s"] < 6
+    assert found["alone_count"] < 1.25 * (READERS + WRITERS) * found["alone_s"] / REST_S
+    assert found["ratios"] == pytest.approx([2, 2, 2])
+    assert found["operations_are_alike"]
 
 
 @pytest.mark.slow
@@ -343,9 +359,10 @@ def test_the_storm_of_the_benchmark_has_mounts_of_their_own_in_one_place(tmp_pat
         "picture": "",
         "first": False,
         "plan": {
-            **{"ranks": 4, "n_bytes": 1 << 16, "nodes": 2, "rounds": 0, "slow": 1},
+            **{"ranks": 4, "n_bytes": 1 << 16, "rounds": 0},
             "ways": ["torch", "node"],
         },
+        "slow": 1,
     }
     apart = seen_alone('exec "$@"')
     python = [sys.executable, "-m", "tests.bench.storm_process"]

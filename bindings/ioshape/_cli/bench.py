@@ -214,7 +214,6 @@ def figures(storm: Storm, parent: Path) -> dict[str, Any]:
         "path": str(parent.absolute()),
         "filesystem": filesystem(storm),
         "ranks": plan.ranks,
-        "nodes": plan.nodes,
         "bytes": plan.n_bytes,
         "ioshape": ioshape.__version__,
         "torch": str(torch.__version__),

@@ -7,6 +7,7 @@ The ways alternate, so that a temporarily slow disk slows all of them alike.
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -20,23 +21,21 @@ from ioshape._cli.bench_members import (
     Member,
     Operation,
     Order,
+    RankSetup,
     Saved,
-    by_the_clock,
-    now_ns,
-    slow_down,
 )
 from ioshape._cli.trace import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from multiprocessing.connection import Connection
     from pathlib import Path
 
 #: delay of a round's begin, so that all ranks have received the order by then
 _AHEAD_NS = 60_000_000
 #: pause in which a disk completes its work for removed files
 _QUIET_S = 0.3
-_ALONE_S = 2.0
+#: how long neighbours run before the first save
+ALONE_S = 2.0
 _READY_TIMEOUT_S = 300.0
 _SAVE_TIMEOUT_S = 3600.0
 
@@ -52,10 +51,6 @@ class Plan:
     #: ways to save; the others are compared with the first
     ways: tuple[str, ...]
     rounds: int = 3
-    #: number of nodes that the ranks pretend to be on
-    nodes: int = 1
-    #: real seconds for each measured second, for simulated storage in slow time
-    slow: float = 1.0
 
 
 # ---- Figures ------------------------------------------------------------------------------------
@@ -66,7 +61,7 @@ class Round:
     """One save by all ranks, in one way."""
 
     way: str
-    #: when all ranks were to begin, by now_ns()
+    #: when all ranks were to begin, by time.monotonic_ns()
     at_ns: int
     ranks: list[Saved]
     #: neighbours' operations that began while ranks were saving
@@ -179,15 +174,12 @@ class Ratios:
 # ---- Measuring ----------------------------------------------------------------------------------
 
 
-class Storm:
+class Storm(Crowd):
     """The worker processes of a bench, the rounds that they run, and the results.
 
     Args:
         plan: What to measure.
         folder: Scratch folder, which the caller removes.
-        tell: Is called with a line about the current activity.
-        enter: Is called first in each worker process, with the number of its node. Neighbours are
-            on one more node than the ranks.
 
     The caller must not have started a thread before it enters the with block, because that forks.
 
@@ -195,27 +187,22 @@ class Storm:
         MemberError: A rank or a neighbour failed. All worker processes are gone.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        folder: Path,
-        tell: Callable[[str], None] = lambda _text: None,
-        enter: Callable[[int], None] = lambda _node: None,
-    ) -> None:
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        super().__init__()
         self.plan = plan
-        self.tell = tell
+        #: is called with a line about the current activity
+        self.tell: Callable[[str], None] = lambda _text: None
         self.summaries = {way: Summary() for way in plan.ways}
         #: operations of neighbours before the first save
         self.alone: list[Operation] = []
         self._folder = folder
-        self._enter = enter
-        self._crowd = Crowd()
+        self._token = f"storm-{uuid.uuid4().hex[:16]}"
         self._ranks: list[Member] = []
         self._neighbours: list[Member] = []
         self._step = 0
 
     def __enter__(self) -> Storm:
-        self._crowd.__enter__()
+        super().__enter__()
         try:
             self._start()
         except BaseException:
@@ -223,21 +210,13 @@ class Storm:
             raise
         return self
 
-    def __exit__(self, *_what: object) -> None:
-        self._crowd.__exit__()
-
     def _start(self) -> None:
         plan = self.plan
-        slow_down(plan.slow)
         for way in plan.ways:
             (self._folder / way).mkdir()
-        token = f"storm-{uuid.uuid4().hex[:16]}"
         for rank in range(plan.ranks):
-            node = rank * plan.nodes // plan.ranks
-            setup = members.RankSetup(
-                rank, plan.ranks, node, plan.nodes, token, plan.n_bytes, self._folder
-            )
-            self._ranks.append(self._start_at(node, f"rank {rank}", members.rank(setup)))
+            work = members.rank(self.setup_of(rank))
+            self._ranks.append(self.start(f"rank {rank}", work))
         small = self._folder / "neighbours"
         small.mkdir()
         members.prepare(small)
@@ -247,15 +226,13 @@ class Storm:
         ):
             for number in range(count):
                 name = f"neighbour {len(self._neighbours)}"
-                self._neighbours.append(self._start_at(plan.nodes, name, kind(small, number)))
-        self._crowd.hear([*self._ranks, *self._neighbours], _READY_TIMEOUT_S)
+                self._neighbours.append(self.start(name, kind(small, number)))
+        self.hear([*self._ranks, *self._neighbours], _READY_TIMEOUT_S)
 
-    def _start_at(self, node: int, name: str, work: Callable[[Connection], None]) -> Member:
-        def work_there(connection: Connection) -> None:
-            self._enter(node)
-            work(connection)
-
-        return self._crowd.start(name, work_there)
+    def setup_of(self, rank: int) -> RankSetup:
+        """Return the setup of a rank. All ranks are on this host."""
+        variables = members.launcher_variables(rank, self.plan.ranks, self._token)
+        return RankSetup(rank, variables, self.plan.n_bytes, self._folder)
 
     def measure(self) -> None:
         """Run all rounds and fill `summaries`."""
@@ -263,7 +240,7 @@ class Storm:
         self.tell("neighbours alone")
         self._wait_until_quiet()
         self._begin_neighbours()
-        self._crowd.rest(by_the_clock(_ALONE_S))
+        self.rest(ALONE_S)
         self.alone = self._end_neighbours()
         for way in plan.ways:
             self.tell(f"warming up: {way}")
@@ -288,9 +265,9 @@ class Storm:
     def save_once(self, way: str) -> Round:
         """Let all ranks save once. The caller removes the files by remove()."""
         self._step += 1
-        at_ns = now_ns() + _AHEAD_NS + self.plan.ranks * 1_000_000
+        at_ns = time.monotonic_ns() + _AHEAD_NS + self.plan.ranks * 1_000_000
         order = Order(way, self._step, at_ns)
-        return Round(way, at_ns, self._crowd.ask(self._ranks, _SAVE_TIMEOUT_S, order))
+        return Round(way, at_ns, self.ask(self._ranks, _SAVE_TIMEOUT_S, order))
 
     def remove(self, way: str) -> None:
         """Remove the files that were saved in this way."""
@@ -303,10 +280,10 @@ class Storm:
             member.tell("begin")
 
     def _end_neighbours(self) -> list[Operation]:
-        answers = self._crowd.ask(self._neighbours, _READY_TIMEOUT_S, "end")
+        answers = self.ask(self._neighbours, _READY_TIMEOUT_S, "end")
         return [one for operations in answers for one in operations]
 
     def _wait_until_quiet(self) -> None:
         """Wait until the storage has completed earlier work."""
         members.sync_filesystem(self._folder)
-        self._crowd.rest(_QUIET_S)
+        self.rest(_QUIET_S)

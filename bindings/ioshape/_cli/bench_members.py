@@ -49,14 +49,15 @@ WRITE = "write"
 # and so hardly ever sample one.
 READERS = 8
 WRITERS = 2
-_REST_S = 0.1
+#: mean pause of a neighbour between two operations
+REST_S = 0.1
 _FILES = 256
 _FILE_BYTES = 16 << 10
 _KEPT = 64
 
 
 class Operation(NamedTuple):
-    """An operation of a neighbour. Its times are those of now_ns()."""
+    """An operation of a neighbour. Its times are those of time.monotonic_ns()."""
 
     kind: str
     at_ns: int
@@ -151,11 +152,11 @@ def _live(
         connection.recv()
         operations: list[Operation] = []
         while True:
-            begin = now_ns()
+            begin = time.monotonic_ns()
             operate()
-            operations.append(Operation(kind, begin, now_ns() - begin))
+            operations.append(Operation(kind, begin, time.monotonic_ns() - begin))
             # Random pauses keep the neighbours from operating in step.
-            if connection.poll(by_the_clock(_REST_S * chance.uniform(0.5, 1.5))):
+            if connection.poll(REST_S * chance.uniform(0.5, 1.5)):
                 break
         connection.recv()
         connection.send(operations)
@@ -226,9 +227,9 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "SLURM_", "MPI_", 
 _DEFAULT_STAGING_BYTES = 64 << 20
 _RANDOM_ITEMS = 4 << 20
 
-#: Environment variables that would falsify the results. The plan decides the node of a rank,
-#: recording takes time, and a skipped save measures nothing.
-_FALSIFYING = ("IOSHAPE_TEST_NODE", "IOSHAPE_TRACE", "IOSHAPE_FULL")
+#: Environment variables that would falsify the results. Recording takes time, and a skipped save
+#: measures nothing.
+_FALSIFYING = ("IOSHAPE_TRACE", "IOSHAPE_FULL")
 
 
 class Order(NamedTuple):
@@ -236,13 +237,13 @@ class Order(NamedTuple):
 
     way: str
     step: int
-    #: when to begin, by now_ns()
+    #: when to begin, by time.monotonic_ns()
     at_ns: int
 
 
 @dataclass
 class Saved:
-    """The result of one rank's save. Its times are those of now_ns()."""
+    """The result of one rank's save. Its times are those of time.monotonic_ns()."""
 
     begin_ns: int
     #: when the call returned, so that training could go on
@@ -262,15 +263,26 @@ class RankSetup:
     """The position of a rank in its job, and the parameters of its saves."""
 
     rank: int
-    ranks: int
-    node: int
-    nodes: int
-    #: unique name of the job
-    token: str
+    #: environment variables that a launcher sets for the rank
+    variables: dict[str, str]
     #: bytes that the rank saves
     n_bytes: int
     #: folder of the job, with a folder for each way
     folder: Path
+
+
+def launcher_variables(rank: int, ranks: int, token: str) -> dict[str, str]:
+    """Return the variables that torchrun sets for a rank of a job on one host.
+
+    The token is a unique name of the job.
+    """
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "TORCHELASTIC_RUN_ID": token,
+    }
 
 
 State = dict[str, torch.Tensor]
@@ -322,7 +334,7 @@ def rank(setup: RankSetup) -> Callable[[Connection], None]:
         while True:
             order: Order = connection.recv()
             context.live = _context(_COORDINATORS.get(order.way))
-            time.sleep(by_the_clock(max(0, order.at_ns - now_ns()) / 1e9))
+            time.sleep(max(0, order.at_ns - time.monotonic_ns()) / 1e9)
             cpu_s = time.process_time()
             saved = WAYS[order.way](state, setup, order)
             saved.cpu_s = time.process_time() - cpu_s
@@ -333,24 +345,15 @@ def rank(setup: RankSetup) -> Callable[[Connection], None]:
 
 def _become(setup: RankSetup) -> None:
     """Set up this process as a launcher would have started the rank."""
-    if setup.ranks > 1:
+    if setup.variables["WORLD_SIZE"] != "1":
         torch.set_num_threads(1)
     for name in list(os.environ):
         if name.startswith(_LAUNCHERS) or name in ("MASTER_ADDR", "MASTER_PORT", *_FALSIFYING):
             del os.environ[name]
-    ranks_of_a_node = setup.ranks // setup.nodes
-    os.environ.update(
-        RANK=str(setup.rank),
-        WORLD_SIZE=str(setup.ranks),
-        LOCAL_RANK=str(setup.rank % ranks_of_a_node),
-        LOCAL_WORLD_SIZE=str(ranks_of_a_node),
-        TORCHELASTIC_RUN_ID=setup.token,
-        IOSHAPE_EXAMINE="off",  # every save has an unchanged state
-    )
+    os.environ.update(setup.variables)
+    os.environ["IOSHAPE_EXAMINE"] = "off"  # every save has an unchanged state
     # Waits for slots are part of the result. Log lines about them would hide it.
     logging.getLogger("ioshape").addHandler(logging.NullHandler())
-    if setup.nodes > 1:
-        os.environ["IOSHAPE_TEST_NODE"] = f"node-{setup.node}"
     # The default staging memory assumes a usual number of ranks per host. There may be more here.
     if not os.environ.get("IOSHAPE_STAGING_BYTES"):
         ioshape.configure(staging_bytes=2 * setup.n_bytes + _DEFAULT_STAGING_BYTES)
@@ -363,22 +366,22 @@ def _file(setup: RankSetup, order: Order) -> Path:
 def _by_torch(sync: bool) -> Callable[[State, RankSetup, Order], Saved]:
     def save(state: State, setup: RankSetup, order: Order) -> Saved:
         path = _file(setup, order)
-        begin = now_ns()
+        begin = time.monotonic_ns()
         original.save(state, path)
-        written = now_ns()
+        written = time.monotonic_ns()
         if sync:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        end = now_ns()
+        end = time.monotonic_ns()
         return Saved(begin, end, end, None, [("write", begin, written), ("sync", written, end)])
 
     return save
 
 
 def _by_save(state: State, setup: RankSetup, order: Order) -> Saved:
-    begin = now_ns()
+    begin = time.monotonic_ns()
     report = ioshape.save(state, _file(setup, order), durable=True)
-    end = now_ns()
+    end = time.monotonic_ns()
     return Saved(begin, end, end, _told(report))
 
 
@@ -389,18 +392,18 @@ def _context(coordinator: str | None) -> context.Context:
 
 
 def _by_save_async(state: State, setup: RankSetup, order: Order) -> Saved:
-    begin = now_ns()
+    begin = time.monotonic_ns()
     handle = ioshape.save_async(state, _file(setup, order), durable=True)
-    returned = now_ns()
+    returned = time.monotonic_ns()
     report = handle.result()
-    return Saved(begin, returned, now_ns(), _told(report))
+    return Saved(begin, returned, time.monotonic_ns(), _told(report))
 
 
 def _by_group(mode: str) -> Callable[[State, RankSetup, Order], Saved]:
     def save(state: State, setup: RankSetup, order: Order) -> Saved:
-        begin = now_ns()
+        begin = time.monotonic_ns()
         report = ioshape.save_group(state, setup.folder / order.way, order.step, mode=mode)
-        end = now_ns()
+        end = time.monotonic_ns()
         return Saved(begin, end, end, _told(report))
 
     return save
@@ -409,12 +412,7 @@ def _by_group(mode: str) -> Callable[[State, RankSetup, Order], Saved]:
 def _told(report: Report) -> dict[str, Any]:
     if report.skipped:
         raise RuntimeError(f"the save to {report.path} was skipped")
-    told = asdict(report)
-    # Convert real seconds to seconds of now_ns().
-    return {
-        name: value / by_the_clock(1) if name.endswith("_s") else value
-        for name, value in told.items()
-    }
+    return asdict(report)
 
 
 #: The writer for the ceiling, chosen in the warm-up round. It is empty before.
@@ -425,12 +423,11 @@ def _by_ceiling(_state: State, setup: RankSetup, order: Order) -> Saved:
     path = _file(setup, order)
     if not _writers:
         _writers.append(_fastest_writer(path, setup.n_bytes))
-    begin = now_ns()
+    begin = time.monotonic_ns()
     end = begin + round(_writers[0].write(path, setup.n_bytes) * 1e9)  # without preallocation
     return Saved(begin, end, end, None, [("write", begin, end)])
 
 
-#: a benchmark may add ways
 WAYS = {
     "torch": _by_torch(sync=True),
     "buffered": _by_torch(sync=False),
@@ -452,28 +449,6 @@ _COORDINATORS = {"open": "open"}
 _PR_SET_PDEATHSIG = 1
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CONTEXT = multiprocessing.get_context("fork")
-
-
-class _Pace:
-    slow = 1.0  # real seconds for each second of now_ns()
-
-
-def slow_down(factor: float) -> None:
-    """Slow down now_ns() by a factor, in this process and in those that it forks later.
-
-    Simulated storage runs in slow time, and needs clocks that match.
-    """
-    _Pace.slow = factor
-
-
-def now_ns() -> int:
-    """Return the time of a monotonic clock that all processes of this host share."""
-    return int(time.clock_gettime_ns(time.CLOCK_MONOTONIC) / _Pace.slow)
-
-
-def by_the_clock(seconds: float) -> float:
-    """Return the real seconds that correspond to seconds of now_ns()."""
-    return seconds * _Pace.slow
 
 
 class MemberError(Exception):

@@ -30,8 +30,7 @@ class Job(NamedTuple):
     source: str
 
 
-#: The variable by which tests and "ioshape bench" simulate several nodes on one host. The C library
-#: reads it as well.
+#: The variable by which tests simulate several nodes on one host. The C library reads it as well.
 SIMULATED_NODE = "IOSHAPE_TEST_NODE"
 
 
