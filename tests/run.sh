@@ -302,9 +302,9 @@ stage_valgrind() {
 
 stage_python() {
 	local processes=$(($(nproc) * 2)) folders=("${python_folders[@]}") names
-	[ $length != quick ] || folders=(tests/python tests/integrations)
-	# Most of these wait, too. With its helpers each process takes 0.8 GB and 20 CPU seconds, for torch.
-	# Who has nothing left to do takes from the others.
+	# Slow tests wait more than they compute; quick ones do not, and each process takes 0.8 GB and 10 CPU seconds
+	# before its first test, for torch. Who has nothing left to do takes from the others.
+	[ $length != quick ] || { folders=(tests/python tests/integrations) processes=$(($(nproc) * 3 / 2)); }
 	read -ra names <<<"${needs[python]}"
 	build "${names[@]}" &&
 		python_tests python "${folders[@]}" -n $((processes < 12 ? processes : 12)) --dist worksteal
