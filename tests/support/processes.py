@@ -149,9 +149,13 @@ class Forker:
                 stdout=subprocess.PIPE,
             )
         if run:
+            self._connection.close()
             # The first process has the name. Others that were started for it have ended.
             self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            end = time.monotonic() + TIMEOUT_S
             while self._connection.connect_ex("\0" + shared):
+                if time.monotonic() > end:
+                    raise TimeoutError("forker.py does not listen")
                 time.sleep(0.05)
 
     def environment(self) -> dict[str, str]:
