@@ -329,19 +329,19 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def lengths_of(value: object = ()) -> tuple[int, ...]:
+def lengths_of(value: Any = ()) -> tuple[int, ...]:
     """Return the shape of a tensor; refuse a value that cannot be one."""
+    wrong = UnpicklingError("it has a shape that is not valid")
+    if type(value) not in (tuple, list) or len(value) > MOST_DIMENSIONS:
+        raise wrong
     product = 1
-    if (type(value) is tuple or type(value) is list) and len(value) <= MOST_DIMENSIONS:
-        for length in value:
-            if type(length) is not int or not 0 <= length < 1 << 63:
-                break
-            product *= length or 1  # torch also refuses such a product if another length is 0
-            if product >= 1 << 63:
-                break
-        else:
-            return tuple(value)
-    raise UnpicklingError("it has a shape that is not valid")
+    for length in value:
+        if type(length) is not int or not 0 <= length < 1 << 63:
+            raise wrong
+        product *= length or 1  # torch also refuses such a product if another length is 0
+        if product >= 1 << 63:
+            raise wrong
+    return tuple(value)
 
 
 # ---- Operations ----------------------------------------------------------------------------------
