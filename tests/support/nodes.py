@@ -235,9 +235,8 @@ class Ranks:
         for rank, member in enumerate(self.members):
             ended = member.process.wait(max(0.0, end - time.monotonic()))
             if ended is None:
-                member.process.signal(
-                    signal.SIGABRT
-                )  # faulthandler prints the stacks of all threads
+                # faulthandler prints the stacks of all threads.
+                member.process.signal(signal.SIGABRT)
                 member.process.wait(10.0)
                 raise AssertionError(f"rank {rank} hangs\n{self._told(rank)}")
             if rank not in others and ended != status:
